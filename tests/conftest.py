@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 # Each worker imports and collects all tests. Until then there is no garbage, and all that exists then stays to the end.
 gc.disable()
 
-# How many examples a property test tries: pytest --hypothesis-profile=thorough. A test with a number of its own says why.
+# The number of examples of a property test: pytest --hypothesis-profile=thorough. A test with another number
+# explains it.
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
 for profile, examples in EXAMPLES.items():
-    # How long an example takes says nothing on a machine that has other work. A change is judged by the same examples each time;
-    # only `thorough` searches for new ones.
+    # No deadline: the duration of an example depends on other load. Each run uses the same examples; only
+    # `thorough` searches for new ones.
     hypothesis.settings.register_profile(
         profile, deadline=None, max_examples=examples, derandomize=profile != "thorough"
     )
@@ -35,7 +36,7 @@ hypothesis.settings.load_profile("default")
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_of_a_terminal() -> None:
-    """Whoever runs the tests may ignore a signal, as nohup does; what tests start would inherit that."""
+    """Reset ignored signals, as by nohup: processes that tests start would inherit them."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -43,7 +44,7 @@ def signals_of_a_terminal() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop of its own, with a timeout."""
+    """Run a coroutine test on a new event loop with a timeout."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -66,13 +67,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# Start the longest first. Started last, the containers would keep one worker busy for minutes after the others have finished.
+# Start the longest first. Otherwise one worker would run containers for minutes after the others have
+# finished.
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITHOUT_CONTAINERS = ("test_another_python.py", "test_any_cluster.py", "test_nni_scripts.py", "test_page.py")
 
 
 class ByFile(LoadScopeScheduling):
-    """What shares a process: the tests of a file, and all that build or run containers. In which order: folder by folder."""
+    """Groups the tests of a file, and all tests with containers, into one process each, in the order of
+    FOLDERS.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -81,7 +85,7 @@ class ByFile(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         longest = min(
             self.workqueue, key=_place
-        )  # of a folder, the file with the most tests is the first here
+        )  # in a folder, the file with the most tests comes first here
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 
@@ -91,13 +95,13 @@ def _place(scope: str) -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Not xdist's own groups by a mark: pytest 9.2 does not let it put them into the names of tests."""
+    """Replaces xdist's own grouping by marks, which pytest 9.2 does not let it add to the names of tests."""
     return ByFile(config, log)
 
 
 @pytest.fixture
 def open_way(tmp_path: Path) -> None:
-    """Other users may pass to this test's folder."""
+    """Let other users enter this test's folder."""
     for folder in (tmp_path, *tmp_path.parents):
         if folder == Path(tempfile.gettempdir()):
             break
@@ -107,8 +111,8 @@ def open_way(tmp_path: Path) -> None:
 
 @pytest.fixture
 def a_real_experiment(tmp_path: Path) -> Iterator[Callable[..., "RealExperiment"]]:
-    """Makes experiments, and ends what they started."""
-    from real_experiment import RealExperiment  # all of the manager, which few tests need
+    """Makes experiments, and ends their processes after the test."""
+    from real_experiment import RealExperiment  # imports the whole manager, which few tests need
 
     made: list[RealExperiment] = []
 

@@ -1,7 +1,7 @@
-"""The least a manager could be: a bare gRPC server that puts the records it is sent into SQLite. Its argument is the database.
+"""A minimal manager: a bare gRPC server that stores received records in SQLite. Its argument is the database.
 
-It lets everybody in, parses a record's JSON and checks nothing of it, keeps no state but the rows, and commits in one go whatever
-has come, as durably as the manager does. Prints its port.
+It accepts every client, parses a record's JSON without checks, and keeps no state but the rows. It commits
+everything that has arrived in one transaction, as durably as the manager. Prints its port.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class BareServer(KeeperServiceServicer):
     async def commit(self):
         while True:
             await self._has_rows.wait()
-            # Whatever else has come by now shares the transaction.
+            # All rows that have arrived by now share the transaction.
             self._has_rows.clear()
             rows, self._rows = self._rows, []
             self._connection.execute("BEGIN")
@@ -59,7 +59,8 @@ class BareServer(KeeperServiceServicer):
 
 
 async def serve(database):
-    # As the manager: keepers ping more often than gRPC lets them by itself, and "too_many_pings" would end their connections.
+    # As in the manager: keepers ping more often than gRPC permits by default, and "too_many_pings" would end
+    # their connections.
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     servicer = BareServer(database)
     add_KeeperServiceServicer_to_server(servicer, server)

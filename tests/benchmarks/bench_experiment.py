@@ -1,4 +1,4 @@
-"""What an experiment costs: the time from a report to its committed row, and what it takes at rest."""
+"""The cost of an experiment: the time from a report to its committed row, and its resources at rest."""
 
 import json
 import sqlite3
@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil
@@ -31,17 +31,19 @@ MAX_START_S = 300.0
 
 
 def report_to_row() -> list[Row]:
-    """Time from a report to its row as another connection sees it, with several keepers at once; beside one bare commit."""
+    """Time from a report until another connection sees its row, with several keepers at once; beside one
+    bare commit.
+    """
     return delays(KEEPERS, REPORTS, REPORT_INTERVAL_S)
 
 
 def report_to_row_of_many() -> list[Row]:
-    """The same with 64 keepers, all of them real processes, whose trials report twice a second."""
+    """The same with 64 real keeper processes, whose trials report twice a second."""
     return delays(MANY_KEEPERS, MANY_REPORTS, MANY_REPORT_INTERVAL_S)
 
 
 def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
-    """Time from a report to its row, with so many keepers whose trials report so often."""
+    """Time from a report to its row, with this number of keepers and this report interval."""
     train = (
         "import os, random, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
         "while not os.path.exists('all-run'):\n    time.sleep(0.5)\n"
@@ -88,7 +90,7 @@ def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
 
 
 def report_to_row_in_a_flood() -> list[Row]:
-    """The same for one keeper, whose trial floods its stdout meanwhile and has its logs collected."""
+    """The same for one keeper whose trial floods its stdout and has its logs collected."""
     flood = f"import os\nwhile True: os.write(1, {bytes(80) + b'x'!r})"
     train = (
         "import subprocess, sys, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
@@ -124,7 +126,7 @@ def report_to_row_in_a_flood() -> list[Row]:
 
 
 def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
-    """For each row that turns up while trials report for so long, the time since its value was taken, in ms."""
+    """For each new row during this time, the time since its value was taken, in ms."""
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
     trials = [row[0] for row in connection.execute("SELECT trial_id FROM trial")]
     newest = dict.fromkeys(trials, -1)
@@ -152,7 +154,7 @@ def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
 
 
 def at_rest() -> list[Row]:
-    """What a keeper needs while its trial says nothing, beside an interpreter that has imported gRPC and does nothing."""
+    """The resources of a keeper with a silent trial, beside an idle interpreter that has imported gRPC."""
     train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(Path(folder), train, trialConcurrency=1, maxTrialNum=1)
@@ -164,7 +166,7 @@ def at_rest() -> list[Row]:
             experiment.start()
             wait_until(lambda: experiment.row_count() == 1, "the trial reports")
             keeper = psutil.Process(experiment.keeper_pids()[0])
-            time.sleep(2)  # what belongs to the start is over
+            time.sleep(2)  # wait until startup work has ended
             begin_s = cpu_s(keeper.pid)
             time.sleep(REST_S)
             cpu_percent = (cpu_s(keeper.pid) - begin_s) / REST_S * 100
@@ -195,7 +197,8 @@ def at_rest() -> list[Row]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process's threads, of which it starts and ends none. The kernel's own ticks are too coarse for this.
+    """Processor time of a process with a constant set of threads. The kernel's own ticks are too coarse for
+    this.
 
     Source: proc_pid_schedstat, linux/Documentation/scheduler/sched-stats.rst.
     """
@@ -204,7 +207,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _one_commit_ms(folder: Path) -> float:
-    """What one row costs to make durable, in the same kind of database on the same disk."""
+    """The time of a durable commit of one row, in the same kind of database on the same disk."""
     store = Store.create(folder / "floor.sqlite", folder, "FLOOR", "{}", b"", 0.0)
     times_ms = []
     for i in range(50):

@@ -1,4 +1,4 @@
-"""What many jobs on Kubernetes cost its API server: calls for each of them, and calls while all of them run."""
+"""The cost of many Kubernetes jobs for the API server: calls per job, and calls while all jobs run."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# The shared helpers lie with the tests.
+# The shared helpers are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import pytest
@@ -24,20 +24,22 @@ from nni_manager.training_services.kubernetes import api
 
 JOBS, FEW = 200, 20
 REST_S = 40.0
-# Six times as often as in earnest, so that two of each kind fall into the time in which is counted.
+# A sixth of the real interval, so that the measured time contains two watches of each kind.
 WATCHES_INTERVAL_S = 20
 
 
 @dataclass(frozen=True)
 class Calls:
-    """How many of the API server: in all from the first submission to the last deletion, and a minute while all jobs run."""
+    """The number of calls: in total from the first submission to the last deletion, and per minute while
+    all jobs run.
+    """
 
     in_all: int
     a_minute: float
 
 
 def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> list[Row]:
-    """How often the API server is asked for each of many jobs at once, and while all of them run; beside few jobs."""
+    """API calls per job of many concurrent jobs, and while all of them run; beside few jobs."""
     of_many, of_few = _calls_of(jobs, rest_s), _calls_of(few, rest_s)
     per_job, per_job_of_few = of_many.in_all / jobs, of_few.in_all / few
     return [
@@ -54,7 +56,7 @@ def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> l
             f"{of_many.a_minute:.1f}, {of_many.a_minute / jobs:.2f} for each job",
             f"{few} jobs {of_few.a_minute:.1f}",
             f"{of_many.a_minute / max(of_few.a_minute, 1):.2f} x",
-            # One more watch may begin in one of the two times.
+            # One more watch may start in one of the two times.
             "as many, +- a watch of each kind",
             of_many.a_minute <= of_few.a_minute + 3 * 60 / rest_s,
         ),
@@ -91,7 +93,7 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
                 container.send_signal(0)
         await until(lambda: len(site.ends) == jobs, "all have ended", DEADLINE_S)
         await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", DEADLINE_S)
-        assert {end.exit_code for end in site.ends} == {0}, "an end was told wrongly"
+        assert {end.exit_code for end in site.ends} == {0}, "an end has the wrong exit code"
         return Calls(len(asked), while_they_run * 60 / rest_s)
 
 

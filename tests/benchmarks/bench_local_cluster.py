@@ -1,4 +1,4 @@
-"""What the local OpenPAI cluster costs: from the submission of a job to the first line of its commands, and many jobs at once."""
+"""The cost of the local OpenPAI cluster: the delay of a job's first command, and many jobs at once."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deadlines import scaled_s
 
-# The shared helpers lie with the tests.
+# The shared helpers are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from real_cluster import commands, log, run, running, settings, until
@@ -29,7 +29,9 @@ SAYS_WHEN = "date +%s.%N"
 
 
 def submission() -> list[Row]:
-    """Submission to the first line of a job by itself, and the time per job of a hundred; beside bare processes."""
+    """Time from a submission to the first line of a single job, and the time per job of a hundred; beside
+    bare processes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         alone_ms, together_ms = asyncio.run(_measured(Path(folder)))
     bare_ms = statistics.median(_bare_ms() for _ in range(ALONE))
@@ -56,7 +58,9 @@ def submission() -> list[Row]:
 
 
 def keeper_connected() -> list[Row]:
-    """From the moment a trial wants a job on the OpenPAI of this machine until its keeper has connected, a job for each trial."""
+    """Time from the request of a job on the local OpenPAI until its keeper has connected, with one job per
+    trial.
+    """
     with tempfile.TemporaryDirectory() as folder:
         delays_ms = _connection_delays_ms(Path(folder))
     bare_ms = statistics.median(
@@ -118,7 +122,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
             timeout=scaled_s(240),
         )
 
-    # A port of its own: the user's service may be running.
+    # A separate port: the user's service may be running.
     nnictl("openpai", "start", f"--port={_free_port()}", f"--storage={storage}")
     try:
         nnictl("create", "--config", str(work / "config.yml"), "--port", "auto", "--foreground")
@@ -167,7 +171,7 @@ async def _measured(folder: Path) -> tuple[float, float]:
         await asyncio.gather(*(cluster.submit("alice", commands(SAYS_WHEN, name=name)) for name in names))
 
         async def all_are_over() -> bool:
-            await asyncio.sleep(0.05)  # the list itself costs something
+            await asyncio.sleep(0.05)  # each list costs time itself
             return all(job.completed_at_s is not None for job in await cluster.read(JobStore.jobs))
 
         await until(all_are_over)

@@ -1,4 +1,4 @@
-"""What many keepers at once cost the manager: what they bring, that they are there, and the ten-thousandth trial."""
+"""The manager's cost of many keepers: their records, their connections, and the ten-thousandth trial."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 from deadlines import DEADLINE_S
 
-# The shared helpers lie with the tests.
+# The shared helpers are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import psutil
@@ -34,15 +34,17 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# The first trials pay for what is imported and made once; of a share's parts that is one, and the median is of another.
+# The first trials include one-time imports; they are in one part of a share, and the median is of another.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
-# Parts of a share, each measured by itself.
+# Parts of a share, each measured separately.
 SAMPLES = 5
 
 
 def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[Row]:
-    """How many records a second become durable when all keepers (doubles) bring as many as they can; beside a bare server."""
+    """Records per second that become durable when all keepers (doubles) send as fast as they can; beside a
+    bare server.
+    """
     with tempfile.TemporaryDirectory() as folder, _a_manager(Path(folder), keepers) as manager:
         ours = manager.delivered(manager.jobs_of_trials(keepers), records_each)
         stored = manager.experiment.folder.database
@@ -63,7 +65,9 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
 
 
 def many_idle(keepers: int = CONNECTED, rest_s: float = REST_S) -> list[Row]:
-    """What the manager takes while 1,000 keepers (doubles) are connected: idle, then with a trial each that says nothing."""
+    """The manager's use of memory and processor with 1,000 connected keepers (doubles): idle, then with a
+    silent trial each.
+    """
     with tempfile.TemporaryDirectory() as folder, _a_manager(Path(folder), keepers) as manager:
         jobs = manager.jobs_of_trials(keepers)
         idle, resting = manager.while_they("idle", jobs, rest_s), manager.while_they("rest", jobs, rest_s)
@@ -101,7 +105,9 @@ def many_idle(keepers: int = CONNECTED, rest_s: float = REST_S) -> list[Row]:
 
 
 def cost_of_trials(marks: Sequence[int] = MARKS, share: int = SHARE) -> list[Row]:
-    """The manager's processor time for a trial, from the 10th, the 1,000th and the 10,000th on; the tuner is Random."""
+    """The manager's processor time per trial, from the 10th, the 1,000th and the 10,000th on; the tuner is
+    Random.
+    """
     with tempfile.TemporaryDirectory() as folder:
         manager_of_trials = _a_manager(
             Path(folder), JOBS, maxTrialNum=marks[-1] + share, localConfig={"reuse": True}
@@ -137,7 +143,7 @@ class _Rest:
 
 
 class _Server:
-    """A process that keepers talk to."""
+    """A process to which keepers connect."""
 
     def __init__(self, pid: int, address: str, experiment_id: str) -> None:
         self._process = psutil.Process(pid)
@@ -157,10 +163,10 @@ class _Server:
     def while_they(self, role: str, jobs: list[Job], rest_s: float) -> _Rest:
         with self.doubles(role, jobs) as doubles:
             doubles.begin()
-            time.sleep(min(SETTLES_S, rest_s))  # what belongs to the start is over
+            time.sleep(min(SETTLES_S, rest_s))  # wait until startup work has ended
             begin_s, began_at_s = self.cpu_s(), time.monotonic()
             time.sleep(rest_s)
-            # A tick of the kernel's clock at least: what is less cannot be told from nothing.
+            # At least one tick of the kernel's clock, the resolution of the measurement.
             used_s = max(self.cpu_s() - begin_s, 1 / os.sysconf("SC_CLK_TCK"))
             cpu_percent = used_s / (time.monotonic() - began_at_s) * 100
             return _Rest(self._process.memory_info().rss / 1e6, cpu_percent)
@@ -171,7 +177,7 @@ class _Server:
 
 
 class _Manager(_Server):
-    """A manager's process over a cluster that takes every job and runs none."""
+    """A manager process with a cluster that accepts every job and runs none."""
 
     def __init__(self, experiment: RealExperiment) -> None:
         self.experiment = experiment
@@ -183,7 +189,7 @@ class _Manager(_Server):
         self._secret = self._reader.experiment().secret
 
     def jobs_of_trials(self, count: int) -> list[Job]:
-        """The jobs of the first trials, one each."""
+        """The jobs of the first trials, one per trial."""
         trials = wait_until(
             lambda: len(found := self._reader.trials()) >= count and found,
             f"there are {count} trials",
@@ -192,7 +198,7 @@ class _Manager(_Server):
         return [self._job(trial.job_id, trial.trial_id) for trial in trials]
 
     def reused_jobs(self, count: int) -> list[Job]:
-        """Jobs that are given their trials."""
+        """Reused jobs."""
         jobs = wait_until(
             lambda: len(found := self._reader.jobs()[0]) >= count and found,
             f"there are {count} jobs",
@@ -201,7 +207,9 @@ class _Manager(_Server):
         return [self._job(job.job_id, "") for job in jobs]
 
     def cpu_ms_of_trials(self, first: int, last: int) -> float:
-        """Processor time per trial, while these end: the median of some parts of them, so that one slow moment does not count."""
+        """Processor time per trial from the first to the last: the median of some parts, so that one slow
+        moment does not count.
+        """
         ends = [first + (last - first) * part // SAMPLES for part in range(SAMPLES + 1)]
         looks = [(self._ended(count), self.cpu_s()) for count in ends]
         return statistics.median(

@@ -1,4 +1,4 @@
-"""The cost of an experiment with many trials: a list of 10,000 for its clients, and a proposal of its tuner after 1,000."""
+"""The cost of an experiment with many trials: listing 10,000, and a suggestion of the tuner after 1,000."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import optuna
@@ -26,7 +26,7 @@ ROUNDS = 9
 
 
 def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
-    """Median wall time of `nnictl trial ls` on an experiment of 10,000 trials, beside an interpreter that does nothing."""
+    """Median wall time of `nnictl trial ls` on an experiment of 10,000 trials, beside an idle interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = _an_experiment(Path(folder), trials)
         environ = os.environ | {"XDG_STATE_HOME": f"{folder}/state", "COLUMNS": "120"}
@@ -55,7 +55,9 @@ def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
 
 
 def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
-    """Median time of TPE's next proposal when it knows 1,000 trials, beside Optuna's own sampler with as many, in turns."""
+    """Median time of TPE's next suggestion after 1,000 trials, beside Optuna's own sampler with as many,
+    in turns.
+    """
     space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}
     tuner = made_tuner("TPE", space, seed=1)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
@@ -88,7 +90,7 @@ def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
 
 
 def _learn(tuner: BaseTuner, study: optuna.Study, random: BaseTuner, trials: int) -> None:
-    """Let both know the same trials, drawn at random."""
+    """Report the same random trials to both."""
     past = []
     distribution = optuna.distributions.FloatDistribution(0, 1)
     for key in range(trials):
@@ -105,7 +107,7 @@ def _learn(tuner: BaseTuner, study: optuna.Study, random: BaseTuner, trials: int
 
 
 def _an_experiment(folder: Path, trials: int) -> RealExperiment:
-    """One that is over, as its manager left it, and that nnictl knows by the state folder in `folder`."""
+    """A finished experiment, as its manager left it, which nnictl finds by the state folder in `folder`."""
     experiment = made_experiment(folder, trials)
     Registry(folder / "state" / "trial-keeper" / "experiments").add(experiment.folder)
     return experiment

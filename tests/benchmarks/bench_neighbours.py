@@ -1,7 +1,8 @@
-"""What one misbehaving trial costs the others: the time from a report to its committed row, beside it and without it.
+"""The effect of one misbehaving trial on others: the time from a report to its committed row, with and
+without it.
 
-A flood that burns the machine's processors delays whatever else runs there. How much that is shows a bare report in the same run:
-a few bytes that one process sends to another on this machine, which syncs them to the same disk and answers.
+A flood that uses the machine's cores delays every process. A bare report in the same run shows how much: a
+process sends a few bytes to another one on this machine, which syncs them to the same disk and answers.
 """
 
 import json
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from real_experiment import RealExperiment, wait_until
@@ -26,7 +27,7 @@ ALONE_S = 6.0
 BESIDE_S = 8.0
 MAX_RATIO = 2.0
 
-# Trial 0 is the neighbour; trial 1 waits for a file, and then misbehaves without end.
+# Trial 0 is the neighbour; trial 1 waits for a file, and then misbehaves forever.
 TRAIN = """
 import os, sys, time
 import nni_sdk as nni
@@ -60,7 +61,9 @@ KINDS = {
 def neighbours(
     alone_s: float = ALONE_S, beside_s: float = BESIDE_S, kinds: Iterable[str] = tuple(KINDS)
 ) -> list[Row]:
-    """Time from a report to its row beside a trial that misbehaves, over the same without it, in one run each."""
+    """Ratio of the time from a report to its row beside a misbehaving trial to the time without it, in the
+    same run.
+    """
     return [row for kind in kinds for row in _beside(kind, KINDS[kind], alone_s, beside_s)]
 
 
@@ -78,7 +81,7 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
             with _BareReports(Path(folder, "bare")) as bare:
                 alone_ms, bare_alone_ms = _delays_ms(experiment, alone_s), bare.delays_ms()
                 (experiment.code / "go").touch()
-                time.sleep(1.0)  # it has begun
+                time.sleep(1.0)  # the trial has started
                 bare.delays_ms()
                 beside_ms, bare_beside_ms = _delays_ms(experiment, beside_s), bare.delays_ms()
         finally:
@@ -103,7 +106,7 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
 
 
 class _BareReports:
-    """The least that a report can be, as often as the neighbour's, from when this is entered until it is left."""
+    """Minimal reports, as often as the neighbour's, while this block runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,7 +127,7 @@ class _BareReports:
         self._receiver.communicate()
 
     def delays_ms(self) -> list[float]:
-        """Those of the time since this was asked last, shortest first."""
+        """The delays since the last call, shortest first."""
         delays_ms, self._delays_ms = self._delays_ms, []
         return sorted(delays_ms)
 
@@ -140,7 +143,7 @@ class _BareReports:
 
 
 def _delays_ms(experiment: RealExperiment, for_s: float) -> list[float]:
-    """For each row of the neighbour that turns up, the time since its value was taken; shortest first."""
+    """For each new row of the neighbour, the time since its value was taken; shortest first."""
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
     (trial_id,) = connection.execute("SELECT trial_id FROM trial WHERE sequence_id = 0").fetchone()
     newest, seen_version = None, -1

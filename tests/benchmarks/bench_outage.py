@@ -1,4 +1,6 @@
-"""After an outage: how soon the keepers are back, and how fast they catch up. All processes are real."""
+"""After an outage of the manager: the time until keepers reconnect, and their catch-up rate. All processes
+are real.
+"""
 
 import os
 import sqlite3
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from attempts import AttemptNumbers, attempt_id
@@ -26,7 +28,7 @@ KEEPERS = 100
 AWAY_S = 10.0
 RECORDS = 400_000
 LOG_BYTES = 200_000_000
-# Waits until there is no manager, then says all it has to say.
+# Waits until the manager has been killed, and then writes all its output.
 GATED = """
 import os
 import nni_sdk as nni
@@ -45,7 +47,9 @@ for _ in range({log_bytes} // len(line) // 1000):
 
 
 def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
-    """From the start of a manager that was killed to the last of 100 keepers connected; beside the manager's own start."""
+    """Time from the start of a killed manager until the last of 100 keepers has connected; beside the
+    manager's own start.
+    """
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(
             Path(folder),
@@ -60,7 +64,7 @@ def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
             _wait_for_keepers(experiment, keepers)
             experiment.kill_manager()
             experiment.folder.manager_log.unlink()
-            time.sleep(away_s)  # by now they try more seldom
+            time.sleep(away_s)  # by now they retry less often
             began_s = time.monotonic()
             experiment.start()
             ready_s = time.monotonic() - began_s
@@ -89,7 +93,9 @@ def _wait_for_keepers(experiment: RealExperiment, keepers: int) -> None:
 
 
 def catching_up(records: int = RECORDS, log_bytes: int = LOG_BYTES) -> list[Row]:
-    """How fast a keeper delivers what its trial wrote while no manager was there; beside a bare server, and a durable copy."""
+    """The rate at which a keeper delivers what its trial wrote without a manager; beside a bare server,
+    and a durable copy.
+    """
     with tempfile.TemporaryDirectory() as folder:
         metrics_mb_s = _caught_up_mb_s(Path(folder), Stream.METRICS, REPORTS.format(records=records))
     with tempfile.TemporaryDirectory() as folder, a_bare_server(Path(folder)) as bare:
@@ -141,7 +147,9 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
 
 
 def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
-    """Start a manager; bytes a second from the moment its keeper has connected to the last of them durable."""
+    """Start a manager; return bytes per second from the keeper's connection until the last of them is
+    durable.
+    """
     with closing(sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)) as connection:
 
         def durable() -> int:
@@ -163,7 +171,7 @@ def _last_connected_at_s(experiment: RealExperiment) -> float:
 
 
 def _copied_mb_s(path: Path, size: int) -> float:
-    """What the disk takes of one who syncs as often as a window of logs is full."""
+    """The disk's rate for a writer that syncs after each log window."""
     piece = bytes(LOG_WINDOW_BYTES)
     began_s = time.monotonic()
     with path.open("wb", buffering=0) as copy:

@@ -1,4 +1,6 @@
-"""What the web page costs who opens it: time until it can be used, and bytes, in Chromium, at 100, 1,000 and 10,000 trials."""
+"""The cost of the web page: time until it is usable, and bytes, in Chromium, at 100, 1,000 and 10,000
+trials.
+"""
 
 import json
 import sys
@@ -6,7 +8,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-# The shared helpers lie with the tests.
+# The shared helpers are in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from browser import CHROMIUM, chromium, visit
@@ -16,7 +18,8 @@ from table import Row, render
 SIZES = (100, 1_000, 10_000)
 ROUNDS = 5
 USABLE_MS = 300.0
-# From the click on: when the page could be used, when it had loaded, and what came over the wire by then. Charts come later.
+# From the click: the time until the page is usable, the load time, and the bytes received by then. Charts
+# come later.
 _MEASURED = """JSON.stringify([
   performance.getEntriesByName('usable')[0].startTime,
   performance.getEntriesByType('navigation')[0].loadEventEnd,
@@ -26,7 +29,7 @@ _MEASURED = """JSON.stringify([
 
 
 def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
-    """Median time from a page's load until it can be used, by a browser that has its files, and bytes for one that has not."""
+    """Median time from a page load until it is usable with cached files, and bytes without a cache."""
     if CHROMIUM is None:
         print("chromium is not installed: the web page is not measured", file=sys.stderr)
         return []

@@ -1,4 +1,6 @@
-"""What the SDK costs a training process: one report beside a bare write of the same bytes, and the import beside none."""
+"""The cost of the SDK for a training process: one report beside a bare write of the same bytes, and its
+import.
+"""
 
 import json
 import os
@@ -15,7 +17,7 @@ import nni_sdk
 from nni_sdk.records import decode, encode
 
 ROUNDS = 300
-CALLS = 100  # per round: the clock's own cost vanishes, a preempted round does not reach the median
+CALLS = 100  # per round: so many that the clock's own cost and a preempted round do not matter
 
 
 def report_cost() -> list[Row]:
@@ -61,16 +63,16 @@ def report_cost() -> list[Row]:
 
 
 def import_cost() -> list[Row]:
-    """Median wall time and peak memory of an interpreter that imports the SDK, over one that does nothing.
+    """Median wall time and peak memory of an interpreter that imports the SDK, compared with an idle one.
 
-    The interpreter finds the SDK as a trial does, by PYTHONPATH, and runs without its site-packages: what their .pth files
-    load at start would hide what the SDK loads. `os` is in every interpreter that runs with them.
+    The interpreter finds the SDK by PYTHONPATH, like a trial, and runs without site-packages: modules that
+    .pth files load at startup would not count. `os` is in every interpreter that runs with them.
     """
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(nni_sdk.__file__).parents[1])}
     programs = {"bare": "import os", "sdk": "import os, nni_sdk"}
     walls_ms: dict[str, list[float]] = {name: [] for name in programs}
     peaks_kb: dict[str, list[int]] = {name: [] for name in programs}
-    # A process's own peak: getrusage would count the memory of the process it was forked from.
+    # The peak of the process itself: getrusage would include the memory of its parent.
     peak = "\nfor line in open('/proc/self/status'):\n  if line.startswith('VmHWM'): print(line.split()[1])"
     for _ in range(31):
         for name, program in programs.items():
@@ -105,7 +107,7 @@ def import_cost() -> list[Row]:
 
 
 def decode_cost() -> list[Row]:
-    """How many records a second the manager reads on one core, beside parsing their JSON and nothing else."""
+    """Records per second that the manager decodes on one core, beside parsing only their JSON."""
     frames = [encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(20_000)]
     data = b"".join(frames)
     bodies = [frame[8:].decode() for frame in frames]

@@ -1,4 +1,4 @@
-"""What a trial's output costs it: the same command under a keeper that streams its logs to a manager, and plainly into a file."""
+"""The cost of a trial's output: the same command under a keeper that streams logs, and with a plain file."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from bench_experiment import cpu_s
@@ -19,7 +19,7 @@ from table import Row, render
 
 TURNS = 9
 MAX_DELIVERY_S = 120.0
-# As much at once as the system takes, and as little: what `print` does to a trial's stdout, which is unbuffered.
+# The largest and the smallest writes: a whole pipe, and one line, as by `print` to unbuffered stdout.
 BLOCKS_BYTES = 1 << 29
 BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
 LINE = b"epoch 17 step 000123 loss 0.123456 accuracy 0.987654 learning rate 0.00100000\n"
@@ -29,7 +29,7 @@ LINES = [
     "-c",
     f"import os\nfor _ in range({LINES_BYTES // len(LINE)}):\n    os.write(1, {LINE!r})\n",
 ]
-# Waits at the gate, floods, tells how long that took.
+# Waits at the gate, writes its output, and reports the duration.
 TRAIN = """
 import subprocess, time
 open("gate").close()
@@ -42,9 +42,10 @@ with open("done", "w") as done:
 
 
 def stdout_rate() -> list[Row]:
-    """How fast a command writes, by its own clock, while the manager takes its logs. The runs with and without take turns.
+    """The write rate of a command, by its own clock, while the manager collects its logs. Runs with and
+    without take turns.
 
-    The fastest of each is compared: whatever else the machine does only adds to a time.
+    The fastest of each is compared, since other load on the machine only adds time.
     """
     return [
         _compare("stdout in large blocks", BLOCKS, BLOCKS_BYTES),
@@ -76,7 +77,7 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # The next trial's keeper, which waits at the gate, costs the bare run nothing to speak of.
+                # The next trial's keeper waits at the gate and costs the bare run almost nothing.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(
@@ -123,14 +124,14 @@ def _run_trial(experiment: RealExperiment) -> _Turn:
 
 
 def _open(gate: Path) -> None:
-    """Let the one through who waits, or who comes."""
-    os.sync()  # what was written before is nobody's burden now
+    """Open the gate for the process that waits at it, or arrives later."""
+    os.sync()  # earlier writes must not slow down this run
     with gate.open("w"):
         pass
 
 
 def _forget_output(experiment: RealExperiment) -> None:
-    """Of the trials that are over, so that the disk holds the output of one turn only."""
+    """Empty the output files of ended trials, so that the disk holds only the output of one turn."""
     for shown in experiment.folder.workspace.trials.glob("*/attempts/*/*/output/stdout"):
         _cut(shown)
     for stored in experiment.folder.collected_logs.glob("*/0/*/stdout"):

@@ -1,4 +1,4 @@
-"""How soon trials follow each other, through the real manager; beside loops of bare processes and of bare forks, and Ray Tune."""
+"""The delay between two trials, with the real manager; beside bare processes, bare forks, and Ray Tune."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deadlines import scaled_s
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from ray_peer import RayLacking, ray_times
@@ -22,26 +22,27 @@ TURNS = 200
 SINGLE_TURNS = 20
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
-# Its first and its last line note the time; the imports are before the first.
+# The first and last lines print the time; the imports come before the first.
 SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), flush=True)\n"
-# What is compared with Ray Tune has a result, as every trial has there.
+# Trials that are compared with Ray Tune report a result, as every trial does there.
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
-# Trials without any work come as fast as two cores can make them; no trial that trains is as short as this.
+# Trials without any work follow as fast as two cores can run them; no real training is that short.
 LASTING_MS = 20
-# The floors are taken before and after, so that a machine that changes its pace meanwhile is noticed.
+# The floors are measured before and after, so that a change of the machine's speed is noticed.
 _PLAIN_EXTRA_MS = 10.0
-# From a machine where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On a slower one, as much of what Ray Tune needs there.
+# From a machine where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On a slower one, the same share of Ray
+# Tune's time.
 _WARM_GOAL_MS = 6.0
 _WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
-# Without reuse NNI 3.0 needs 0.89 s where a bare start takes 13.7 ms.
+# Without reuse, NNI 3.0 needs 0.89 s on a machine where a bare start takes 13.7 ms.
 _NNI_SINGLE = 65
-# Memory where there is some: a disk from which much was deleted a moment ago makes new files slowly for everybody.
+# In memory, if possible: after large deletions, a disk creates new files slowly.
 _MEMORY = Path("/dev/shm")
 
-# The least a fork can do: run the same script's code, leave without a farewell.
+# A minimal fork: run the same script's code and leave with os._exit.
 FORKING = """
 import os, sys, time
 script, shown, *imports = sys.argv[1:]
@@ -61,14 +62,18 @@ for _ in sys.stdin:
 
 @dataclass(frozen=True)
 class RayTune:
-    """Its trials in one process: as it comes, with files of results as we have a database; and with those switched off."""
+    """The times of Ray Tune's trials in one process: with its defaults, which write result files, and
+    without its loggers.
+    """
 
     recording_ms: float
     unrecorded_ms: float
 
 
 def turnaround() -> list[Row]:
-    """Median time from a trial's last line to the next one's first: a job each; one job plain, warm, with slow imports."""
+    """Median time from a trial's last line to the next one's first: one job per trial; one job cold, warm,
+    or with slow imports.
+    """
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         root = Path(folder)
         trivial = SCRIPT.format("", "")
@@ -135,7 +140,7 @@ def warm_row(of: str, ours_ms: float, fork_ms: float, ray: RayTune | str) -> Row
 
 
 def ray_tune(folder: Path, turns: int, *lengths_ms: int) -> list[RayTune | str]:
-    """For each length of trials, what Ray Tune needs between two of them, or why that is not known."""
+    """For each length of trials, Ray Tune's time between two of them, or why it is unknown."""
     folder.mkdir()
     try:
         times = ray_times(folder, turns, *lengths_ms)
@@ -176,7 +181,9 @@ def _fork_ms(root: Path, script: str, imports: tuple[str, ...], turns: int) -> f
 
 
 def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
-    """One experiment, one trial at a time; the first half, when modules may still be imported, does not count."""
+    """One experiment with one trial at a time; the first half, when modules may still be imported, does
+    not count.
+    """
     reuses = config.setdefault("localConfig", {"reuse": True})
     experiment = RealExperiment(
         folder,
@@ -189,7 +196,7 @@ def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
     experiment.create()
     try:
         experiment.start()
-        # Each look costs this process and the manager some milliseconds, on the cores that the trials run on.
+        # Each poll costs milliseconds of this process and the manager, on the cores of the trials.
         experiment.wait_for_status("DONE", timeout_s=scaled_s(180), every_s=1.0)
         times = [
             tuple(map(float, path.read_text().split()))

@@ -1,8 +1,10 @@
-"""Many keepers in one process, for measurements of the manager: 1,000 real ones would not fit a small machine.
+"""Many simulated keepers in one process, for measurements of the manager: 1,000 real ones need too large a
+machine.
 
-A double sends the messages of a real keeper, on a connection of its own. It has neither a trial nor files, so that the processor
-is the manager's. Run as a script, this module is such a process. It reads an order, a line of JSON, from stdin, and writes
-`ready` to stdout once all are welcome. Then it reads a line `go` from stdin, and writes the seconds it took to stdout.
+A double sends the messages of a real keeper, on its own connection. It has neither a trial nor files, so that
+the manager uses the processor. This module is also the script of such a process: it reads a command, a line
+of JSON, from stdin, and writes `ready` to stdout once all doubles are connected. Then it reads a line `go`,
+and writes the seconds it took.
 """
 
 import asyncio
@@ -51,12 +53,12 @@ RECORDS_OF_A_TRIAL = 3
 
 
 def metrics(records: int) -> bytes:
-    """A metrics file with so many intermediate results, as the SDK writes them."""
+    """A metrics file with so many intermediate results, as written by the SDK."""
     return b"".join(encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(records))
 
 
 class Job(NamedTuple):
-    """A job whose keeper is doubled. `trial_id` is empty in a job that is given its trials."""
+    """A job with a simulated keeper. `trial_id` is empty in a reused job."""
 
     job_id: str
     token: str
@@ -64,26 +66,26 @@ class Job(NamedTuple):
 
 
 class KeeperDouble:
-    """One keeper's stream."""
+    """One simulated keeper's stream."""
 
     def __init__(self, address: str, experiment_id: str, job: Job) -> None:
         self.key = AttemptKey(job.trial_id, new_attempt_id(time.time()), TASK)
         self._hello = Hello(__version__, experiment_id, job.job_id, TASK, (self.key,) if job.trial_id else ())
-        # With its own options a channel has a connection of its own.
+        # A channel with its own options has its own connection.
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._call = KeeperServiceStub(self._channel).Connect(
             metadata=((JOB_KEY, job.job_id), (TOKEN_KEY, job.token))
         )
 
     async def connect(self) -> None:
-        """Say Hello, and hear Welcome."""
+        """Send Hello, and receive Welcome."""
         await self.say(self._hello)
         async for message in self.heard():
             if isinstance(message, Welcome):
                 break
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._call.cancel()
         await self._channel.close()
 
@@ -92,28 +94,30 @@ class KeeperDouble:
         await self._call.write(keeper_messages_to_pb(messages))
 
     async def heard(self) -> AsyncIterator[ManagerMessage]:
-        """What the manager says, until it ends the stream."""
+        """The manager's messages, until it ends the stream."""
         while isinstance(response := await self._call.read(), pb.ConnectResponse):
             for message in manager_messages_from_pb(response):
                 yield message
 
     async def listen(self) -> None:
-        """Say nothing: there is no trial."""
+        """Receive messages without sending: there is no trial."""
         async for _ in self.heard():
             pass
 
     async def rest(self) -> None:
-        """A trial runs and says nothing; what it uses is told as often as a keeper tells it."""
+        """Simulate a running trial without output; its usage is reported as often as by a keeper."""
         await self.say(TrialStarted(self.key, time.time()))
         listening = asyncio.ensure_future(self.listen())
         await asyncio.sleep(random.uniform(0, INTERVAL_S))
         while not listening.done():
-            # Never more than before, which would be news of the trial.
+            # Constant, so that the peak of the trial does not change.
             await self.say(Usage(self.key, 50.0, 100_000_000, 1_000_000))
             await asyncio.sleep(INTERVAL_S)
 
     async def deliver(self, content: bytes) -> None:
-        """A metrics file as fast as the manager makes it durable, with a keeper's chunks and window."""
+        """Deliver a metrics file as fast as the manager acknowledges it, with a keeper's chunks and
+        window.
+        """
         sent = durable = 0
         heard = self.heard()
         while durable < len(content):
@@ -126,7 +130,7 @@ class KeeperDouble:
                 durable = message.attempt.offsets.get(Stream.METRICS, durable)
 
     async def run_trials(self) -> None:
-        """Whatever trials come: each reports a little, and ends."""
+        """Run each received trial: report a few results, and end."""
         content = metrics(RECORDS_OF_A_TRIAL - 1) + encode(3, "aBcDe", "FINAL", RECORDS_OF_A_TRIAL - 1, 0.5)
         await self.say(Idle())
         async for message in self.heard():
@@ -164,7 +168,7 @@ async def _play(role: str, address: str, experiment_id: str, jobs: Iterable[Job]
 
 
 class Doubles:
-    """Keepers of these jobs in one process, connected when this is entered; they begin with `begin`."""
+    """Simulated keepers of these jobs in one process, connected on entry; `begin` starts them."""
 
     def __init__(
         self, role: str, address: str, experiment_id: str, jobs: list[Job], records: int = 0
@@ -192,18 +196,18 @@ class Doubles:
         self._process.communicate()
 
     def begin(self) -> None:
-        """Let them do what their role is."""
+        """Start the doubles' role."""
         self.tell("go")
 
     def tell(self, line: str) -> None:
-        """A line of its stdin."""
+        """Send a line to its stdin."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """The next line of its stdout; empty when it is gone."""
+        """The next line of its stdout; empty after its end."""
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""Tuners for measurements, made as an experiment's are."""
+"""Tuners for measurements, created like those of an experiment."""
 
 import json
 import tempfile
@@ -11,7 +11,7 @@ from nni_manager.tuner.registry import make_tuner
 
 
 def made_tuner(name: str, space: dict[str, Any], **class_args: Any) -> BaseTuner:
-    """The tuner that an experiment file with this search space and these classArgs names; it minimises."""
+    """The tuner of an experiment file with this search space and these classArgs; it minimises."""
     document = {
         "experimentName": "measured",
         "trialCommand": "true",

@@ -1,12 +1,12 @@
-"""A manager whose jobs nobody runs: started as `python -m nni_manager` is.
+"""A manager whose jobs do not run: started like `python -m nni_manager`.
 
-All the rest is the manager's own process. Its keepers are doubles, see `keeper_doubles`.
+Everything else is the real manager process. Its keepers are simulated, see `keeper_doubles`.
 """
 
 import sys
 from pathlib import Path
 
-# The shared helper lies with the tests.
+# The shared helper is in tests/fakes.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from void_service import Void

@@ -1,4 +1,6 @@
-"""Trials of Ray Tune, measured beside ours: by the Ray Tune that `make peers` installs, in processes that end with it."""
+"""Trials of Ray Tune for comparison: the Ray Tune that `make peers` installs, in processes that end with
+it.
+"""
 
 import contextlib
 import os
@@ -14,18 +16,19 @@ Times = list[tuple[float, ...]]
 
 _HERE = Path(__file__).parent
 _INSTALLED = _HERE.parents[1] / ".venv/peers/ray"
-# Two experiments of 200 trials for each of two lengths take 40 s where Python starts in 50 ms.
+# Two experiments of 200 trials for each of two lengths take 40 s if Python starts in 50 ms.
 _TIMEOUT_S = 300
 
 
 class RayLacking(Exception):
-    """Ray Tune cannot be measured here; the message is one for the table."""
+    """Ray Tune cannot be measured here; the message is shown in the table."""
 
 
 def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, Times]]:
-    """For each length, when trials began and ended, in order: with Ray Tune as it comes; with its loggers off.
+    """For each length, the start and end times of trials, in order: with Ray Tune's defaults, and without its
+    loggers.
 
-    `folder`: all that it writes; of a short name, as there are sockets in it.
+    `folder`: receives all files; its path must be short, since it contains sockets.
 
     Raises:
         RayLacking: it is not installed, or fails.
@@ -35,7 +38,7 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
     with subprocess.Popen(
         [_INSTALLED / "bin/python", _HERE / "ray_trials.py", folder, f"{turns}", *map(str, lengths_ms)],
         cwd=folder,
-        # As it comes: neither our modules nor anybody's settings.
+        # Ray Tune with its defaults: neither trial-keeper's modules nor the user's settings.
         env={
             name: value
             for name, value in os.environ.items()
@@ -53,7 +56,7 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
         except subprocess.TimeoutExpired:
             raise RayLacking(f"Ray Tune took more than {_TIMEOUT_S} s") from None
         finally:
-            # Its daemons and workers have process groups of their own, but one session.
+            # Ray's daemons and workers have different process groups, but one session.
             wait_until(lambda: not _kill_session(ray.pid), "Ray's processes have ended")
     if ray.returncode != 0:
         print(said, file=sys.stderr)
@@ -69,7 +72,7 @@ def _read(notes: Path) -> Times:
 
 
 def _kill_session(session: int) -> int:
-    """Kill what still runs of a session; how many processes that were."""
+    """Kill all running processes of a session; return their number."""
     killed = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):

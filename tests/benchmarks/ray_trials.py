@@ -1,8 +1,8 @@
-"""Trials of Ray Tune one after another in one process, each of which notes when it began and ended.
+"""Trials of Ray Tune, one after another in one process, each of which records its start and end.
 
-Run by the Python that has Ray Tune, and nothing of ours: `ray_trials.py FOLDER TURNS LENGTH_MS...`. For each length there
-are two files then: `recording-LENGTH` of Ray Tune as it comes, when it writes each trial's results to a CSV file, a JSON
-file and one for TensorBoard; `unrecorded-LENGTH` with those loggers off, when nothing is left of a trial.
+Run by the Python that has Ray Tune, without trial-keeper: `ray_trials.py FOLDER TURNS LENGTH_MS...`. It
+writes two files per length. `recording-LENGTH` is Ray Tune with its defaults, which writes each trial's
+results to a CSV file, a JSON file and one for TensorBoard. `unrecorded-LENGTH` is without those loggers.
 """
 
 import os
@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Both are read when Ray is imported. Without the second it listens to the network, whatever its address is.
+# Both are read when Ray is imported. Without the second, Ray listens on the network regardless of its
+# address.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
@@ -20,10 +21,10 @@ from ray import tune
 
 
 class Noting(tune.Trainable):
-    """Its quickest kind of trial: the object that ran the last one is given the next one's parameters."""
+    """Ray Tune's fastest kind of trial: one object runs all trials with new parameters."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        # Once, as a trial of ours finds its stdout open.
+        # Opened once; trial-keeper's trials find their stdout open, too.
         self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.length_s = config["length_s"]
 
@@ -39,13 +40,13 @@ class Noting(tune.Trainable):
 
 
 def run(notes: Path, turns: int, length_s: float) -> None:
-    """One experiment, one trial at a time."""
+    """One experiment with one trial at a time."""
     tune.Tuner(
         Noting,
         param_space={"x": tune.uniform(0, 1), "notes": str(notes), "length_s": length_s},
         tune_config=tune.TuneConfig(num_samples=turns, max_concurrent_trials=1, reuse_actors=True),
         run_config=tune.RunConfig(
-            # Trials of ours leave none either.
+            # trial-keeper's trials write no checkpoint either.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             storage_path=str(notes.parent / "results"),
             verbose=0,

@@ -1,4 +1,4 @@
-"""`make bench`: every measurement, one table. Fails when a goal is missed."""
+"""`make bench`: all measurements in one table. Fails when a goal is missed."""
 
 import sys
 
@@ -41,7 +41,7 @@ MEASUREMENTS = (
 
 
 def main() -> int:
-    """Measure and print; 1 when a goal is missed."""
+    """Measure and print; return 1 when a goal is missed."""
     rows = []
     for measure in MEASUREMENTS:
         print(f"measuring: {(measure.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)

@@ -1,11 +1,13 @@
-"""How a measurement is shown: beside its floor from the same run, and its goal."""
+"""The table of measurements: each beside its floor from the same run, and its goal."""
 
 from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `floor` is the least any program could need, `ratio` what we need of it; `holds`: the goal is met."""
+    """One measurement. `floor` is the minimum for any program, `ratio` is relative to it; `holds`: the
+    goal is met.
+    """
 
     what: str
     measured: str

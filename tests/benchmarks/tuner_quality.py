@@ -1,8 +1,9 @@
-"""`make quality`: the best value that tuners find within 100 trials, beside Optuna's own samplers called directly.
+"""`make quality`: the best value that tuners find within 100 trials, beside Optuna's own samplers called
+directly.
 
-A tuner that wraps a sampler of Optuna's must be no worse than it: the median of its seeds is not above, or the difference is
-within chance. One that has no such sampler must be better than random draws, and is shown beside Optuna's TPE. One that divides
-a budget among trials is given that of 100 whole ones.
+A tuner that wraps an Optuna sampler must be no worse: the median of its seeds is not above, or the difference
+is within chance. A tuner without such a sampler must be better than random search, and is shown beside
+Optuna's TPE. A tuner that divides a budget has that of 100 whole trials.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from nni_manager.tuner.hyperband import BUDGET
 
 TRIALS = 100
 SEEDS = 20
-# Of a hundred samplers that are no worse, one would be called worse.
+# One of a hundred samplers that are no worse would be rejected.
 CHANCE = 0.01
-# By how much the logarithm of a value is off when next to nothing of a trial's budget was spent.
+# The error of a value's logarithm when almost nothing of a trial's budget was spent.
 NOISE = 0.5
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
@@ -41,12 +42,12 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 }
 WITHOUT_SAMPLER = ("Anneal", "Evolution", "GPTuner", "MetisTuner", "SMAC")
 WITH_BUDGET = {"Hyperband": {}, "BOHB": {"min_budget": 1, "max_budget": 27}}
-"""Their classArgs."""
+"""The classArgs of each."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A standard function to be minimised; its least value is 0, or `least`."""
+    """A standard function to minimise; its minimum is 0, or `least`."""
 
     bounds: tuple[tuple[float, float], ...]
     value: Callable[[Sequence[float]], float]
@@ -110,7 +111,7 @@ FUNCTIONS = {
 
 
 def of_tuner(name: str, function: str, seed: int, trials: int) -> float:
-    """The least value that a tuner of ours finds, as far above the function's least."""
+    """The best value of a trial-keeper tuner, as its distance to the function's minimum."""
     problem = FUNCTIONS[function]
     space = {
         f"x{number}": {"_type": "uniform", "_value": list(bound)}
@@ -133,7 +134,7 @@ def of_tuner(name: str, function: str, seed: int, trials: int) -> float:
 
 
 def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
-    """The least value that a sampler of Optuna's finds when it is asked without us."""
+    """The best value of an Optuna sampler that is called directly."""
     problem = FUNCTIONS[function]
     study = optuna.create_study(sampler=SAMPLERS[name](seed))
     for _ in range(trials):
@@ -145,14 +146,14 @@ def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
 
 def _found(which: str, name: str, function: str, seed: int, trials: int) -> float:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Some of Optuna's samplers may change, and QMC's says that it cannot know which processes share it.
+    # Some of Optuna's samplers are experimental, and QMC warns that it cannot know which processes share it.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return {"tuner": of_tuner, "sampler": of_sampler}[which](name, function, seed, trials)
 
 
 def tuners_here() -> list[str]:
-    """Those whose libraries are installed."""
+    """The tuners whose libraries are installed."""
     names = (*SAMPLERS, *WITHOUT_SAMPLER, *WITH_BUDGET)
     return [name for name in names if reason_against("tuner", name) is None]
 
@@ -164,7 +165,7 @@ def quality(
     trials: int = TRIALS,
     processes: int = 2,
 ) -> list[Row]:
-    """A row for each tuner and function. `processes` 1: in this one."""
+    """A row for each tuner and function. `processes` 1: in this process."""
     asked = {
         (which, each, function)
         for function in functions
@@ -191,7 +192,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
     theirs = found["sampler", name if name in SAMPLERS else "Random", function]
     median, their_median = statistics.median(ours), statistics.median(theirs)
     if name in SAMPLERS:
-        # Whether ours would be so much worse if it were as good.
+        # The probability of such a difference if both were equally good.
         is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
         shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
         holds = median <= their_median or is_chance
@@ -203,7 +204,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
 
 
 def main() -> int:
-    """Compute and print; 1 when a tuner of ours finds less than it has to."""
+    """Compute and print; return 1 when a tuner misses its goal."""
     parser = argparse.ArgumentParser(description="The best value that tuners find, beside Optuna's samplers.")
     parser.add_argument("tuners", nargs="*", help="their names; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,7 +1,6 @@
-"""The machine that plays an attempt's way from its files into the store, for the tests that share it.
+"""A state machine that plays an attempt's bytes from its files to the store, for several tests.
 
-The two deciding halves are the real ones; everything between and around them is modelled here: files, a link, a store, and
-the deaths of all who take part.
+Replication and ingest are the real ones; the files, the link, the store, and all failures are modelled here.
 """
 
 from collections import deque
@@ -31,25 +30,25 @@ KEY = AttemptKey("trial", attempt_id(0), "main")
 STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
 LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
 NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
-# The right side of a coin that is not fair: without some progress there is little that could be lost.
+# A biased coin: without some progress there is little to lose.
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# What a stray writer leaves in a metrics file: pieces that look like headers, with and without a line's end.
+# What a stray writer leaves in a metrics file: pieces that look like headers, with and without a newline.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
-# The drain at the end needs a few round trips per window; far below this.
+# The final drain needs a few round trips per window, far fewer than this.
 ENOUGH_STEPS = 5_000
 
 
 class Files:
-    """The attempt's folder, and what stands in it by the model."""
+    """The attempt's folder, and its content according to the model."""
 
     def __init__(self) -> None:
         self.content = {stream: bytearray() for stream in STREAMS}
         self.records: list[tuple[int, str, int]] = []
-        """Where each whole record begins, its value and its sequence, in the order written."""
+        """The offset of each whole record, its value and its sequence, in the order written."""
         self.ends: list[int] = []
-        """Where each of them ends."""
+        """The end offset of each of them."""
         self.rest_of_torn = b""
         self.final_sizes: dict[Stream, int] | None = None
 
@@ -58,7 +57,7 @@ class Files:
         return {stream: len(content) for stream, content in self.content.items()}
 
     def counted(self, stream: Stream) -> bytes:
-        """The bytes that have to arrive."""
+        """The bytes that must arrive."""
         size = len(self.content[stream]) if self.final_sizes is None else self.final_sizes[stream]
         return bytes(self.content[stream][: collected(stream, size)])
 
@@ -71,7 +70,9 @@ class Files:
 
 
 class Store:
-    """What survives the manager. It believes what it is told: only the parts under test keep it from doubling anything."""
+    """The data that survives the manager. It stores everything: only the parts under test prevent
+    duplicates.
+    """
 
     def __init__(self) -> None:
         self.offsets: dict[Stream, int] = {}
@@ -98,7 +99,7 @@ class Store:
 
 
 class ExactlyOnce(RuleBasedStateMachine):
-    """Files → Replication → link → AttemptIngest → store, with anything dying at any point."""
+    """Files → Replication → link → AttemptIngest → store, with failures at any point."""
 
     replication_type: type[Replication] = Replication
     receiver_type: type[AttemptIngest] = AttemptIngest
@@ -114,11 +115,11 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.to_keeper: deque[tuple[Any, ...]] = deque()
         self.is_connected = False
         self.is_greeted = False
-        """The manager has heard Hello."""
+        """The manager has received Hello."""
         self.is_welcome = False
-        """The keeper has heard Welcome."""
+        """The keeper has received Welcome."""
         self.told_durable = dict.fromkeys(STREAMS, 0)
-        """What the keeper has last heard to be durable."""
+        """The offsets that the keeper has last received as durable."""
         self.is_closed = False
 
     # ---- the trial writes
@@ -131,7 +132,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         is_seen=MOSTLY,
     )
     def report_metric(self, name: str, value: object, share: float, is_seen: bool) -> None:
-        """Whole, or (share < 1) torn: the rest is still to come."""
+        """Write a whole record, or (share < 1) a part: the rest follows later."""
         sequence = len(self.files.records)
         frame = records.encode(sequence, name, "PERIODICAL", sequence, value)
         metrics = self.files.content[Stream.METRICS]
@@ -162,7 +163,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @precondition(lambda self: self.files.final_sizes is None)
     @rule(litter=LITTER, is_seen=MOSTLY)
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
-        """A writer was killed inside its record, or was never one."""
+        """Write bytes that are not a record, as from a writer killed inside its record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
             self._add_record()  # only its newline was missing
         self.files.rest_of_torn = b""
@@ -192,7 +193,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     # ---- the keeper
 
     def _look(self, is_seen: bool) -> None:
-        """The keeper looks at the files, sooner or later."""
+        """The keeper polls the files, sooner or later."""
         if is_seen:
             self.replication.grew(self.files.sizes)
             self._send_chunks()
@@ -260,7 +261,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.connect(is_answered=True)
 
     def drop_link(self) -> None:
-        """What is in flight is lost; what was delivered before is the prefix that came through."""
+        """Messages in flight are lost; those delivered before were a prefix."""
         self.to_manager.clear()
         self.to_keeper.clear()
         if self.is_connected:
@@ -304,7 +305,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         if self.is_greeted:
             self.to_keeper.append(("durable", dict(self.receiver.durable), self.receiver.is_complete))
 
-    # ---- what always holds
+    # ---- invariants
 
     @invariant()
     def nothing_is_doubled_or_out_of_order(self) -> None:
@@ -329,7 +330,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert self.store.record_bytes + self.store.corrupt_bytes == durable
 
     def check(self) -> None:
-        """All that always holds, between the steps of the drain."""
+        """All invariants, between the steps of the drain."""
         self.nothing_is_doubled_or_out_of_order()
         self.durable_means_committed()
         self.over_means_the_store_has_all()
@@ -347,7 +348,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.keeper_hears(count=len(self.to_keeper))
 
     def teardown(self) -> None:
-        """Peace at last: the attempt ends, the link holds, nobody dies. Then everything arrives."""
+        """The attempt ends, the link holds, and nothing fails any more. Then everything arrives."""
         if self.files.final_sizes is None:
             self.end_attempt()
         for _ in range(ENOUGH_STEPS):
@@ -364,7 +365,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes at which a few records fill a window, so that a test of some steps meets every limit."""
+    """Small sizes, so that a few records fill a window and a short test reaches every limit."""
     for name, size_bytes in {
         "METRICS_CHUNK_BYTES": 48,
         "METRICS_WINDOW_BYTES": 256,
@@ -372,18 +373,18 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOG_WINDOW_BYTES": 40,
     }.items():
         monkeypatch.setattr(replication_module, name, size_bytes)
-    # Some runs write more than is collected, and most do not.
+    # Some runs write more than the quota, most do not.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
-    # The window holds the longest record, here as in earnest.
+    # The window must hold the longest record, as with the real sizes.
     monkeypatch.setattr(records, "MAX_FRAME_BYTES", 256)
 
 
 @pytest.fixture
 def play(small_windows: None) -> Callable[..., None]:
-    """Play the machine with these parts. Raises what its checks raise. Settings of hypothesis may follow.
+    """Run the machine with these parts, and raise the errors of its checks. Hypothesis settings may follow.
 
-    `more_rules`: classes whose rules are played with those of the machine.
+    `more_rules`: classes with additional rules.
     """
 
     def play_with(

@@ -1,4 +1,4 @@
-"""What every assessor must keep to, and what each of them is for."""
+"""The contract of all assessors, and the specific behaviour of each."""
 
 import math
 
@@ -8,7 +8,7 @@ from nni_manager.config.algorithms import ASSESSOR_ARGS, NEEDS
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors import ASSESSORS, forecast
 
-# As an experiment file may set them, for courses of twenty steps.
+# Arguments as in an experiment file, for learning curves of twenty steps.
 NEEDED = {
     "Curvefitting": {"epoch_num": 20},
     "PercentilePruner": {"percentile": 50},
@@ -26,7 +26,7 @@ def make_of(name, optimize_mode="maximize", **class_args):
 
 
 def kinds(*left_out):
-    """The names of all assessors but these; one whose library is not here is skipped."""
+    """The names of all assessors but these; an assessor without its library is skipped."""
     return [
         pytest.param(
             name,
@@ -44,13 +44,15 @@ def learning_curve(end):
 
 
 def refused_at(assessment, key, values, attempt=0):
-    """The first step at which the trial may not go on; None when it may to the last. It is shown all of them."""
+    """The first step at which the trial is stopped; None if it may reach the end. The assessor sees all
+    steps.
+    """
     answers = [assessment.report(key, attempt, (value,)) for value in values]
     return answers.index(False) + 1 if False in answers else None
 
 
 def after_good_ones(assessment, sign=1, has_succeeded=True):
-    """Has seen twenty trials; the courses, as they would be stored."""
+    """Report twenty trials; return their learning curves as the store would keep them."""
     for key, end in enumerate(GOOD):
         refused_at(assessment, key, learning_curve(sign * end))
         assessment.end(key, has_succeeded=has_succeeded)
@@ -61,11 +63,11 @@ def after_good_ones(assessment, sign=1, has_succeeded=True):
 
 @pytest.fixture(params=kinds())
 def an_assessment(request):
-    """Makes an assessment by each assessor."""
+    """Makes an assessment with each assessor."""
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
 
 
-# They stop what is worse than others were. These look at something else.
+# These do not stop trials that are worse than others.
 LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 
@@ -78,11 +80,11 @@ def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize
     assert refused_at(assessment, 21, learning_curve(sign * 1.0)) is None
 
 
-def test_the_first_trial_is_not_stopped(an_assessment):
+def test_the_first_trial_is_never_stopped(an_assessment):
     assert refused_at(an_assessment(), 0, learning_curve(0.1)) is None
 
 
-def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
+def test_a_restored_assessor_stops_a_trial_at_the_same_step(an_assessment):
     unbroken, rebuilt = an_assessment(), an_assessment()
     past = after_good_ones(unbroken)
     bad = learning_curve(0.1)
@@ -92,7 +94,7 @@ def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
 
 
 @pytest.mark.parametrize("name", kinds(*LOOK_ELSEWHERE))
-def test_a_new_attempt_begins_its_course_anew(name):
+def test_a_new_attempt_starts_a_new_learning_curve(name):
     assessment = make_of(name)
     after_good_ones(assessment)
     assert refused_at(assessment, 20, learning_curve(1.0)) is None
@@ -101,7 +103,7 @@ def test_a_new_attempt_begins_its_course_anew(name):
     assessment.end(20, has_succeeded=True)
 
 
-def test_trials_without_a_result_or_with_very_large_ones_are_borne(an_assessment):
+def test_assessors_accept_trials_without_results_and_with_extreme_values(an_assessment):
     assessment = an_assessment()
     for key, has_succeeded in enumerate((True, False)):
         assessment.end(key, has_succeeded=has_succeeded)
@@ -111,13 +113,13 @@ def test_trials_without_a_result_or_with_very_large_ones_are_borne(an_assessment
 
 
 @pytest.mark.parametrize("name", LEARN_FROM_SUCCESS)
-def test_trials_that_failed_are_no_measure(name):
+def test_failed_trials_are_not_used_for_comparison(name):
     assessment = make_of(name)
     after_good_ones(assessment, has_succeeded=False)
     assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
-def test_of_two_medians_the_trial_is_held_to_the_easier_one():
+def test_medianstop_uses_the_more_lenient_of_two_medians():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):
@@ -131,7 +133,7 @@ def test_medianstop_compares_the_best_so_far_with_running_averages():
     assessment = make_of("Medianstop")
     assessment.report(0, 0, (1.0, 3.0))  # averages 1 and 2
     assessment.end(0, has_succeeded=True)
-    assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "nobody has come to the third step"
+    assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "no other trial has reached the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2
 
 
@@ -142,7 +144,7 @@ def test_no_trial_is_stopped_before_start_step():
         assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
-def test_curvefitting_looks_at_every_gap_th_step_only():
+def test_curvefitting_assesses_only_every_gap_th_step():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
     answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]
@@ -150,19 +152,19 @@ def test_curvefitting_looks_at_every_gap_th_step_only():
 
 
 @pytest.mark.parametrize("end", [0.9, -40.0, 1e300])
-def test_a_curve_is_drawn_out_to_its_end(end):
+def test_curvefitting_forecasts_the_end_of_a_curve(end):
     assert forecast(learning_curve(end)[:10], 20) == pytest.approx(learning_curve(end)[-1], rel=0.1)
     assert forecast([end] * 5, 20) == pytest.approx(end)
 
 
-def test_what_comes_together_is_judged_together():
+def test_results_reported_together_are_assessed_together():
     assessment = make_of("Medianstop")
     after_good_ones(assessment)
     assert assessment.report(20, 0, (0.0, 0.0, 1.0))
 
 
-class Shown(BaseAssessor):
-    """Refuses everything, and remembers how long the learning_curve was."""
+class RecordingAssessor(BaseAssessor):
+    """Stops every trial, and records the lengths of the learning curves."""
 
     def __init__(self):
         self.lengths = []
@@ -175,8 +177,8 @@ class Shown(BaseAssessor):
         self.lengths.append(len(learning_curve))
 
 
-def test_results_beyond_the_most_that_are_kept_are_not_assessed():
-    assessor = Shown()
+def test_results_beyond_max_steps_are_not_assessed():
+    assessor = RecordingAssessor()
     assessment = Assessment(assessor)
     assert not assessment.report(0, 0, [1.0] * (MAX_STEPS + 5))
     assert assessment.report(0, 0, [1.0])
@@ -184,7 +186,7 @@ def test_results_beyond_the_most_that_are_kept_are_not_assessed():
     assert assessor.lengths == [MAX_STEPS, MAX_STEPS]
 
 
-def test_patience_ends_when_nothing_improves_and_the_wrapped_pruner_agrees():
+def test_patient_pruner_stops_without_improvement_if_the_wrapped_pruner_agrees():
     flat = [0.1, 0.2, 0.3, *[0.2] * 10]
     assert refused_at(make_of("PatientPruner"), 0, flat) == 7
     assert refused_at(make_of("PatientPruner", patience=5), 0, flat) == 9
@@ -194,18 +196,18 @@ def test_patience_ends_when_nothing_improves_and_the_wrapped_pruner_agrees():
     assert refused_at(assessment, 20, flat) == 7
 
 
-def test_a_threshold_is_kept_on_both_sides():
+def test_threshold_pruner_stops_above_and_below_its_bounds():
     for values, step in (([0.0, 1.4, 1.6], 3), ([0.0, -0.8], 2), ([0.0, 1.0], None)):
         assert refused_at(make_of("ThresholdPruner"), 0, values) == step
 
 
 @pytest.mark.parametrize("class_args", [{}, {"lower": 2.0, "upper": 1.0}])
-def test_a_threshold_that_is_none_is_refused(class_args):
+def test_threshold_pruner_refuses_missing_or_reversed_bounds(class_args):
     with pytest.raises(ValueError, match="lower"):
         ASSESSOR_ARGS["ThresholdPruner"].model_validate(class_args)
 
 
-def test_nop_stops_nothing():
+def test_nop_pruner_never_stops_a_trial():
     assessment = make_of("NopPruner")
     after_good_ones(assessment)
     assert refused_at(assessment, 20, learning_curve(-5.0)) is None

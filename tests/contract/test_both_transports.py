@@ -1,7 +1,8 @@
-"""The stream and the shared storage race for the same bytes, change over at any time, and each arrives once and in order.
+"""Both transports, gRPC and shared storage, deliver the same bytes concurrently, and each byte is stored once
+and in order.
 
-The machine of conftest.py with a second transport. Its polls return the files as they were some time ago. A poll may return after
-any other event.
+The machine of conftest.py with a second transport. Its polls return the files as they were some time ago. A
+poll may return after any other event.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from nni_manager.domain.transports import POLL_INTERVAL_S, RECONNECT_GRACE_S, Tr
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Stream
 
-# To make an example of a failure small takes minutes, and the seed that is printed brings it back.
+# Shrinking a failing example takes minutes; the printed seed reproduces it.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 JOB, TASK = "job", "main-0"
 PIECE_BYTES = 64
@@ -26,9 +27,9 @@ LAGS = st.lists(st.integers(0, 100), min_size=3, max_size=3)
 
 
 class MountRules:
-    """What the manager does while no keeper is connected: as `SharedStoragePoller`, in the order in which a thread does it.
+    """The manager's polls while no keeper is connected: as `SharedStoragePoller`, in the order of its thread.
 
-    The names that are used here and not defined are those of `ExactlyOnce`.
+    Names that are used but not defined here belong to `ExactlyOnce`.
     """
 
     def __init__(self) -> None:
@@ -39,8 +40,8 @@ class MountRules:
         self.looks: deque[tuple[list[tuple[Stream, int, bytes]], dict[Stream, int] | None]] = deque()
         self.brought = 0
 
-    def _note_road(self: Any) -> None:
-        """The manager knows of a stream from Hello until it breaks."""
+    def _track_stream(self: Any) -> None:
+        """The manager counts a stream from its Hello until it breaks."""
         is_stream = self.transports.last_seen(JOB).transport is Transport.GRPC
         if self.is_greeted and not is_stream:
             self.transports.connected(JOB, TASK, self.now_s)
@@ -54,13 +55,13 @@ class MountRules:
         shows_end=st.booleans(),
     )
     def look_at_files(self: Any, passed_s: float, lags: list[int], shows_end: bool) -> None:
-        """A look begins. Storage shows each file up to `lag` bytes short, and the end perhaps later."""
+        """A poll starts. Storage shows each file up to `lag` bytes short, and possibly the end later."""
         self.now_s += passed_s
-        self._note_road()
+        self._track_stream()
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # What cannot be ended writes on for longer than the storage takes to show the end.
+        # A process that cannot be killed keeps writing after the storage shows the end.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -75,11 +76,11 @@ class MountRules:
     @rule()
     def look_comes_back(self: Any) -> None:
         pieces, sizes = self.looks.popleft()
-        self._note_road()
+        self._track_stream()
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
-        # Also when the stream has taken over meanwhile.
+        # Also if the stream is connected again.
         self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
         try:
             for stream, offset, data in pieces:
@@ -87,14 +88,14 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # the manager was another one when the look began
+            return  # another manager had started the poll
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()
 
     @invariant()
-    def the_road_is_known(self: Any) -> None:
-        self._note_road()
+    def the_transport_is_tracked(self: Any) -> None:
+        self._track_stream()
         assert (self.transports.last_seen(JOB).transport is Transport.GRPC) == self.is_greeted
 
 
@@ -102,20 +103,20 @@ class NoStream:
     """A firewall: no keeper ever connects."""
 
     def connect(self, is_answered: bool) -> None:
-        """In vain."""
+        """No connection is made."""
 
     def teardown(self: Any) -> None:
-        """The attempt ends, and looks alone have to bring everything."""
+        """The attempt ends, and polls alone must deliver everything."""
         if self.files.final_sizes is None:
             self.end_attempt()
         for _ in range(2_000):
             if self.receiver.is_complete:
                 break
-            self._whole_look()
+            self._whole_poll()
         assert self.receiver.is_complete
         assert self.store.has_all(self.files)
 
-    def _whole_look(self: Any) -> None:
+    def _whole_poll(self: Any) -> None:
         self.now_s += RECONNECT_GRACE_S
         assert self.transports.polls_storage(JOB, TASK, self.now_s)
         for stream in self.files.content:
@@ -129,26 +130,26 @@ class NoStream:
             self.receiver.committed(commit)
 
 
-class TakesWhatIsHereAgain(AttemptIngest):
-    """Believes that whoever brings bytes brings new ones."""
+class StoresResentBytesAgain(AttemptIngest):
+    """Stores received bytes as new, although they are already here."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, min(self.received(stream), offset + len(data)), data)
 
 
-def test_both_roads_together_bring_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_both_transports_together_deliver_everything_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(MountRules,), phases=NO_SHRINKING)
 
 
-def test_the_files_alone_bring_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_shared_storage_alone_delivers_everything_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_a_receiver_that_does_not_know_what_it_has_is_found_out(play: Callable[..., None]) -> None:
+def test_the_machine_detects_a_receiver_that_stores_resent_bytes_again(play: Callable[..., None]) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(
             Replication,
-            TakesWhatIsHereAgain,
+            StoresResentBytesAgain,
             more_rules=(MountRules,),
             max_examples=300,
             derandomize=True,

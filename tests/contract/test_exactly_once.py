@@ -1,12 +1,12 @@
-"""Every metric and every byte of a log arrives once and in order, whatever dies: the promise all else stands on.
+"""Every metric and every byte of a log is stored once and in order, whatever dies.
 
-The machine itself is in conftest.py; test_planted_faults.py shows that it notices.
+The machine is in conftest.py; test_planted_faults.py shows that it detects faults.
 """
 
 from collections.abc import Callable
 
 
-def test_everything_an_attempt_wrote_is_stored_once_and_in_order_whatever_dies(
+def test_every_written_byte_is_stored_once_and_in_order_whatever_dies(
     play: Callable[..., None],
 ) -> None:
     play()

@@ -1,7 +1,7 @@
-"""What this project relies on in a Kubernetes API server, asked with the official client.
+"""The behaviour of a Kubernetes API server that this project relies on, with the official client.
 
-The server of our own has to answer as a real one does. With TEST_KUBECONFIG=<file> a real one is asked (`make test-k8s`): the
-tests make kinds of their own and objects that nobody acts upon, in the namespace TEST_K8S_NAMESPACE, and remove them.
+The fake server must behave like a real one. With TEST_KUBECONFIG=<file> the tests use a real one (`make
+test-k8s`): they create kinds and objects of their own in the namespace TEST_K8S_NAMESPACE, and delete them.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ watching = pytest.importorskip("kubernetes.watch")
 
 pytestmark = pytest.mark.any_cluster
 NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
-# No operator's: whatever is installed there has nothing to do with these.
+# A group of its own, so that no installed operator reacts.
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
@@ -45,7 +45,7 @@ def a_framework(name, **labels):
 
 
 class Asked:
-    """A server, and the official client's ways to ask it."""
+    """A server, and the official client's APIs for it."""
 
     def __init__(self, kubeconfig):
         self.kubeconfig = kubeconfig
@@ -57,7 +57,7 @@ class Asked:
         self.count = 0
 
     def made(self, **labels):
-        """A Framework of this run's own, and its name."""
+        """Create a Framework of this test run; return its name and the object."""
         self.count += 1
         name = f"probe{self.run}n{self.count}"
         return name, self.custom.create_namespaced_custom_object(
@@ -71,7 +71,7 @@ class Asked:
         return self.custom.list_namespaced_custom_object(*FRAMEWORKS, **options)
 
     def watched(self, seconds, **options):
-        """What a watch of so many seconds shows: types and names."""
+        """The types and objects that a watch of so many seconds shows."""
         stream = watching.Watch().stream(
             self.custom.list_namespaced_custom_object, *FRAMEWORKS, timeout_seconds=seconds, **options
         )
@@ -110,11 +110,11 @@ def refused(status, reason):
     assert reason is None or json.loads(failure.value.body)["reason"] == reason
 
 
-def test_a_server_says_its_version(asked):
+def test_a_server_reports_its_version(asked):
     assert client.VersionApi(asked.api).get_code().git_version.startswith("v1.")
 
 
-def test_an_object_is_given_identity_version_and_generation(asked):
+def test_a_new_object_has_a_uid_a_version_and_a_generation(asked):
     _, made = asked.made()
     meta = made["metadata"]
     assert meta["uid"]
@@ -123,13 +123,13 @@ def test_an_object_is_given_identity_version_and_generation(asked):
     assert meta["generation"] == 1
 
 
-def test_a_name_is_given_once(asked):
+def test_a_second_object_with_the_same_name_is_refused(asked):
     name, _ = asked.made()
     with refused(409, "AlreadyExists"):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework(name))
 
 
-def test_what_is_not_there_is_not_found(asked):
+def test_missing_objects_and_kinds_are_not_found(asked):
     with refused(404, "NotFound"):
         asked.get("nope")
     with refused(404, None):
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_not_found(asked):
 
 
 @pytest.mark.parametrize("change", [{"metadata": {"name": "Bad_Name"}}, {"kind": "TFJob"}])
-def test_what_is_invalid_is_refused_with_that_word(asked, change):
+def test_an_invalid_object_is_refused_as_invalid(asked, change):
     with refused(422, "Invalid"):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
 
@@ -152,7 +152,7 @@ def test_a_replacement_of_an_old_version_is_a_conflict(asked):
         asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=old)
 
 
-def test_status_is_written_through_its_own_resource_and_nothing_else_is(asked):
+def test_the_status_is_written_only_through_its_subresource(asked):
     name, _ = asked.made()
     both = {"status": {"state": "AttemptRunning"}, "spec": {"executionType": "Stop"}}
     asked.custom.patch_namespaced_custom_object_status(*FRAMEWORKS, name=name, body=both)
@@ -165,7 +165,7 @@ def test_status_is_written_through_its_own_resource_and_nothing_else_is(asked):
     assert found["metadata"]["generation"] == 2
 
 
-def test_a_list_of_operations_goes_out_as_a_merge_patch_and_is_refused(asked):
+def test_a_json_patch_sent_as_a_merge_patch_is_refused(asked):
     name, _ = asked.made()
     operations = [{"op": "replace", "path": "/spec/executionType", "value": "Stop"}]
     with pytest.raises(client.ApiException) as failure:
@@ -173,7 +173,7 @@ def test_a_list_of_operations_goes_out_as_a_merge_patch_and_is_refused(asked):
     assert failure.value.status in (400, 422)
 
 
-def test_labels_and_fields_choose(asked):
+def test_objects_are_selected_by_labels_and_fields(asked):
     name, _ = asked.made(colour="red")
     asked.made(colour="blue")
     run = f"run={asked.run},"
@@ -186,7 +186,7 @@ def test_labels_and_fields_choose(asked):
     assert asked.list(field_selector="metadata.name=zz")["items"] == []
 
 
-def test_a_long_list_comes_in_pages(asked):
+def test_a_long_list_is_returned_in_pages(asked):
     for _ in range(3):
         asked.made(page="yes")
     chosen = {"label_selector": f"run={asked.run},page=yes", "limit": 2}
@@ -197,7 +197,7 @@ def test_a_long_list_comes_in_pages(asked):
     assert not second["metadata"].get("continue")
 
 
-def test_a_watch_from_a_list_shows_exactly_what_comes_after_and_ends_in_time(asked):
+def test_a_watch_from_a_list_shows_all_later_changes_and_ends_after_its_timeout(asked):
     since = asked.list()["metadata"]["resourceVersion"]
     seen = []
     thread = threading.Thread(
@@ -220,7 +220,7 @@ def test_a_watch_from_a_list_shows_exactly_what_comes_after_and_ends_in_time(ask
     ]
 
 
-def test_a_watch_from_an_earlier_version_shows_what_happened_since(asked):
+def test_a_watch_from_an_earlier_version_shows_the_changes_since_then(asked):
     name, made = asked.made()
     asked.custom.patch_namespaced_custom_object_status(
         *FRAMEWORKS, name=name, body={"status": {"state": "R1"}}
@@ -233,12 +233,12 @@ def test_a_watch_from_an_earlier_version_shows_what_happened_since(asked):
     assert [(kind, found["status"]["state"]) for kind, found in seen] == [("MODIFIED", "R1")]
 
 
-def test_a_watch_from_long_ago_is_gone(asked):
+def test_a_watch_from_an_expired_version_is_gone(asked):
     with refused(410, None):
         asked.watched(1, resource_version="1")
 
 
-def test_what_is_deleted_in_the_foreground_goes_after_all_that_it_owns(asked):
+def test_an_object_deleted_in_the_foreground_is_deleted_after_its_dependents(asked):
     tfjobs = (GROUP, "v1", NAMESPACE, "tfjobs")
     job, pod = f"probe{asked.run}tf", f"probe{asked.run}tf-worker-0"
     made = asked.custom.create_namespaced_custom_object(
@@ -258,7 +258,7 @@ def test_what_is_deleted_in_the_foreground_goes_after_all_that_it_owns(asked):
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    # No node has this name, so that nobody runs it.
+    # No scheduler has this name, so the pod never runs.
     asked.core.create_namespaced_pod(
         NAMESPACE,
         {
@@ -281,13 +281,13 @@ def test_what_is_deleted_in_the_foreground_goes_after_all_that_it_owns(asked):
 
     wait_until(
         lambda: is_gone(lambda: asked.custom.get_namespaced_custom_object(*tfjobs, name=job)),
-        "the job is gone",
+        "the job is deleted",
         DEADLINE_S,
     )
     assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
 
 
-def test_what_is_deleted_for_good_is_told_as_success(asked):
+def test_a_delete_without_finalizers_returns_success(asked):
     where = (GROUP, "v1", NAMESPACE, "pytorchjobs")
     name = f"probe{asked.run}pt"
     body = {
@@ -314,14 +314,14 @@ def with_token(asked, token):
         (LOW_TOKEN if "TEST_KUBECONFIG" not in os.environ else None, 403, "Forbidden"),
     ],
 )
-def test_a_token_says_who_asks(asked, token, status, reason):
+def test_an_invalid_token_and_a_missing_permission_are_refused(asked, token, status, reason):
     if token is None:
-        pytest.skip("no token of a user without rights is known here")
+        pytest.skip("no token of a user without permissions is available")
     with with_token(asked, token) as api, refused(status, reason):
         client.CustomObjectsApi(api).list_namespaced_custom_object(*FRAMEWORKS)
 
 
-def test_text_of_a_secret_is_kept_as_base64(asked):
+def test_string_data_of_a_secret_is_stored_as_base64(asked):
     name = f"probe{asked.run}"
     made = asked.core.create_namespaced_secret(
         NAMESPACE, {"metadata": {"name": name}, "stringData": {"a": "b"}}
@@ -330,7 +330,7 @@ def test_text_of_a_secret_is_kept_as_base64(asked):
     assert made.data == {"a": "Yg=="}
 
 
-def test_a_collection_is_deleted_by_its_labels(asked):
+def test_a_collection_is_deleted_by_labels(asked):
     for _ in range(2):
         asked.made(gone="yes")
     chosen = {"label_selector": f"run={asked.run},gone=yes"}
@@ -338,7 +338,7 @@ def test_a_collection_is_deleted_by_its_labels(asked):
     assert asked.list(**chosen)["items"] == []
 
 
-def test_a_review_says_what_one_may_do(asked):
+def test_a_self_subject_access_review_reports_permissions(asked):
     attributes = {"namespace": NAMESPACE, "verb": "create", "group": "", "resource": "secrets"}
     review = client.AuthorizationV1Api(asked.api).create_self_subject_access_review(
         {"spec": {"resourceAttributes": attributes}}

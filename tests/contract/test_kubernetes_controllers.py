@@ -1,4 +1,6 @@
-"""The controllers and the node of our own cluster tell the story that was recorded of real ones, and are as strict as those."""
+"""The fake cluster's controllers and node make the changes that were recorded of real ones, with the same
+checks.
+"""
 
 import json
 import sys
@@ -50,7 +52,7 @@ def completed(cluster):
     return cluster.store.get(FRAMEWORKS, "default", NAME)["status"]["attemptStatus"]
 
 
-def frameworks_told(cluster):
+def changes_of_frameworks(cluster):
     rows = []
     for entry in cluster.store.history:
         if entry.kind == FRAMEWORKS:
@@ -66,7 +68,7 @@ def frameworks_told(cluster):
     return [row for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
 
 
-def pods_told(cluster):
+def changes_of_pods(cluster):
     return [
         [
             entry.type,
@@ -80,13 +82,13 @@ def pods_told(cluster):
     ]
 
 
-def test_a_framework_that_fails_tells_the_recorded_story(cluster):
+def test_a_failing_framework_goes_through_the_recorded_changes(cluster):
     run(cluster, role())
     completed(cluster)
     cluster.store.delete(FRAMEWORKS, "default", NAME)
     recorded = json.loads(RECORDED.read_text())
-    assert frameworks_told(cluster) == recorded["frameworks"]
-    assert pods_told(cluster) == recorded["pods"]
+    assert changes_of_frameworks(cluster) == recorded["frameworks"]
+    assert changes_of_pods(cluster) == recorded["pods"]
     last = next(entry.after for entry in reversed(cluster.store.history) if entry.kind == FRAMEWORKS)
     told, wanted = last["status"]["attemptStatus"]["completionStatus"], recorded["framework_end"]
     assert {key: told[key] for key in ("code", "phrase", "trigger", "type")} == {
@@ -94,7 +96,7 @@ def test_a_framework_that_fails_tells_the_recorded_story(cluster):
     }
 
 
-def test_a_task_that_succeeds_ends_the_others_and_leaves_nothing(cluster):
+def test_a_succeeded_role_ends_the_other_tasks_and_all_objects_are_deleted(cluster):
     run(
         cluster,
         role("ps", 1, "exec sleep 100", (1, -1), terminationGracePeriodSeconds=1),
@@ -111,7 +113,7 @@ def test_a_task_that_succeeds_ends_the_others_and_leaves_nothing(cluster):
     assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
 
 
-def test_a_framework_deleted_in_the_foreground_takes_its_pods_and_secrets_along(cluster):
+def test_a_framework_deleted_in_the_foreground_deletes_its_pods_and_secrets(cluster):
     made = run(cluster, role(command="trap 'exit 9' TERM; sleep 100 & wait"))
     owner = {
         "apiVersion": made["apiVersion"],
@@ -120,30 +122,32 @@ def test_a_framework_deleted_in_the_foreground_takes_its_pods_and_secrets_along(
         "uid": made["metadata"]["uid"],
     }
     cluster.store.create(SECRETS, "default", {"metadata": {"name": "s", "ownerReferences": [owner]}})
-    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", DEADLINE_S)
+    wait_until(lambda: state(cluster) == "AttemptRunning", "the Framework runs", DEADLINE_S)
     (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
     cluster.store.delete(FRAMEWORKS, "default", NAME, {"propagationPolicy": "Foreground"})
-    wait_until(lambda: not cluster.store.find(FRAMEWORKS, "default", NAME), "it is gone", DEADLINE_S)
-    assert process.wait(DEADLINE_S) == 9, "it was asked, and not killed"
+    wait_until(
+        lambda: not cluster.store.find(FRAMEWORKS, "default", NAME), "the Framework is deleted", DEADLINE_S
+    )
+    assert process.wait(DEADLINE_S) == 9, "the process must end by SIGTERM"
     assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
-    wait_until(lambda: not cluster.store.list(SECRETS), "the secret is gone", DEADLINE_S)
+    wait_until(lambda: not cluster.store.list(SECRETS), "the secret is deleted", DEADLINE_S)
 
 
-def test_a_namespace_takes_all_that_is_in_it_along(cluster):
+def test_a_deleted_namespace_deletes_all_its_objects(cluster):
     cluster.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     cluster.store.create(SECRETS, "team", {"metadata": {"name": "s"}})
     cluster.store.delete(NAMESPACES, "", "team")
-    wait_until(lambda: not cluster.store.find(NAMESPACES, "", "team"), "it is gone", DEADLINE_S)
+    wait_until(lambda: not cluster.store.find(NAMESPACES, "", "team"), "the namespace is deleted", DEADLINE_S)
     assert cluster.store.list(SECRETS) == []
 
 
-def test_the_definition_refuses_what_frameworkcontroller_would(cluster):
+def test_the_framework_definition_refuses_invalid_frameworks(cluster):
     for wrong in ({"taskNumber": 10001}, {"name": "Worker"}, {"taskCount": 1}):
         with pytest.raises(Refused, match="Invalid"):
             run(cluster, role() | wrong)
 
 
-def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
+def test_a_container_without_its_secret_is_pending_with_that_reason(cluster):
     variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
@@ -157,13 +161,13 @@ def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
 
 
 def pending_reason(cluster, reason=None):
-    """The pod's own reason and message, and its warnings, as soon as there are any (with this reason)."""
+    """The pod's own reason and message, and its warnings, once there is a warning (with this reason)."""
     warnings = "type=Warning,involvedObject.kind=Pod"
     wait_until(
         lambda: any(
             reason in (None, each["reason"]) for each in cluster.store.list(EVENTS, "default", "", warnings)
         ),
-        *("somebody is told", 20),
+        *("a warning is reported", 20),
     )
     status = cluster.store.get(PODS, "default", f"{NAME}-worker-0")["status"]
     (scheduled,) = status["conditions"]
@@ -179,7 +183,7 @@ def pending_reason(cluster, reason=None):
     )
 
 
-def test_a_mount_that_fails_is_told_in_an_event_alone(cluster):
+def test_a_failed_mount_is_reported_only_in_an_event(cluster):
     volume = {"name": "v", "nfs": {"server": "nas", "path": "/none"}}
     run(cluster, role(volumes=[volume]))
     reason, message, ((kind, text),) = pending_reason(cluster)
@@ -187,13 +191,13 @@ def test_a_mount_that_fails_is_told_in_an_event_alone(cluster):
     assert text.startswith('MountVolume.SetUp failed for volume "v" : ')
 
 
-def test_what_no_node_takes_is_told_in_its_status_and_in_an_event(cluster):
+def test_an_unschedulable_pod_is_reported_in_its_status_and_in_an_event(cluster):
     run(cluster, role(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "none"}}]))
     text = '0/1 nodes are available: persistentvolumeclaim "none" not found.'
     assert pending_reason(cluster) == ("Unschedulable", text, [("FailedScheduling", text)])
 
 
-def test_an_image_that_is_not_there_is_told_in_its_status_and_in_events(cluster):
+def test_a_missing_image_is_reported_in_the_pods_status_and_in_events(cluster):
     cluster.node.missing_images.add("x")
     run(cluster, role())
     reason, message, events = pending_reason(cluster)
@@ -201,7 +205,7 @@ def test_an_image_that_is_not_there_is_told_in_its_status_and_in_events(cluster)
     assert events[0] == ("Failed", 'Failed to pull image "x": not found')
 
 
-def test_pods_beyond_a_quota_are_made_when_there_is_room_and_nobody_is_told(cluster):
+def test_pods_above_a_quota_are_created_later_without_a_warning(cluster):
     quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}}
     cluster.store.create(QUOTAS, "default", quota)
     run(cluster, role(count=2, command="true", policy=(1, 2)))
@@ -215,9 +219,9 @@ def test_pods_beyond_a_quota_are_made_when_there_is_room_and_nobody_is_told(clus
     assert made == [f"{NAME}-worker-0", f"{NAME}-worker-1"]
 
 
-def test_a_node_that_is_lost_leaves_pods_that_end_when_it_is_given_up(cluster):
+def test_pods_of_a_lost_node_end_when_the_node_is_deleted(cluster):
     run(cluster, role(command="exec sleep 100"))
-    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", DEADLINE_S)
+    wait_until(lambda: state(cluster) == "AttemptRunning", "the Framework runs", DEADLINE_S)
     (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
     cluster.node.lose()
     assert process.wait(DEADLINE_S) == -9
@@ -225,17 +229,17 @@ def test_a_node_that_is_lost_leaves_pods_that_end_when_it_is_given_up(cluster):
         (each["reason"], each["message"]) for each in cluster.store.list(EVENTS)
     ]
     pod = cluster.store.get(PODS, "default", f"{NAME}-worker-0")
-    assert pod["status"]["phase"] == "Running", "nobody there can say otherwise"
+    assert pod["status"]["phase"] == "Running", "the lost node cannot report another phase"
     assert "deletionTimestamp" in pod["metadata"]
     cluster.node.bury()
     assert completed(cluster)["completionStatus"]["phrase"] == "PodExternalDeleted"
 
 
-def test_pods_may_run_without_processes(tmp_path):
+def test_still_pods_run_without_processes(tmp_path):
     with KubeCluster(tmp_path, runs=StillPod) as still:
         still.store.create(DEFINITIONS, "", FRAMEWORK)
         run(still, role(command="exit 3"))
-        wait_until(lambda: state(still) == "AttemptRunning", "it runs", DEADLINE_S)
+        wait_until(lambda: state(still) == "AttemptRunning", "the Framework runs", DEADLINE_S)
         (nothing,) = still.node.processes("default", f"{NAME}-worker-0")
         nothing.send_signal(0)
         assert completed(still)["completionStatus"]["code"] == 0
@@ -266,7 +270,7 @@ def test_a_barrier_holds_every_task_until_all_have_an_address(cluster):
     assert "terminated" in initialising[-1]
 
 
-def test_dollars_and_paths_are_seen_as_containers_see_them():
+def test_variables_and_mounted_paths_are_resolved_in_commands():
     assert expanded("$$ $(A) $(B) $$(A) $A", {"A": "a"}) == "$ a $(B) $(A) $A"
     mounts = {"/tmp/mount": "/here", "/dev/shm": "/there"}
     assert seen_here("cd '/tmp/mount/x'; ls /tmp/mounted /my/tmp/mount", mounts) == (
@@ -274,7 +278,7 @@ def test_dollars_and_paths_are_seen_as_containers_see_them():
     )
 
 
-def test_processes_are_no_fakes(cluster, tmp_path):
+def test_containers_run_real_processes(cluster, tmp_path):
     run(cluster, role(command=f"exec {sys.executable} -c 'print(6 * 7)'"))
     completed(cluster)
     assert (tmp_path / f"default-{NAME}-worker-0.log").read_text() == "42\n"

@@ -1,4 +1,4 @@
-"""The operators of our own cluster tell the story that was recorded of real ones; the others, that of their documentation."""
+"""The fake cluster's operators make the changes that were recorded of real ones, or that are documented."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def recorded(name):
     return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def told_of_jobs(cluster, kind):
+def changes_of_jobs(cluster, kind):
     rows = []
     for entry in cluster.store.history:
         if entry.kind == kind:
@@ -41,7 +41,7 @@ def told_of_jobs(cluster, kind):
 
 
 def made(cluster, name):
-    """A pod as it was made."""
+    """A pod as it was created."""
     entry = next(
         each for each in cluster.store.history if each.kind is PODS and each.after["metadata"]["name"] == name
     )
@@ -62,11 +62,11 @@ def until_met(cluster, kind, name, type_):
 
 
 def waits_for(path, code):
-    """What ends, with this exit code, once there is such a file."""
+    """A command that waits for a file and then ends with this exit code."""
     return ["sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done; exit {code}"]
 
 
-def test_a_pytorchjob_that_fails_tells_the_recorded_story(cluster, tmp_path):
+def test_a_failing_pytorchjob_goes_through_the_recorded_changes(cluster, tmp_path):
     wanted = recorded("pytorchjob_that_fails")
     spec = copy.deepcopy(wanted["spec"])
     container = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
@@ -76,8 +76,8 @@ def test_a_pytorchjob_that_fails_tells_the_recorded_story(cluster, tmp_path):
     (tmp_path / "end").touch()
     until_met(cluster, PYTORCH_JOBS, "pt1", "Failed")
     cluster.store.delete(PYTORCH_JOBS, "default", "pt1")
-    wait_until(lambda: not cluster.store.list(PODS), "its pod is gone", DEADLINE_S)
-    assert told_of_jobs(cluster, PYTORCH_JOBS) == wanted["jobs"]
+    wait_until(lambda: not cluster.store.list(PODS), "its pod is deleted", DEADLINE_S)
+    assert changes_of_jobs(cluster, PYTORCH_JOBS) == wanted["jobs"]
     assert {"pt1-master-0": made(cluster, "pt1-master-0")} == wanted["made"]
     pods = [
         [
@@ -93,13 +93,13 @@ def test_a_pytorchjob_that_fails_tells_the_recorded_story(cluster, tmp_path):
     assert pods == wanted["pods"]
 
 
-def test_a_tfjob_that_succeeds_while_its_parameter_server_runs_tells_the_recorded_story(cluster, tmp_path):
+def test_a_succeeding_tfjob_with_a_parameter_server_goes_through_the_recorded_changes(cluster, tmp_path):
     wanted = recorded("tfjob_that_succeeds")
     spec = copy.deepcopy(wanted["spec"])
     for type_ in ("PS", "Worker"):
         container = spec["tfReplicaSpecs"][type_]["template"]["spec"]["containers"][0]
         container |= {"command": waits_for(tmp_path / type_, 0), "image": type_}
-    # Then the one starts before the other, as it did.
+    # The parameter server must start first, as in the recording.
     cluster.node.missing_images.add("Worker")
     cluster.store.create(TF_JOBS, "default", {"metadata": {"name": "tf1"}, "spec": spec})
 
@@ -113,13 +113,13 @@ def test_a_tfjob_that_succeeds_while_its_parameter_server_runs_tells_the_recorde
     (tmp_path / "Worker").touch()
     until_met(cluster, TF_JOBS, "tf1", "Succeeded")
     (tmp_path / "PS").touch()
-    wait_until(lambda: replicas()["PS"] == {"succeeded": 1}, "that has ended, too", DEADLINE_S)
+    wait_until(lambda: replicas()["PS"] == {"succeeded": 1}, "the parameter server has ended", DEADLINE_S)
     cluster.store.delete(TF_JOBS, "default", "tf1")
-    assert told_of_jobs(cluster, TF_JOBS) == wanted["jobs"]
+    assert changes_of_jobs(cluster, TF_JOBS) == wanted["jobs"]
     assert {name: made(cluster, name) for name in wanted["made"]} == wanted["made"]
 
 
-def test_a_replica_that_was_killed_is_made_anew_where_its_policy_says_so(cluster):
+def test_a_killed_replica_is_restarted_if_its_policy_permits(cluster):
     container = {"name": "tensorflow", "image": "x", "command": ["sleep", "100"]}
     worker = {"replicas": 1, "restartPolicy": "ExitCode", "template": {"spec": {"containers": [container]}}}
     body = {"metadata": {"name": "tf1"}, "spec": {"tfReplicaSpecs": {"Worker": worker}}}
@@ -127,8 +127,8 @@ def test_a_replica_that_was_killed_is_made_anew_where_its_policy_says_so(cluster
     until_met(cluster, TF_JOBS, "tf1", "Running")
     cluster.node.kill("default", "tf1-worker-0")
     wait_until(
-        lambda: any(row[1] and row[1][-1][0] == "Restarting" for row in told_of_jobs(cluster, TF_JOBS)),
-        "it restarts",
+        lambda: any(row[1] and row[1][-1][0] == "Restarting" for row in changes_of_jobs(cluster, TF_JOBS)),
+        "the job restarts",
         DEADLINE_S,
     )
     until_met(cluster, TF_JOBS, "tf1", "Running")
@@ -143,12 +143,12 @@ def a_job(name="j1", count=2, command="test $JOB_COMPLETION_INDEX -lt 2", **labe
     return {"metadata": {"name": name, "labels": labels}, "spec": spec | {"template": {"spec": pod}}}
 
 
-def test_an_indexed_job_tells_each_pod_its_number_and_is_complete_when_all_are(cluster):
+def test_an_indexed_job_gives_each_pod_an_index_and_is_complete_after_all_pods(cluster):
     cluster.store.create(JOBS, "default", a_job())
     status = until_met(cluster, JOBS, "j1", "Complete")
     assert (status["succeeded"], status["active"]) == (2, 0)
     cluster.store.delete(JOBS, "default", "j1")
-    wait_until(lambda: not cluster.store.list(PODS), "its pods are gone", DEADLINE_S)
+    wait_until(lambda: not cluster.store.list(PODS), "its pods are deleted", DEADLINE_S)
     cluster.store.create(
         JOBS, "default", a_job(command="[ $JOB_COMPLETION_INDEX = 1 ] && exit 7; exec sleep 100")
     )
@@ -156,7 +156,7 @@ def test_an_indexed_job_tells_each_pod_its_number_and_is_complete_when_all_are(c
     assert conditions(cluster, JOBS, "j1") == {"FailureTarget": "True", "Failed": "True"}
 
 
-def test_a_job_with_a_queue_waits_until_that_takes_it(cluster):
+def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_it(cluster):
     queue = {"metadata": {"name": "team"}, "spec": {"clusterQueue": "all", "stopPolicy": "Hold"}}
     cluster.store.create(LOCAL_QUEUES, "default", queue)
     cluster.store.create(JOBS, "default", a_job(**{QUEUE: "team"}))
@@ -168,7 +168,7 @@ def test_a_job_with_a_queue_waits_until_that_takes_it(cluster):
 
 
 @pytest.mark.parametrize("release", ["2.1", "2.2"])
-def test_a_trainjob_is_its_runtime_with_what_it_changes(cluster, release):
+def test_a_trainjob_runs_its_runtime_with_its_own_changes(cluster, release):
     definitions_of = (definitions.train_job(release), definitions.CLUSTER_RUNTIME)
     for each in definitions_of:
         cluster.store.create(DEFINITIONS, "", each)
@@ -191,13 +191,13 @@ def test_a_trainjob_is_its_runtime_with_what_it_changes(cluster, release):
     pods = cluster.store.list(PODS)
     assert len(pods) == 2
     assert all(each["metadata"]["labels"]["mine"] == "yes" for each in pods)
-    assert [len(each["spec"]["volumes"]) for each in pods] == [1, 1], "each release has a field of its own"
+    assert [len(each["spec"]["volumes"]) for each in pods] == [1, 1], "each release must read its own field"
     other = {"metadata": {"name": "t2"}, "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "none"}}}
     cluster.store.create(TRAIN_JOBS, "default", other)
     until_met(cluster, TRAIN_JOBS, "t2", "Failed")
 
 
-def test_the_definitions_refuse_what_the_operators_would(cluster):
+def test_the_resource_definitions_refuse_invalid_jobs(cluster):
     container = {"name": "pytorch", "image": "x"}
     spec = {
         "pytorchReplicaSpecs": {"Chief": {"replicas": 1, "template": {"spec": {"containers": [container]}}}}

@@ -1,4 +1,4 @@
-"""The test of the test: parts that are wrong in one place each, and the exactly-once machine that has to notice."""
+"""Planted faults: parts with one fault each, which the exactly-once machine must detect."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,19 +11,19 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# The same for the right parts and for the wrong ones, and the same in every run. The best hidden fault is found after half.
+# The same examples for correct and faulty parts, in every run. The faults are all found within half of them.
 SAME_GAME: dict[str, Any] = {"max_examples": 400, "derandomize": True, "phases": [Phase.generate]}
 
 
-class GoesOnOneByteLate(Replication):
-    """Off by one in the offset: takes `durable` for the last byte that is there, not for the first that is not."""
+class ResumesOneByteLate(Replication):
+    """Off by one: takes `durable` for the offset of the last stored byte, not of the next one."""
 
     def link_came_up(self, durable: Offsets) -> None:
         super().link_came_up({stream: offset + 1 for stream, offset in durable.items()})
 
 
-class TakesOneByteTwice(AttemptIngest):
-    """Off by one in the offset, the other way round."""
+class StoresOneByteTwice(AttemptIngest):
+    """Off by one in the other direction."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         repeats = 0 < self.received(stream) - offset < len(data)
@@ -31,21 +31,21 @@ class TakesOneByteTwice(AttemptIngest):
 
 
 class AcknowledgesBeforeCommit(AttemptIngest):
-    """What has arrived counts as safe."""
+    """Received bytes count as stored."""
 
     @property
     def durable(self) -> Mapping[Stream, int]:
         return {stream: self.received(stream) for stream in super().durable}
 
 
-class CountsWhatComesAgainAsNew(AttemptIngest):
-    """Forgets that offsets are what tells new from old."""
+class StoresResentBytesAgain(AttemptIngest):
+    """Ignores offsets, so that bytes that are sent again count as new."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, self.received(stream), data)
 
 
-class ForgetsAStream(Replication):
+class OmitsAStream(Replication):
     """Replicates all streams but the last."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
@@ -57,7 +57,7 @@ class ForgetsAStream(Replication):
 
 
 class ClosesBeforeDurable(AttemptIngest):
-    """Takes an attempt for complete once its bytes have arrived."""
+    """An attempt is complete when its bytes have arrived."""
 
     @property
     def is_complete(self) -> bool:
@@ -66,8 +66,8 @@ class ClosesBeforeDurable(AttemptIngest):
         )
 
 
-class ForgetsAStreamAtTheEnd(AttemptIngest):
-    """The final size of the metrics is all that counts."""
+class ChecksOnlyMetricsAtTheEnd(AttemptIngest):
+    """Only the final size of the metrics is checked."""
 
     @property
     def is_complete(self) -> bool:
@@ -77,23 +77,23 @@ class ForgetsAStreamAtTheEnd(AttemptIngest):
         )
 
 
-class GoesOnFromWhereItWas(Replication):
-    """Believes after a lost link that all it sent has come through."""
+class ResumesFromSentOffset(Replication):
+    """Assumes after a lost link that all sent bytes have arrived."""
 
     def link_came_up(self, durable: Offsets) -> None:
         sent = {stream: progress.sent for stream, progress in self._progress.items()}
         super().link_came_up({stream: max(durable.get(stream, 0), sent[stream]) for stream in sent})
 
 
-class KnowsNoWindow(Replication):
-    """Sends all there is."""
+class IgnoresTheWindow(Replication):
+    """Sends all bytes at once."""
 
     def confirmed(self, durable: Offsets) -> None:
         super().confirmed({stream: progress.size for stream, progress in self._progress.items()})
 
 
-class KeepsTornRecordsForEver(AttemptIngest):
-    """Waits for the rest of a record whose writer is gone."""
+class KeepsPartialRecords(AttemptIngest):
+    """Waits for the rest of a record whose writer has ended."""
 
     def end(self, final_sizes: Offsets) -> list[StreamWrite]:
         self._final_sizes = dict(final_sizes)
@@ -101,16 +101,16 @@ class KeepsTornRecordsForEver(AttemptIngest):
 
 
 FAULTS: list[tuple[type[Replication], type[AttemptIngest]]] = [
-    (GoesOnOneByteLate, AttemptIngest),
-    (Replication, TakesOneByteTwice),
+    (ResumesOneByteLate, AttemptIngest),
+    (Replication, StoresOneByteTwice),
     (Replication, AcknowledgesBeforeCommit),
-    (Replication, CountsWhatComesAgainAsNew),
-    (ForgetsAStream, AttemptIngest),
+    (Replication, StoresResentBytesAgain),
+    (OmitsAStream, AttemptIngest),
     (Replication, ClosesBeforeDurable),
-    (Replication, ForgetsAStreamAtTheEnd),
-    (GoesOnFromWhereItWas, AttemptIngest),
-    (KnowsNoWindow, AttemptIngest),
-    (Replication, KeepsTornRecordsForEver),
+    (Replication, ChecksOnlyMetricsAtTheEnd),
+    (ResumesFromSentOffset, AttemptIngest),
+    (IgnoresTheWindow, AttemptIngest),
+    (Replication, KeepsPartialRecords),
 ]
 
 
@@ -119,18 +119,18 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
-def test_the_machine_notices(
+def test_the_machine_detects_a_planted_fault(
     play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(replication_type, receiver_type, **SAME_GAME)
 
 
-def test_the_machine_finds_nothing_wrong_with_the_right_parts(play: Callable[..., None]) -> None:
+def test_the_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
     play(**SAME_GAME)
 
 
-def test_the_machine_notices_a_window_that_is_smaller_than_a_record(
+def test_the_machine_detects_a_window_smaller_than_a_record(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)

@@ -71,7 +71,7 @@ async def test_a_failed_job_has_its_exit_code_and_the_last_lines_of_its_stderr(p
         await platform.is_clean()
 
 
-async def test_a_job_whose_memory_is_full_has_that_reason(platform):
+async def test_an_oom_killed_job_ends_with_reason_out_of_memory(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -96,7 +96,7 @@ async def test_a_stopped_job_exits_in_its_grace_period_and_its_end_is_reported_a
     assert len(platform.ends) == 1
 
 
-async def test_a_job_that_somebody_else_removed_has_ended_with_that_reason(platform):
+async def test_a_job_removed_by_another_client_ends_with_that_reason(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -174,7 +174,7 @@ async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # as after an answer that was lost
+        await service.submit(platform.settings())  # as after a lost response
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()

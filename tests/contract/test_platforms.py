@@ -1,5 +1,6 @@
-"""The rules for experiments on every training service: a real engine and real keepers. The rules for jobs are in
-test_platform_jobs.py.
+"""The rules for experiments on every training service, with a real engine and real keepers.
+
+The rules for jobs are in test_platform_jobs.py.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ nni_sdk.report_final_result(x)
 
 
 class Running:
-    """An experiment whose manager runs."""
+    """An experiment with a running manager."""
 
     def __init__(self, platform, engine):
         self.platform, self.engine = platform, engine
@@ -109,12 +110,12 @@ def platform(request, tmp_path, monkeypatch):
 on_every_platform = pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
 
 
-# ---- an experiment from its start to its end, whose trials end in every way
+# ---- a whole experiment whose trials end in every way
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)
 def done(request, tmp_path_factory):
-    """What is shown and stored of such an experiment."""
+    """The shown and stored data of this experiment."""
     folder = tmp_path_factory.mktemp("platform")
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
@@ -185,7 +186,7 @@ def test_a_trial_that_the_user_stops_is_cancelled(done):
     assert stopped["endTime"] >= stopped["startTime"]
 
 
-def test_a_trial_whose_job_somebody_removed_fails_with_that_reason(done):
+def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
     if done.platform.removal_kills:  # otherwise the keeper reports the end, and no message

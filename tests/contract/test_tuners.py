@@ -1,4 +1,4 @@
-"""What every tuner must keep to, and what each of them is for."""
+"""The contract of all tuners, and the specific behaviour of each."""
 
 import json
 import math
@@ -57,7 +57,7 @@ CHECKPOINTS = Path("checkpoints")
 
 
 def kinds(*left_out):
-    """The names of all tuners but these; one whose library is not here is skipped."""
+    """The names of all tuners but these; a tuner without its library is skipped."""
     return [
         pytest.param(
             name,
@@ -69,7 +69,7 @@ def kinds(*left_out):
     ]
 
 
-# As an experiment file may set them, so that a dozen trials are enough to see them learn.
+# Arguments as in an experiment file, so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -89,7 +89,7 @@ def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
 
 @pytest.fixture(params=kinds(*ENUMERATING))
 def a_tuner(request):
-    """Makes a tuner of each kind over a raw search space."""
+    """Makes a tuner of each kind for a search space."""
 
     def make(raw=TWO_FLOATS, seed=1, optimize_mode="minimize"):
         make.name = request.param
@@ -99,7 +99,7 @@ def a_tuner(request):
 
 
 def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
-    """Ask for, and tell, each of the keys in turn; the history as the store would keep it."""
+    """Ask for and tell each key in turn; return the history as the store would keep it."""
     history = []
     for key in keys:
         suggestion = tuner.ask(key)
@@ -110,18 +110,20 @@ def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
 
 
 def plain(parameters):
-    """Without what some tuners add to those of the search space."""
+    """The parameters without those that some tuners add to the search space."""
     added = ("TRIAL_BUDGET", "load_checkpoint_dir", "save_checkpoint_dir")
     return {name: value for name, value in parameters.items() if name not in added}
 
 
 def proposed(history):
-    """Not the metadata: CMA-ES pickles its state into them, and equal objects may differ in their pickles."""
+    """Parameters only: CMA-ES pickles its state into the metadata, and equal objects may have different
+    pickles.
+    """
     return [past.parameters for past in history]
 
 
 def stored(history):
-    """The history as it comes back from the store: through JSON."""
+    """The history after a round trip through JSON, as from the store."""
     return [
         PastTrial(past.key, past.parameters, json.loads(json.dumps(past.metadata)), past.value, past.ended)
         for past in history
@@ -139,7 +141,7 @@ def test_without_a_seed_two_experiments_differ(a_tuner):
 
 
 @pytest.mark.parametrize("restart_after", [1, 18])
-def test_a_rebuilt_tuner_goes_on_as_the_first_would_have(a_tuner, restart_after):
+def test_a_restored_tuner_proposes_the_same_parameters(a_tuner, restart_after):
     unbroken = run(a_tuner(ALL_TYPES), range(24), lambda parameters: parameters["normal"])
     rebuilt = a_tuner(ALL_TYPES)
     rebuilt.restore(stored(unbroken[:restart_after]))
@@ -147,7 +149,7 @@ def test_a_rebuilt_tuner_goes_on_as_the_first_would_have(a_tuner, restart_after)
     assert proposed(later) == proposed(unbroken[restart_after:])
 
 
-def test_a_trial_that_ran_through_a_restart_can_still_be_told(a_tuner):
+def test_the_result_of_a_trial_that_ran_across_a_restart_is_accepted(a_tuner):
     tuner = a_tuner()
     history = run(tuner, range(12))
     suggestion = tuner.ask(12)
@@ -158,11 +160,11 @@ def test_a_trial_that_ran_through_a_restart_can_still_be_told(a_tuner):
     assert rebuilt.ask(13).parameters == tuner.ask(13).parameters
     tuner.tell(12, 0.5)
     rebuilt.tell(12, 0.5)
-    rebuilt.tell(0, 3.0)  # ended before the restart: heard and ignored
+    rebuilt.tell(0, 3.0)  # ended before the restart: the result is ignored
     assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
-def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
+def test_a_history_of_a_thousand_trials_is_restored(a_tuner):
     metadata = a_tuner().ask(0).metadata
     tuner = a_tuner()
     tuner.restore(PastTrial(key, {}, metadata, float(key), ended=True) for key in range(1000))
@@ -171,7 +173,7 @@ def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
     assert plain(tuner.ask(1000).parameters).keys() == {"x", "y"}
 
 
-def test_a_failed_trial_survives_a_restart_as_failed(a_tuner):
+def test_a_failed_trial_is_restored_as_failed(a_tuner):
     failing = run(a_tuner(), range(12), lambda parameters: None)
     rebuilt = a_tuner()
     rebuilt.restore(stored(failing))
@@ -179,7 +181,7 @@ def test_a_failed_trial_survives_a_restart_as_failed(a_tuner):
 
 
 def continued(tuner, values):
-    """What a tuner proposes after these results."""
+    """The next parameters of a tuner after these results."""
     for key, value in enumerate(values):
         tuner.ask(key)
         tuner.tell(key, value)
@@ -192,7 +194,7 @@ def test_nan_and_infinities_count_as_failures(a_tuner, useless):
     assert continued(a_tuner(), [*good, useless]) == continued(a_tuner(), [*good, None])
 
 
-def test_a_tuner_goes_on_when_every_trial_fails(a_tuner):
+def test_a_tuner_proposes_valid_parameters_when_every_trial_fails(a_tuner):
     history = run(a_tuner(ALL_TYPES), range(25), lambda parameters: None)
     assert all(contains(parse_search_space(ALL_TYPES), plain(past.parameters)) == [] for past in history)
 
@@ -208,7 +210,7 @@ def test_only_the_first_result_of_a_trial_counts(a_tuner):
     assert tuner.ask(15) == other.ask(15)
 
 
-def test_what_the_engine_must_never_do_is_a_bug(a_tuner):
+def test_invalid_calls_of_the_engine_raise_internal_error(a_tuner):
     tuner = a_tuner()
     suggestion = tuner.ask(0)
     with pytest.raises(InternalError, match="a second time"):
@@ -222,7 +224,7 @@ def test_what_the_engine_must_never_do_is_a_bug(a_tuner):
 @pytest.mark.parametrize(
     "metadata", [{}, {"/x": 0.0}, {"/x": 99.0, "/y": 1.0}, {"/x": 0.0, "/y": 1.0, "/z": 1}]
 )
-def test_metadata_of_another_space_is_a_bug(a_tuner, metadata):
+def test_metadata_of_another_search_space_raise_internal_error(a_tuner, metadata):
     with pytest.raises(InternalError, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
 
@@ -232,7 +234,7 @@ def test_concurrent_trials_get_different_parameters(a_tuner):
     run(tuner, range(12))
     asked = [each for key in range(12, 28) if (each := tuner.ask(key)) is not Later.LATER]
     different = len({json.dumps(suggestion.parameters) for suggestion in asked})
-    # A child of NSGA-II may be equal to its parent; a population has no more members.
+    # A child of NSGA-II may equal its parent; PBTTuner has no more members than its population.
     assert different == (4 if a_tuner.name == "PBTTuner" else 16) or (
         a_tuner.name == "NSGAII" and different >= 8
     )
@@ -247,7 +249,7 @@ def test_tpe_takes_trials_that_still_run_into_account():
     assert busy.ask(13) != idle.ask(13)
 
 
-def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
+def test_a_search_space_with_one_point_always_gives_that_point(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
     values = iter(range(15))
     history = run(a_tuner(space), range(15), lambda parameters: float(next(values) % 4))
@@ -257,13 +259,13 @@ def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
     assert plain(rebuilt.ask(15).parameters) == {"a": "only", "b": 3}
 
 
-def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
+def test_changing_returned_parameters_does_not_affect_the_tuner(a_tuner):
     tuner = a_tuner({"a": {"_type": "choice", "_value": [[1]]}})
     tuner.ask(0).parameters["a"].append(2)
     assert plain(tuner.ask(1).parameters) == {"a": [1]}
 
 
-def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
+def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
     inner = {"_type": "uniform", "_value": [0, 1]}
     space = {
         "a": {"_type": "choice", "_value": [{"_name": "n", "b": inner}]},
@@ -279,7 +281,7 @@ widths = st.floats(1e-3, 1e6)
 
 @st.composite
 def parameters_raw(draw, depth=2):
-    """A hyper-parameter as the search space file has it, of any type, with choices nested to `depth`."""
+    """A hyper-parameter as in a search space file, of any type, with choices nested to `depth`."""
     kind = draw(st.sampled_from(TYPES))
     if kind == "choice":
         plain = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3)
@@ -306,10 +308,10 @@ def nested_raw(depth):
 spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, max_size=3)
 
 
-# One tuner of a kind is as good as another: nothing of the fixture is changed by an example.
+# The examples share the fixture, which none of them changes.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
-def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner, raw, seed):
+def test_parameters_lie_in_the_search_space_and_survive_json_and_a_restart(a_tuner, raw, seed):
     space = parse_search_space(raw)
     tuner = a_tuner(raw, seed)
     history = run(tuner, range(14), lambda parameters: float(len(json.dumps(parameters))))
@@ -354,13 +356,13 @@ def test_the_normal_family_has_its_mean_and_deviation(raw, log):
     assert statistics.stdev(drawn) == pytest.approx(2, abs=0.15)
 
 
-def test_a_log_uniform_draw_is_as_often_below_the_geometric_mean_as_above():
+def test_half_of_the_loguniform_samples_are_below_the_geometric_mean():
     drawn = samples({"_type": "loguniform", "_value": [1e-4, 1]})
     assert sum(value < 1e-2 for value in drawn) / len(drawn) == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("minimize", 1), ("maximize", -1)])
-def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, sign):
+def test_tpe_minimises_a_quadratic_function_faster_than_random_search(optimize_mode, sign):
     space = dict.fromkeys(("x", "y"), TWO_FLOATS["x"])
 
     def best(name, seed):
@@ -373,7 +375,7 @@ def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, s
 
 
 @pytest.mark.parametrize("name", kinds(*ENUMERATING))
-def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
+def test_the_experiment_file_selects_the_tuner(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
     path.write_text(
@@ -401,12 +403,12 @@ BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.
 
 @pytest.fixture(params=[("GridSearch", GRID, 3 * 5 * 2), ("BatchTuner", BATCH, 3)], ids=["grid", "batch"])
 def a_list(request):
-    """Makes a tuner that tries a list once, and says how long that is."""
+    """A factory of a tuner with a finite list of points, and the length of the list."""
     name, raw, count = request.param
     return lambda: make_of(name, raw), count
 
 
-def test_a_list_is_tried_once_and_then_there_is_no_more(a_list):
+def test_a_finite_list_is_tried_once(a_list):
     make, count = a_list
     tuner = make()
     history = run(tuner, range(count), lambda parameters: None)
@@ -417,7 +419,7 @@ def test_a_list_is_tried_once_and_then_there_is_no_more(a_list):
     assert not tuner.learns
 
 
-def test_a_rebuilt_list_goes_on_where_it_was_and_fills_gaps(a_list):
+def test_a_restored_list_continues_with_the_missing_points(a_list):
     make, count = a_list
     whole = run(make(), range(count), lambda parameters: 1.0)
     rebuilt = make()
@@ -436,13 +438,13 @@ def test_a_rebuilt_list_goes_on_where_it_was_and_fills_gaps(a_list):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
-def test_metadata_of_another_list_is_a_bug(a_list, metadata):
+def test_metadata_of_another_list_raise_internal_error(a_list, metadata):
     make, _ = a_list
     with pytest.raises(InternalError, match="is not of this search space"):
         make().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
 
 
-def test_a_grid_has_every_combination_of_nnis_values_nested_ones_too():
+def test_a_grid_contains_every_combination_including_nested_values():
     points = [past.parameters for past in run(make_of("GridSearch", GRID), range(30), lambda parameters: 0.0)]
     assert [point["size"] for point in points[:10]] == [2.5, 2.5, 3, 3, 4, 4, 5, 5, 5.5, 5.5]
     nets = ["plain", {"_name": "deep", "inner": 1}, {"_name": "deep", "inner": 2}]
@@ -450,12 +452,12 @@ def test_a_grid_has_every_combination_of_nnis_values_nested_ones_too():
     assert len({json.dumps(point) for point in points}) == 30
 
 
-def test_a_grid_too_large_to_write_down_begins_at_once():
+def test_a_huge_grid_starts_without_being_enumerated():
     raw = {name: {"_type": "randint", "_value": [0, 10**15]} for name in ("a", "b")}
     assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
 
 
-def test_a_batch_is_given_as_written_and_stays_as_it_was():
+def test_batch_tuner_returns_unchanged_copies_of_its_entries():
     tuner = make_of("BatchTuner", BATCH)
     first, second = tuner.ask(0).parameters, tuner.ask(1).parameters
     assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "n": [1]})
@@ -465,8 +467,8 @@ def test_a_batch_is_given_as_written_and_stays_as_it_was():
 
 
 @pytest.mark.parametrize("name", kinds(*ENUMERATING, "Random", "QMC", *DIVIDE_A_BUDGET))
-def test_every_tuner_that_learns_finds_the_bottom_of_a_bowl_sooner_than_chance(name):
-    trials = 150 if name == "NSGAII" else 50  # which needs some generations
+def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_search(name):
+    trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations
     space = dict.fromkeys("wxyz", TWO_FLOATS["x"])
 
     def best(tuner):
@@ -483,7 +485,7 @@ def budgets(history):
 
 
 @pytest.mark.parametrize(("optimize_mode", "best"), [("minimize", min), ("maximize", max)])
-def test_hyperband_tries_the_best_of_a_round_again_with_more(optimize_mode, best):
+def test_hyperband_promotes_the_best_of_a_round_to_a_larger_budget(optimize_mode, best):
     tuner = make_of("Hyperband", TWO_FLOATS, 1, optimize_mode, R=9)
     history = run(tuner, range(22), lambda at: at["x"])
     assert budgets(history) == [1] * 9 + [3] * 3 + [9] + [3] * 5 + [9] + [9] * 3
@@ -494,7 +496,7 @@ def test_hyperband_tries_the_best_of_a_round_again_with_more(optimize_mode, best
     assert third == [best(first)]
 
 
-def test_hyperband_begins_the_next_bracket_while_trials_run():
+def test_hyperband_starts_the_next_bracket_while_trials_run():
     tuner = make_of("Hyperband", TWO_FLOATS, R=9)
     asked = [tuner.ask(key).parameters for key in range(20)]
     assert [each["TRIAL_BUDGET"] for each in asked] == [1] * 9 + [3] * 5 + [9] * 3 + [1] * 3
@@ -503,25 +505,25 @@ def test_hyperband_begins_the_next_bracket_while_trials_run():
     assert tuner.ask(20).parameters == {**asked[0], "TRIAL_BUDGET": 3}
 
 
-def test_hyperband_promotes_nobody_of_a_round_that_failed():
+def test_hyperband_promotes_no_trial_of_a_failed_round():
     tuner = make_of("Hyperband", TWO_FLOATS, R=9)
     history = run(tuner, range(12), lambda at: None)
     assert budgets(history) == [1] * 9 + [3] * 3
     assert len({past.parameters["x"] for past in history}) == 12
 
 
-def test_without_a_budget_worth_dividing_hyperband_is_random():
+def test_hyperband_with_a_budget_of_one_is_random_search():
     history = run(make_of("Hyperband", TWO_FLOATS, R=1), range(5))
     assert budgets(history) == [1] * 5
     assert len({past.parameters["x"] for past in history}) == 5
 
 
-def test_no_two_points_of_a_sequence_are_near_to_each_other():
+def test_qmc_points_are_evenly_spread():
     tuner = make_of("QMC", {"x": {"_type": "uniform", "_value": [0, 1]}})
     assert sorted(int(tuner.ask(key).parameters["x"] * 16) for key in range(16)) == list(range(16))
 
 
-def test_smac_does_not_repeat_itself_when_asked_not_to():
+def test_smac_with_config_dedup_repeats_fewer_points():
     raw = {"a": {"_type": "choice", "_value": list(range(30))}}
 
     def modelled(**class_args):
@@ -546,7 +548,7 @@ def a_population(raw=TWO_FLOATS, seed=1, **class_args):
 
 
 def a_generation(tuner, first_key, values):
-    """Asks for all of a generation, then tells these values; what was asked for."""
+    """Ask for a whole generation, then tell these values; return the suggestions."""
     asked = [tuner.ask(first_key + number) for number in range(len(values))]
     assert tuner.ask(first_key + len(values)) is Later.LATER
     for number, value in enumerate(values):
@@ -554,7 +556,7 @@ def a_generation(tuner, first_key, values):
     return asked
 
 
-def test_the_worst_of_a_generation_goes_on_from_the_checkpoint_of_the_best():
+def test_the_worst_member_of_a_generation_continues_from_the_best_checkpoint():
     tuner = a_population()
     first = a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
     assert [checkpoints_of(each) for each in first] == [(str(member), f"{member}/0") for member in range(4)]
@@ -567,7 +569,7 @@ def test_the_worst_of_a_generation_goes_on_from_the_checkpoint_of_the_best():
     assert plain(second[2].parameters) not in [plain(each.parameters) for each in first]
 
 
-def test_what_is_taken_over_is_moved_by_the_factor_or_drawn_anew():
+def test_parameters_copied_from_the_best_member_are_perturbed():
     raw = {
         "x": {"_type": "uniform", "_value": [1, 100]},
         "n": {"_type": "randint", "_value": [0, 50]},
@@ -586,7 +588,7 @@ def test_what_is_taken_over_is_moved_by_the_factor_or_drawn_anew():
         assert contains(parse_search_space(raw), plain(moved)) == []
 
 
-def test_members_that_failed_go_on_from_another_or_begin_anew():
+def test_failed_members_continue_from_another_member_or_start_again():
     tuner = a_population()
     a_generation(tuner, 0, [None, 0.1, None, math.nan])
     second = [tuner.ask(key) for key in range(4, 8)]
@@ -598,7 +600,7 @@ def test_members_that_failed_go_on_from_another_or_begin_anew():
     assert len({json.dumps(plain(each.parameters)) for each in third}) == 4
 
 
-def test_a_rebuilt_population_waits_for_the_same_trials():
+def test_a_restored_population_waits_for_the_same_trials():
     tuner = a_population()
     a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
     asked = [tuner.ask(key) for key in range(4, 7)]
@@ -625,7 +627,7 @@ def test_a_rebuilt_population_waits_for_the_same_trials():
     assert [tuner.ask(key) for key in range(8, 12)] == [rebuilt.ask(key) for key in range(8, 12)]
 
 
-def test_a_normal_hyper_parameter_moves_by_a_part_of_its_sigma():
+def test_a_normal_hyper_parameter_is_perturbed_by_a_fraction_of_its_sigma():
     tuner = a_population(
         {"x": {"_type": "normal", "_value": [10, 2]}},
         resample_probability=0,
@@ -640,7 +642,7 @@ def test_a_normal_hyper_parameter_moves_by_a_part_of_its_sigma():
         assert min(abs(value - each) for each in first) < 0.2 * 2 + 1e-6
 
 
-def test_a_folder_for_checkpoints_may_be_named():
+def test_the_checkpoint_folder_can_be_configured():
     tuner = a_population(all_checkpoint_dir="/mnt/mine")
     assert tuner.ask(0).parameters["save_checkpoint_dir"] == "/mnt/mine/0/0"
 
@@ -648,7 +650,7 @@ def test_a_folder_for_checkpoints_may_be_named():
 # ---- BOHB
 
 
-def test_bohb_divides_its_budget_as_hyperband_does():
+def test_bohb_divides_its_budget_like_hyperband():
     bohb, hyperband = (
         make_of("BOHB", TWO_FLOATS, max_budget=18, min_budget=2),
         make_of("Hyperband", TWO_FLOATS, R=9),
@@ -662,12 +664,12 @@ def test_bohb_divides_its_budget_as_hyperband_does():
 @pytest.mark.parametrize(
     ("least", "most", "expected"), [(4, 6, {6}), (3, 100, {3, 11, 33, 100}), (5, 5, {5}), (1, 3, {1, 3})]
 )
-def test_budgets_of_bohb_reach_from_the_smallest_to_the_largest_that_it_was_given(least, most, expected):
+def test_bohb_budgets_range_from_min_budget_to_max_budget(least, most, expected):
     tuner = make_of("BOHB", TWO_FLOATS, max_budget=most, min_budget=least)
     assert set(budgets(run(tuner, range(120), lambda at: at["x"]))) == expected
 
 
-def test_bohb_draws_near_what_was_good_and_now_and_then_by_chance():
+def test_bohb_samples_near_good_results_unless_random_fraction_is_one():
     raw = {"x": {"_type": "uniform", "_value": [0, 1]}}
 
     def later(**class_args):
@@ -678,7 +680,7 @@ def test_bohb_draws_near_what_was_good_and_now_and_then_by_chance():
     assert later(random_fraction=0) < later(random_fraction=1) / 2
 
 
-# ---- results that a tuner did not propose parameters for
+# ---- results of parameters that the tuner did not propose
 
 
 def known_to_be(parameters, value):
@@ -688,7 +690,7 @@ def known_to_be(parameters, value):
 LEARN_FROM_OTHERS = {"TPE", "Anneal", "Evolution", "GP", "GPTuner", "MetisTuner", "SMAC"}
 
 
-def test_imported_results_are_taken_by_those_who_can_and_hinder_nobody(a_tuner):
+def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
     tuner = a_tuner(ALL_TYPES)
     donor = make_of("Random", ALL_TYPES, seed=7)
     known = [known_to_be(donor.ask(key).parameters, float(key)) for key in range(12)]
@@ -703,18 +705,18 @@ def test_imported_results_are_taken_by_those_who_can_and_hinder_nobody(a_tuner):
     assert contains(parse_search_space(ALL_TYPES), plain(again.ask(8).parameters)) == []
 
 
-@pytest.mark.parametrize("name", sorted(LEARN_FROM_OTHERS - {"GP"}))  # which is not everywhere
-def test_who_takes_imported_results_searches_where_they_were_good(name):
+@pytest.mark.parametrize("name", sorted(LEARN_FROM_OTHERS - {"GP"}))  # GP's library is optional
+def test_a_tuner_with_imported_results_searches_near_the_good_ones(name):
     space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}
     tuner = make_of(name, space, **SMALL.get(name, {}))
     known = [known_to_be({"x": each / 40, "y": 0.5}, abs(each / 40 - 0.8)) for each in range(41)]
     assert tuner.import_results(known) == 41
     near = [abs(past.parameters["x"] - 0.8) for past in run(tuner, range(15), lambda parameters: 1.0)]
-    assert statistics.quantiles(near)[0] < 0.08, "a quarter of what chance proposes is nearer than 0.125"
+    assert statistics.quantiles(near)[0] < 0.08, "random search has a first quartile of 0.125"
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
+def test_parameters_are_reproduced_from_their_draws(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
@@ -725,14 +727,14 @@ def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
 
 
 def flat(value):
-    """Numbers by their place; all else as text."""
+    """Numbers by their path; other values as text."""
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in flat(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_points_of_a_list_that_were_tried_elsewhere_are_not_tried_again(a_list):
+def test_imported_points_of_a_list_are_not_tried_again(a_list):
     make, count = a_list
     everything = proposed(run(make(), range(count), lambda parameters: 1.0))
     known = [known_to_be(point, 1.0) for point in everything[1::2]]
@@ -743,10 +745,10 @@ def test_points_of_a_list_that_were_tried_elsewhere_are_not_tried_again(a_list):
     assert tuner.ask(count) is None
 
 
-CAME_TO_ONE = Observation("aB3dE", 1.0, "1.0", has_succeeded=True)
+RESULT_OF_ONE = Observation("aB3dE", 1.0, "1.0", has_succeeded=True)
 
 
-def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
+def test_a_tuner_with_a_changed_search_space_keeps_the_results_that_lie_in_it(tmp_path):
     wide = {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
     narrow = {"x": {"_type": "quniform", "_value": [5, 9, 1]}}
 
@@ -761,17 +763,17 @@ def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
     asked = [proposer.ask(key) for key in range(7)]
     assert [each.parameters["x"] for each in asked] == [0, 1, 2, 3, 4, 5, 6]
     for key in range(5):
-        proposer.tell_result(key, CAME_TO_ONE)
+        proposer.tell_result(key, RESULT_OF_ONE)
     history = [
         PastTrial(key, asked[key].parameters, asked[key].metadata, 1.0, ended=True) for key in range(6)
     ]
-    # Trial 5 is over, and that is known before it is told; trial 6 runs.
+    # Trial 5 has ended, and its result is in the history before the tuner receives it; trial 6 runs.
     known = [known_to_be(past.parameters, 1.0) for past in history]
     proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
-    proposer.tell_result(5, CAME_TO_ONE)
+    proposer.tell_result(5, RESULT_OF_ONE)
     first = proposer.ask(7)
-    assert first.parameters == {"x": 6.0}, "5 is known already"
-    proposer.tell_result(6, CAME_TO_ONE)
+    assert first.parameters == {"x": 6.0}, "5 has a result already"
+    proposer.tell_result(6, RESULT_OF_ONE)
     second = proposer.ask(8)
     assert second.parameters == {"x": 7.0}
 
@@ -783,6 +785,6 @@ def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
     after = TunerSession(Config(narrow, 1), make)
     after.restore(stored(history), [known_to_be({"x": 8.0}, 2.0)])
     assert after.ask(9).parameters == {"x": 9.0}
-    after.tell_result(6, CAME_TO_ONE)
-    after.tell_result(8, CAME_TO_ONE)
+    after.tell_result(6, RESULT_OF_ONE)
+    after.tell_result(8, RESULT_OF_ONE)
     assert after.ask(10) is None

@@ -1,4 +1,4 @@
-"""Tuners and assessors of the user's own: they are told what NNI tells them, and whatever they do stays in their process."""
+"""User tuners and assessors: they are called as by NNI, and their errors stay in their process."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# As they are written for NNI: nothing in these files knows of this project.
+# Written for NNI: these files do not use trial-keeper's names.
 PROPOSES = """
 from nni.tuner import Tuner
 from nni.utils import OptimizeMode, extract_scalar_reward
@@ -71,7 +71,7 @@ def process_of(tuner):
     return psutil.Process(tuner._process._process.pid)
 
 
-def test_a_tuner_hears_what_nni_tells_it(a_tuner):
+def test_a_user_tuner_is_called_as_by_nni(a_tuner):
     tuner = a_tuner(optimize_mode="minimize")
     first = tuner.ask(0)
     assert first.parameters == {"x": 0, "heard": [["space", SPACE]], "mode": "minimize"}
@@ -84,7 +84,7 @@ def test_a_tuner_hears_what_nni_tells_it(a_tuner):
     heard = tuner.ask(3).parameters["heard"][1:]
     value = heard[0].pop(3)
     assert value["default"] == 0.5
-    assert value["loss"][1] != value["loss"][1], "NaN is told as it was reported"
+    assert value["loss"][1] != value["loss"][1], "NaN must be passed as it was reported"
     assert heard == [
         ["result", 0, 0, {"trial_job_id": "Abc12", "customized": False}, 0.5],
         ["end", 0, True, {"trial_job_id": "Abc12"}],
@@ -92,7 +92,7 @@ def test_a_tuner_hears_what_nni_tells_it(a_tuner):
     ]
 
 
-def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tuner):
+def test_a_user_tuner_without_parameters_is_asked_later_and_restored_from_history(a_tuner):
     tuner = a_tuner(most=3)
     asked = [tuner.ask(key) for key in range(3)]
     assert tuner.ask(3) is Later.LATER
@@ -113,7 +113,7 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
     rebuilt = a_tuner(most=5)
     rebuilt.restore(reversed(past))
     heard = rebuilt.ask(4).parameters
-    assert (heard["x"], rebuilt.ask(5).parameters["x"]) == (3, 4), "no id is given twice"
+    assert (heard["x"], rebuilt.ask(5).parameters["x"]) == (3, 4), "no id may be used twice"
     assert [each if isinstance(each, str) else each[0] for each in heard["heard"]] == [
         "checkpoint", "space", "result", "end",
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
         a_tuner().restore([PastTrial(0, {}, {}, None, ended=False)])
 
 
-def test_history_is_told_again_in_the_order_of_before(a_tuner):
+def test_a_restored_user_tuner_receives_its_history_in_the_original_order(a_tuner):
     code = """
     from nni.tuner import Tuner
     class Mine(Tuner):
@@ -147,7 +147,7 @@ def test_history_is_told_again_in_the_order_of_before(a_tuner):
     assert seen == [*(sign * number for number in range(2, 10) for sign in (1, -1)), 10]
 
 
-def test_results_of_elsewhere_are_told_as_nni_tells_them(a_tuner):
+def test_imported_results_are_passed_in_nnis_format(a_tuner):
     tuner = a_tuner()
     assert tuner.import_results([PriorResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
     assert tuner.ask(0).parameters["heard"][1] == [
@@ -177,7 +177,7 @@ class Mine(Tuner):
 """
 
 
-def test_what_a_tuner_gives_later_is_taken_when_it_is_asked_again(a_tuner):
+def test_parameters_sent_later_by_a_tuner_are_used_at_the_next_request(a_tuner):
     tuner = a_tuner(GIVES_LATER)
     assert tuner.ask(0).parameters == {"n": 0}
     assert tuner.ask(1) is Later.LATER
@@ -186,7 +186,7 @@ def test_what_a_tuner_gives_later_is_taken_when_it_is_asked_again(a_tuner):
     assert (later.parameters, later.metadata) == ({"n": 201}, {"parameter_id": 1})
 
 
-def test_numbers_of_numpy_are_plain_numbers(a_tuner):
+def test_numpy_values_are_converted_to_plain_numbers(a_tuner):
     code = """
     import numpy as np
     from nni.tuner import Tuner
@@ -226,13 +226,13 @@ class Mine(Tuner):
         ("x = 1", "has no attribute 'Mine'"),
     ],
 )  # fmt: skip
-def test_what_a_tuner_does_wrong_is_told_with_its_own_words(a_tuner, code, message):
+def test_an_error_of_a_user_tuner_contains_its_message_or_output(a_tuner, code, message):
     with pytest.raises(UserCodeFailed, match=message) as raised:
         a_tuner(code).ask(0)
     assert str(raised.value).startswith("cannot ")
 
 
-def test_a_tuner_that_hangs_is_ended_after_the_time_it_was_given_with_all_it_started(a_tuner, tmp_path):
+def test_a_hanging_user_tuner_is_killed_with_its_children_after_the_timeout(a_tuner, tmp_path):
     body = "print(subprocess.Popen(['sleep', '999']).pid, flush=True); time.sleep(999)"
     tuner = a_tuner(failing(body), timeout_s=3.0)
     with pytest.raises(
@@ -243,13 +243,13 @@ def test_a_tuner_that_hangs_is_ended_after_the_time_it_was_given_with_all_it_sta
     child = int((tmp_path / "log" / "tuner.log").read_text())
     wait_until(
         lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie",
-        "its child is gone",
+        "its child has ended",
     )
     with pytest.raises(UserCodeFailed, match="has not returned within"):
         tuner.ask(1)
 
 
-def test_a_manager_that_ends_does_not_wait_for_a_tuner_that_hangs(a_tuner):
+def test_a_stopping_manager_does_not_wait_for_a_hanging_user_tuner(a_tuner):
     tuner = a_tuner(failing("print('here', flush=True); time.sleep(999)"))
     raised = []
 
@@ -269,7 +269,7 @@ def test_a_manager_that_ends_does_not_wait_for_a_tuner_that_hangs(a_tuner):
         tuner.ask(1)
 
 
-def test_a_tuner_that_prints_without_end_neither_waits_nor_fills_the_disk(a_tuner, tmp_path, monkeypatch):
+def test_the_stored_output_of_a_user_tuner_is_bounded(a_tuner, tmp_path, monkeypatch):
     monkeypatch.setattr(user_process, "MAX_PRINTED_BYTES", 100_000)
     tuner = a_tuner(failing("print('a' * 3_000_000); os.write(1, b'e' * 10); return {'x': 1}"))
     assert tuner.ask(0).parameters == tuner.ask(1).parameters == {"x": 1}
@@ -280,14 +280,14 @@ def test_a_tuner_that_prints_without_end_neither_waits_nor_fills_the_disk(a_tune
     assert len(log) < 101_000
 
 
-def test_a_tuner_dies_before_its_manager_when_memory_is_full(a_tuner):
+def test_a_user_tuner_has_a_higher_oom_score_than_the_manager(a_tuner):
     tuner = a_tuner(
         failing("return {'score': int(subprocess.check_output(['cat', '/proc/self/oom_score_adj']))}")
     )
     assert tuner.ask(0).parameters["score"] == 250
 
 
-def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner, tmp_path):
+def test_a_user_tuner_is_killed_when_its_manager_dies(a_tuner, tmp_path):
     is_asked = tmp_path / "is-asked"
     tuner = a_tuner(failing(f"open({str(is_asked)!r}, 'w').close(); time.sleep(999)"))
 
@@ -299,20 +299,22 @@ def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner, tmp_path):
     asking.start()
     wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
-    # As the kernel does for a process that is gone.
+    # The kernel does the same for a process that has ended.
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
     asking.join(DEADLINE_S)
     assert not process.is_running()
 
 
-def test_what_a_tuner_starts_does_not_hold_its_connection(a_tuner):
+def test_children_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
     listing = "subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True, close_fds=False)"
     tuner = a_tuner(failing(f"return {{'fds': {listing}.stdout.split()}}"))
-    assert len(tuner.ask(0).parameters["fds"]) == 4, "stdin, stdout, stderr and the folder"
+    assert len(tuner.ask(0).parameters["fds"]) == 4, (
+        "only stdin, stdout, stderr and the listed folder may be open"
+    )
 
 
-def test_what_a_tuner_forks_neither_answers_for_it_nor_hides_its_death(a_tuner):
+def test_a_fork_of_a_user_tuner_cannot_answer_for_it_or_hide_its_death(a_tuner):
     body = """
         self.n = getattr(self, "n", 0) + 1
         if self.n < 3 and os.fork() == 0:
@@ -330,23 +332,25 @@ def test_what_a_tuner_forks_neither_answers_for_it_nor_hides_its_death(a_tuner):
         tuner.ask(2)
 
 
-def test_what_a_tuner_starts_in_a_session_of_its_own_ends_with_it(a_tuner):
+def test_children_of_a_user_tuner_in_other_sessions_are_killed_with_it(a_tuner):
     tuner = a_tuner(failing("return {'pid': subprocess.Popen(['sleep', '999'], start_new_session=True).pid}"))
     child = psutil.Process(tuner.ask(0).parameters["pid"])
     tuner.close()
-    wait_until(lambda: not child.is_running() or child.status() == "zombie", "its child is gone")
+    wait_until(lambda: not child.is_running() or child.status() == "zombie", "its child has ended")
 
 
-def test_a_tuner_that_is_closed_again_signals_nobody(a_tuner, monkeypatch):
+def test_closing_an_ended_user_tuner_sends_no_signal(a_tuner, monkeypatch):
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # Its number is free, and somebody else's sooner or later.
-    monkeypatch.setattr(user_process.os, "killpg", lambda *_: pytest.fail("a signal to whoever it is now"))
+    # Its pid is free and may belong to another process.
+    monkeypatch.setattr(
+        user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
+    )
     tuner.close()
 
 
-def test_a_tuner_that_lets_no_thread_run_goes_with_its_manager(tmp_path):
+def test_a_user_tuner_that_blocks_all_threads_is_killed_with_its_manager(tmp_path):
     (tmp_path / "mine.py").write_text(
         failing("import re; print(os.getpid(), flush=True); re.match('(a+)+$', 'a' * 99 + 'b')")
     )
@@ -360,17 +364,17 @@ def test_a_tuner_that_lets_no_thread_run_goes_with_its_manager(tmp_path):
     """
     printed = tmp_path / "log/tuner.log"
     with subprocess.Popen([sys.executable, "-c", manager]) as process:
-        wait_until(lambda: printed.exists() and printed.read_text().endswith("\n"), "it hangs")
+        wait_until(lambda: printed.exists() and printed.read_text().endswith("\n"), "the tuner hangs")
         worker = psutil.Process(int(printed.read_text()))
         process.kill()
-    wait_until(lambda: not worker.is_running() or worker.status() == "zombie", "it is gone")
+    wait_until(lambda: not worker.is_running() or worker.status() == "zombie", "the tuner has ended")
 
 
-def test_a_tuner_may_do_without_its_stdout(a_tuner):
+def test_a_user_tuner_may_close_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):
+def test_a_result_without_a_number_is_an_error_but_does_not_end_the_user_tuner(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -378,7 +382,7 @@ def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):
     assert tuner.ask(1).parameters["x"] == 1
 
 
-def test_the_real_package_is_not_hidden(a_tuner, tmp_path):
+def test_an_installed_nni_package_takes_precedence(a_tuner, tmp_path):
     (tmp_path / "nni").mkdir()
     (tmp_path / "nni" / "__init__.py").write_text("class NoMoreTrialError(Exception): pass\n")
     (tmp_path / "nni" / "tuner.py").write_text("class Tuner:\n    real = True\n")
@@ -395,7 +399,7 @@ def test_the_real_package_is_not_hidden(a_tuner, tmp_path):
     assert tuner.ask(1) is Later.LATER
 
 
-def test_a_validator_speaks_before_the_class_is_made(a_tuner, tmp_path):
+def test_a_class_args_validator_runs_before_the_class_is_created(a_tuner, tmp_path):
     (tmp_path / "checks.py").write_text(
         "from nni import ClassArgsValidator\n"
         "class V(ClassArgsValidator):\n"
@@ -436,7 +440,7 @@ def an_assessor(tmp_path):
         assessor.close()
 
 
-def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
+def test_a_user_assessor_receives_results_as_they_were_reported(an_assessor, tmp_path):
     assessment = an_assessor()
     assert assessment.report("Abc12", 0, [0.75])
     assert assessment.report("Abc12", 0, [MetricValue('{"acc": 0.9}')])
@@ -452,7 +456,7 @@ def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
     ]
 
 
-def test_an_assessor_that_fails_says_so(an_assessor):
+def test_an_error_of_a_user_assessor_is_reported(an_assessor):
     code = ASSESSES.replace("last = trial_history[-1]", "raise KeyError('mine')")
     with pytest.raises(
         UserCodeFailed,
@@ -461,7 +465,7 @@ def test_an_assessor_that_fails_says_so(an_assessor):
         an_assessor(code).report("a", 0, [1.0])
 
 
-def test_names_of_nni_are_those_of_the_sdk():
+def test_nni_sdk_has_the_tuner_and_assessor_names_of_nni():
     import nni_sdk
 
     assert nni_sdk.tuner.NoMoreTrialError is nni_sdk.NoMoreTrialError

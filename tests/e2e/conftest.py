@@ -1,4 +1,4 @@
-"""A home with an OpenPAI of its own, in which tests run nnictl."""
+"""A home with its own OpenPAI, in which tests run nnictl."""
 
 import contextlib
 import subprocess
@@ -17,7 +17,7 @@ from nni_manager.local_openpai import daemon
 
 @pytest.fixture(scope="session")
 def podman():
-    """Podman with storage of its own."""
+    """Podman with a separate store."""
     reason = why_not_here()
     if reason is not None:
         pytest.skip(reason)
@@ -26,9 +26,9 @@ def podman():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch, request):
-    """A home whose OpenPAI runs on a port of its own. Whatever a test starts there ends with it.
+    """A home whose OpenPAI runs on a free port. Processes that a test starts there are killed after the test.
 
-    Its tasks are processes, or with the parameter "podman" containers.
+    Its tasks are processes, or containers with the parameter "podman".
     """
     sandbox = getattr(request, "param", "process")
     if sandbox == "podman":
@@ -61,7 +61,7 @@ def home(tmp_path, monkeypatch, request):
 
 @pytest.fixture
 def nnictl(home):
-    """Runs nnictl to its end."""
+    """Runs nnictl and waits for its end."""
 
     def run(*arguments, **replaced):
         for old, new in replaced.get("replace", {}).items():

@@ -1,4 +1,6 @@
-"""A trial whose Python is not the manager's and has no nni_sdk, as with `.venv/bin/nnictl` and no activated shell."""
+"""A trial whose Python is not the manager's and has no nni_sdk, as with `.venv/bin/nnictl` without an
+activated venv.
+"""
 
 import os
 import subprocess
@@ -16,13 +18,13 @@ print(nni_sdk.__file__)
 """
 
 
-def test_a_python_without_the_sdk_reports_through_the_workspaces(a_real_experiment, tmp_path):
+def test_a_python_without_nni_sdk_uses_the_copy_in_the_workspace(a_real_experiment, tmp_path):
     venv.create(tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone = subprocess.run([python, "-c", "import nni_sdk"], env=clean, capture_output=True, cwd=tmp_path)
     assert b"No module named 'nni_sdk'" in alone.stderr
-    # Of whatever path the tests themselves run with, only the last entry is left to the trial.
+    # Of the tests' own PYTHONPATH, the trial keeps only the last entry.
     command = f'PYTHONPATH="${{PYTHONPATH##*:}}" {python} train.py'
     experiment = a_real_experiment(TRAIN, maxTrialNum=2, trial={"command": command, "codeDir": "."})
     experiment.start()

@@ -1,4 +1,4 @@
-"""`make test-k8s`, on a cluster that these tests know only by its kubeconfig file: our own, in a process of its own."""
+"""`make test-k8s` with a kubeconfig file, for the fake cluster in a separate process."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from kube_place import named_cluster
 pytest.importorskip("kubernetes")
 
 REPOSITORY = Path(__file__).parents[2]
-# One of the API server's probes and one whole experiment: all of them run on our own cluster as well.
-SOME = "says_its_version or one_framework_per_trial"
+# One of the probes of the API server, and one whole experiment; both also run on the fake cluster.
+SOME = "reports_its_version or one_framework_per_trial"
 
 
 @pytest.fixture
 def server(tmp_path):
-    """Its folder, and what it says at its end."""
+    """The server process; its output at the end is a JSON document with the number of calls."""
     program = REPOSITORY / "tests" / "fakes" / "kube_server.py"
     with subprocess.Popen(
         [sys.executable, str(program), str(tmp_path)],
@@ -33,7 +33,7 @@ def server(tmp_path):
 
 
 def recipe():
-    """What make would run, without the virtual environment that it makes before."""
+    """The command of `make test-k8s`, without the creation of the virtual environment."""
     said = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "test-k8s"],
         cwd=REPOSITORY,
@@ -45,7 +45,7 @@ def recipe():
     return said.stdout.splitlines()[-1]
 
 
-def test_the_tests_of_any_cluster_run_on_one_that_is_named(server, tmp_path):
+def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_path):
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         ["bash", "-euc", recipe()],
@@ -68,11 +68,13 @@ def test_the_tests_of_any_cluster_run_on_one_that_is_named(server, tmp_path):
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)
     asked = json.loads(said)
-    assert asked["create frameworks"] == 3, "not by the cluster of our own that other tests have"
+    assert asked["create frameworks"] == 3, (
+        "the named cluster must run the jobs, not the fake one of other tests"
+    )
     assert asked["create customresourcedefinitions"] == asked["delete customresourcedefinitions"] == 3
 
 
-def test_what_was_not_said_of_a_cluster_is_named():
+def test_missing_test_k8s_variables_are_named():
     with pytest.raises(pytest.skip.Exception, match="TEST_K8S_STORAGE, TEST_K8S_STORAGE_HERE not set"):
         named_cluster({"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i"})
     said = {"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i", "TEST_K8S_STORAGE_HERE": "/mnt/nni"}

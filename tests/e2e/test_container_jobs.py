@@ -1,4 +1,6 @@
-"""An experiment whose jobs are real containers, which see the shared storage under another path than the manager."""
+"""An experiment whose jobs are real containers, with another path to the shared storage than the
+manager's.
+"""
 
 import asyncio
 import secrets
@@ -17,8 +19,8 @@ from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(300)]
 
-ORDINARY, GREEDY, POLITE, KILLED = (0, 1, 5), 2, 3, 4
-# Each kind of trial knows itself by its number.
+ORDINARY, GREEDY, HANDLES_SIGTERM, KILLED = (0, 1, 5), 2, 3, 4
+# Each kind of trial recognises itself by its sequence id.
 TRAIN = f"""
 import os, signal, sys, time
 print(os.getcwd(), sorted(os.listdir()), flush=True)
@@ -45,7 +47,7 @@ nni.report_final_result(x)
 """
 
 
-# What each trial finds is on its stdout; each leaves behind what it can.
+# Each trial prints what it finds, and leaves files and processes behind.
 REUSED = f"""
 import os, subprocess, sys
 import nni_sdk as nni
@@ -106,7 +108,7 @@ def by_number(engine):
     return {trial.sequence_id: trial for trial in engine.experiment.trials.values()}
 
 
-def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_experiment, cluster):
+def test_an_experiment_in_containers_stores_every_row_whatever_ends_its_trials(a_real_experiment, cluster):
     experiment = a_real_experiment(
         TRAIN,
         trialConcurrency=2,
@@ -125,27 +127,29 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         async with a_manager_here(experiment, cluster.service) as engine:
             await until(
                 lambda: all(
-                    number in by_number(engine) and rows(number, engine) for number in (POLITE, KILLED)
+                    number in by_number(engine) and rows(number, engine)
+                    for number in (HANDLES_SIGTERM, KILLED)
                 ),
-                "the polite trial and the one to be killed report",
+                "the trial to be stopped and the one to be killed report",
             )
-            await until(lambda: len(cluster.names()) == 2, "the containers of the others are gone")
+            await until(lambda: len(cluster.names()) == 2, "the containers of the others have ended")
         return len(cluster.names())
 
     async def second_manager():
         async with a_manager_here(experiment, cluster.service) as engine:
             trials = by_number(engine)
-            stored = {number: len(rows(number, engine)) for number in (POLITE, KILLED)}
-            await until(lambda: len(engine.keepers) == 2, "their keepers have found this manager")
+            stored = {number: len(rows(number, engine)) for number in (HANDLES_SIGTERM, KILLED)}
+            await until(lambda: len(engine.keepers) == 2, "their keepers have connected to this manager")
             await until(
-                lambda: all(len(rows(number, engine)) > stored[number] for number in stored), "they report on"
+                lambda: all(len(rows(number, engine)) > stored[number] for number in stored),
+                "both report further metrics",
             )
-            engine.stop_trial(trials[POLITE].trial_id)
+            engine.stop_trial(trials[HANDLES_SIGTERM].trial_id)
             cluster.kill(trials[KILLED].job_id)
             await asyncio.wait_for(engine.finished.wait(), scaled_s(120))
-            await until(lambda: not cluster.names(), "every container is gone", DEADLINE_S)
+            await until(lambda: not cluster.names(), "every container has ended", DEADLINE_S)
 
-    assert asyncio.run(first_manager()) == 2, "they go on without a manager"
+    assert asyncio.run(first_manager()) == 2, "they must run without a manager"
     asyncio.run(second_manager())
 
     with StoreReader(experiment.folder.database) as reader:
@@ -161,7 +165,7 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
     assert ends == {
         **dict.fromkeys(ORDINARY, ("SUCCEEDED", ExitReason.SUCCEEDED)),
         GREEDY: ("FAILED", ExitReason.OUT_OF_MEMORY),
-        POLITE: ("USER_CANCELED", ExitReason.STOPPED_BY_USER),
+        HANDLES_SIGTERM: ("USER_CANCELED", ExitReason.STOPPED_BY_USER),
         KILLED: ("FAILED", ExitReason.KEEPER_LOST),
     }
     assert "its keeper ended with exit code 137" in trials[KILLED].message
@@ -178,11 +182,11 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         assert out.startswith(f"{code} ['.nniignore', 'helper.py', 'train.py']\n")
     for number in ORDINARY:
         assert len(experiment.rows(trials[number].trial_id)) == 41
-    assert experiment.rows(trials[POLITE].trial_id)[-1].value == "99"
+    assert experiment.rows(trials[HANDLES_SIGTERM].trial_id)[-1].value == "99"
 
 
 @pytest.mark.parametrize("warm", [{}, {"warmImports": ["json"]}], ids=["plain", "warm"])
-def test_one_container_runs_trial_after_trial_and_outlives_a_greedy_one(a_real_experiment, cluster, warm):
+def test_a_reused_container_runs_all_trials_and_survives_an_oom_kill(a_real_experiment, cluster, warm):
     experiment = a_real_experiment(
         REUSED,
         trialConcurrency=1,
@@ -197,7 +201,7 @@ def test_one_container_runs_trial_after_trial_and_outlives_a_greedy_one(a_real_e
     async def manage():
         async with a_manager_here(experiment, cluster.service) as engine:
             await asyncio.wait_for(engine.finished.wait(), scaled_s(120))
-            await until(lambda: not cluster.names(), "the container is gone", DEADLINE_S)
+            await until(lambda: not cluster.names(), "the container has ended", DEADLINE_S)
 
     asyncio.run(manage())
     with StoreReader(experiment.folder.database) as reader:

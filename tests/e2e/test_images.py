@@ -1,4 +1,4 @@
-"""The images, built and run for real: the keeper as the first process of a container, the manager in one of its own."""
+"""The images, built and run: the keeper as PID 1 of a container, and the manager in a container."""
 
 import json
 import os
@@ -33,8 +33,8 @@ print("to stdout")
 print("to stderr", file=sys.stderr)
 sys.exit(3)
 """
-# Says its last word after the polite signal.
-POLITE = """
+# Reports a result after SIGTERM.
+REPORTS_AFTER_SIGTERM = """
 import signal, sys
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -46,7 +46,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# The daemon of the textbooks, with nothing left by which it could be known.
+# The classic daemon: nothing links it to the trial any more.
 DAEMON = """
 import os
 if os.fork() == 0:
@@ -57,7 +57,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-DEAF = "trap '' TERM; touch deaf; while true; do sleep 1000; done"
+IGNORES_SIGTERM = "trap '' TERM; touch deaf; while true; do sleep 1000; done"
 GREEDY = """
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -100,7 +100,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def a_keeper(podman, site, a_container):
-    """Starts the keeper's image, as a cluster would, for a trial with this command."""
+    """Runs the keeper's image for a trial with this command, as a cluster would."""
 
     def start(command, *options, train="", user=0, arguments=(), **settings):
         (site.code / "train.py").write_text(train)
@@ -120,7 +120,7 @@ def a_keeper(podman, site, a_container):
 # ---- the keeper's image
 
 
-def test_a_trial_in_a_container_is_delivered_and_its_code_is_the_containers(site, a_keeper):
+def test_a_trial_in_a_container_is_delivered_and_its_exit_code_is_the_containers(site, a_keeper):
     keeper = a_keeper("python3 train.py", train=REPORTING, collect_logs=True, relay_output=True)
     assert keeper.wait() == 3
     assert [record.value for record in decode(site.file(), 0).records] == [str(i) for i in range(301)]
@@ -134,7 +134,7 @@ def test_a_trial_in_a_container_is_delivered_and_its_code_is_the_containers(site
     assert TOKEN not in keeper.stderr
 
 
-def test_the_keeper_is_the_first_process(site, a_keeper):
+def test_the_keeper_is_pid_1_of_its_container(site, a_keeper):
     keeper = a_keeper("echo $PPID; tr '\\0' ' ' < /proc/1/cmdline")
     assert keeper.wait() == 0
     parent, command = site.file(Stream.STDOUT).decode().splitlines()
@@ -142,7 +142,7 @@ def test_the_keeper_is_the_first_process(site, a_keeper):
     assert command.split() == ["/opt/trial-keeper/bin/python", "-I", "/opt/trial-keeper/bin/trial-keeper"]
 
 
-def test_training_code_finds_the_sdk_and_none_of_the_keepers_libraries(site, a_keeper):
+def test_training_code_can_import_nni_sdk_but_none_of_the_keepers_libraries(site, a_keeper):
     find = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n)))"
     names = ["nni_sdk", "trial_keeper", "nni_manager", "grpc", "google", "psutil", "packaging"]
     keeper = a_keeper("python3 train.py", train=find.format(names))
@@ -150,7 +150,7 @@ def test_training_code_finds_the_sdk_and_none_of_the_keepers_libraries(site, a_k
     assert site.file(Stream.STDOUT) == b"nni_sdk\n"
 
 
-def test_the_keeper_imports_its_own_libraries_whatever_the_users_python_path_holds(site, a_keeper):
+def test_the_users_python_path_does_not_affect_the_keepers_imports(site, a_keeper):
     for name in ("grpc", "psutil", "google", "asyncio"):
         (site.code / f"{name}.py").write_text("raise RuntimeError('the user has another one')")
     keeper = a_keeper("python3 -c 'import grpc'", f"--env=PYTHONPATH={MOUNT}/code")
@@ -159,15 +159,15 @@ def test_the_keeper_imports_its_own_libraries_whatever_the_users_python_path_hol
     assert "the user has another one" in ended.message
 
 
-def test_any_user_may_run_it_on_a_root_that_is_read_only(site, a_keeper):
+def test_any_user_may_run_the_keeper_on_a_read_only_root(site, a_keeper):
     keeper = a_keeper("id -u; exec python3 train.py", "--read-only", train=REPORTING, user=NOBODY)
     assert keeper.wait() == 3, keeper.stderr
     assert site.file(Stream.STDOUT) == b"65534\nto stdout\n"
     assert site.manager.stored() == site.file()
 
 
-def test_stopping_the_container_lets_the_trial_say_its_last_words(site, a_keeper):
-    keeper = a_keeper("exec python3 train.py", train=POLITE)
+def test_metrics_reported_after_a_stop_of_the_container_arrive(site, a_keeper):
+    keeper = a_keeper("exec python3 train.py", train=REPORTS_AFTER_SIGTERM)
     site.manager.wait_for_bytes(b"ready")
     keeper.stop(grace_s=30)
     assert keeper.wait() == 5
@@ -177,9 +177,9 @@ def test_stopping_the_container_lets_the_trial_say_its_last_words(site, a_keeper
     assert b"last words" in site.manager.stored()
 
 
-def test_a_trial_that_is_deaf_is_killed_before_the_containers_grace_is_over(site, a_keeper):
-    keeper = a_keeper(DEAF, grace_s=1.0)
-    wait_until((site.code / "deaf").exists, "the trial is deaf")
+def test_a_trial_that_ignores_sigterm_is_killed_before_the_containers_grace_period_ends(site, a_keeper):
+    keeper = a_keeper(IGNORES_SIGTERM, grace_s=1.0)
+    wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.stop(grace_s=30)
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
@@ -187,19 +187,19 @@ def test_a_trial_that_is_deaf_is_killed_before_the_containers_grace_is_over(site
     assert ended.reason is ExitReason.JOB_LOST
 
 
-def test_the_grace_of_a_container_can_be_set_where_its_command_line_is(site, a_keeper):
-    keeper = a_keeper(DEAF, arguments=("--grace-s", "0.5"), grace_s=1000.0)
-    wait_until((site.code / "deaf").exists, "the trial is deaf")
+def test_the_grace_period_can_be_set_on_the_containers_command_line(site, a_keeper):
+    keeper = a_keeper(IGNORES_SIGTERM, arguments=("--grace-s", "0.5"), grace_s=1000.0)
+    wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.stop(grace_s=30)
     assert keeper.wait() == 128 + signal.SIGKILL
     assert site.exit().reason is ExitReason.JOB_LOST
 
 
-def test_a_second_signal_to_a_container_ends_the_grace(site, a_keeper):
-    keeper = a_keeper(DEAF, grace_s=1000.0)
-    wait_until((site.code / "deaf").exists, "the trial is deaf")
+def test_a_second_signal_to_a_container_ends_the_grace_period(site, a_keeper):
+    keeper = a_keeper(IGNORES_SIGTERM, grace_s=1000.0)
+    wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.signal("TERM")
-    wait_until(lambda: b"stopping" in site.file(Stream.KEEPER), "the first signal is noted")
+    wait_until(lambda: b"stopping" in site.file(Stream.KEEPER), "the first signal is logged")
     keeper.signal("INT")
     assert keeper.wait() == 128 + signal.SIGKILL
     assert site.exit().reason is ExitReason.JOB_LOST
@@ -215,7 +215,7 @@ def test_a_second_signal_to_a_container_ends_the_grace(site, a_keeper):
     ],
     ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
 )
-def test_nothing_of_a_trial_is_left_in_its_container_when_its_end_is_told(site, a_keeper, command):
+def test_no_process_of_a_trial_is_left_when_its_end_is_reported(site, a_keeper, command):
     site.manager.closes = False
     keeper = a_keeper(command, train=DAEMON, collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)
@@ -228,7 +228,7 @@ def test_nothing_of_a_trial_is_left_in_its_container_when_its_end_is_told(site, 
     assert ended.reason is ExitReason.NONZERO_EXIT
 
 
-def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_keeper):
+def test_orphans_are_reaped_while_the_trial_runs_and_killed_at_its_end(site, a_keeper):
     site.gate("gate")
     orphans = "for i in {1..50}; do (true & true) & done; wait"
     keeper = a_keeper(f"{orphans}; setsid sleep 1000 & (sleep 1000 &) ; read _ < gate || exit 4")
@@ -238,7 +238,7 @@ def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_ke
     def names():
         return sorted(process.name() for process in first.children(recursive=True))
 
-    wait_until(lambda: names() == ["bash", "sleep", "sleep"], "the trial and its two stragglers are left")
+    wait_until(lambda: names() == ["bash", "sleep", "sleep"], "the trial and its two orphans are left")
     processes = [first, *first.children(recursive=True)]
     site.open_gate("gate")
     assert keeper.wait() == 4
@@ -246,7 +246,7 @@ def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_ke
     assert site.manager.all_of(TrialEnded) == [site.exit()]
 
 
-def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site, a_keeper):
+def test_the_keeper_reports_an_oom_kill_of_its_trial(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", "--memory=96m", "--memory-swap=96m", train=GREEDY)
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
@@ -256,14 +256,14 @@ def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site,
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
 
 
-def test_a_container_without_a_job_says_what_is_missing(podman, a_container):
+def test_a_keeper_container_without_settings_names_the_missing_variables(podman, a_container):
     keeper = a_container(podman.image("keeper"))
     assert keeper.wait() == 100
     assert "TRIAL_KEEPER_WORKSPACE is not set" in keeper.stderr
     assert keeper.stderr.count("\n") == 1
 
 
-def test_a_base_image_of_another_python_is_refused_with_the_way_out(podman):
+def test_a_base_image_with_another_python_is_refused_with_the_remedy(podman):
     build = str(REPOSITORY / "images" / "build.sh")
     with pytest.raises(AssertionError, match=r"cannot make wheels for .*; set PYTHON"):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
@@ -272,13 +272,13 @@ def test_a_base_image_of_another_python_is_refused_with_the_way_out(podman):
 # ---- the manager's image
 
 
-def test_the_managers_image_is_nnictl(podman, a_container):
+def test_the_managers_image_runs_nnictl(podman, a_container):
     nnictl = a_container(podman.image("manager"), "--version")
     assert nnictl.wait() == 0
     assert nnictl.stdout == f"nnictl {__version__}\n"
 
 
-def test_the_managers_image_can_run_jobs_on_kubernetes(podman, a_container):
+def test_the_managers_image_contains_the_kubernetes_client(podman, a_container):
     python = a_container(
         *("--entrypoint", "/opt/trial-keeper/bin/python", podman.image("manager"), "-c"),
         "from nni_manager.training_services.kubernetes.login import log_in; log_in()",

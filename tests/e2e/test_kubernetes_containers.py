@@ -1,4 +1,4 @@
-"""An experiment on a Kubernetes cluster of our own whose pods are real containers of the keeper's image."""
+"""An experiment on the fake Kubernetes cluster whose pods are real containers of the keeper's image."""
 
 import functools
 import shutil
@@ -35,7 +35,7 @@ def podman(podman):
 
 @pytest.mark.containers
 @pytest.mark.timeout(300)
-def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, tmp_path):
+def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, tmp_path):
     with our_cluster(tmp_path, functools.partial(ContainerPod, podman)) as ours:
         image = podman.image("keeper")
         place = Place(tmp_path, replace(ours, image=image), TRAIN)
@@ -48,7 +48,8 @@ def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, 
         assert done.returncode == 0, done.stderr
         workspace = place.workspace(done)
         assert [output_of(workspace, trial) for trial in trials_of(workspace)] == ["True True True\n"] * 2
-        # The first succeeds, and the second tells its own exit code through keeper, podman, pod and Framework.
+        # The first trial succeeds; the exit code of the second passes through keeper, podman, pod and
+        # Framework.
         ended = {
             entry.after["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
             for entry in place.cluster.store.history
@@ -57,15 +58,17 @@ def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, 
         assert ended == {0, 7}
         assert "failed: exit code 7" in done.stderr
         wait_until(
-            lambda: not place.left(workspace, FRAMEWORKS), "nothing is left on the cluster", DEADLINE_S
+            lambda: not place.left(workspace, FRAMEWORKS),
+            "all objects on the cluster are deleted",
+            DEADLINE_S,
         )
         made = [path.stem for path in (tmp_path / "node").glob("trial-keeper-test-*.json")]
         assert len(made) == 2
         pods = podman.run("podman", "pod", "ps", "--format", "{{.Name}}").split()
-        assert not set(made) & set(pods), "and none on this machine"
+        assert not set(made) & set(pods), "no pod may be left on this machine"
 
 
-def test_what_podman_is_given_has_nothing_left_to_fill_in():
+def test_references_in_a_pod_are_resolved_before_podman_runs_it():
     container = {
         "name": "c",
         "image": "i",

@@ -33,7 +33,9 @@ PLUGINS = "com.microsoft.pai.runtimeplugin"
 
 @pytest.fixture
 def play(podman, tmp_path, monkeypatch):
-    """Plays a scenario on a cluster whose tasks are containers of the base image; afterwards there is none."""
+    """Runs a scenario on a cluster whose tasks are containers of the base image; afterwards no container
+    is left.
+    """
     image = podman.base()
     for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"):
         monkeypatch.setenv(name, podman.environ[name])
@@ -94,7 +96,7 @@ def test_a_task_runs_in_its_image_with_its_variables_and_storages(play, tmp_path
     play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
 
 
-def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
+def test_a_task_runs_as_the_user_of_its_image(play, podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {podman.base()}\nUSER 65534:65534\n")
     mine = "localhost/trial-keeper-test-nobody"
     podman.run("podman", "build", "--file", str(tmp_path / "Dockerfile"), "--tag", mine, str(tmp_path))
@@ -118,7 +120,7 @@ def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
     play(scenario)
 
 
-def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
+def test_a_stopped_container_has_a_grace_period_and_leaves_no_process(play, tmp_path):
     async def scenario(cluster, image):
         script = [
             "setsid sleep 1000 &",
@@ -148,7 +150,7 @@ def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
     play(scenario, grace_s=20.0)
 
 
-def test_an_image_that_cannot_be_had_ends_the_task_with_what_was_said(play):
+def test_an_image_that_cannot_be_pulled_fails_the_task_with_podmans_message(play):
     async def scenario(cluster, _):
         detail = await run(cluster, of("localhost:1/image:1", "true"))
         assert (detail.job.state, detail.attempt.exit.code) == (State.FAILED, -1201)
@@ -165,13 +167,13 @@ def test_an_image_that_cannot_be_had_ends_the_task_with_what_was_said(play):
         ("Error: pinging container registry x: connection refused", -1201),
     ],
 )
-def test_an_image_that_is_not_there_has_a_code_of_its_own(tmp_path, said, code):
+def test_a_missing_image_and_a_failed_pull_have_different_exit_codes(tmp_path, said, code):
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime/current").write_text(said)
     assert _creation_failure(tmp_path).code == code
 
 
-def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play, tmp_path):
+def test_a_container_with_a_killed_supervisor_is_removed_and_retried(play, tmp_path):
     async def scenario(cluster, image):
         await cluster.submit(
             "alice", of(image, '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || { echo on; sleep 1000; }')
@@ -192,12 +194,12 @@ def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play,
     play(scenario)
 
 
-def test_without_podman_and_docker_the_cluster_says_so(tmp_path, monkeypatch):
+def test_without_podman_and_docker_the_cluster_refuses_to_start(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxMissing, match="neither podman nor docker"):
         asyncio.run(running(settings(tmp_path, sandbox=Sandbox.PODMAN)).__aenter__())
 
 
-def test_a_login_is_written_as_registries_want_it():
+def test_a_registry_login_is_written_in_dockers_format():
     auth = {"username": "ada", "password": "p:w", "registryuri": "https://reg.example"}
     assert json.loads(registry_logins(auth)) == {"auths": {"https://reg.example": {"auth": "YWRhOnA6dw=="}}}

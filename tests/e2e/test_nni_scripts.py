@@ -1,4 +1,4 @@
-"""Training code written for NNI, as its users have it: with our SDK under NNI's name, and with the real `nni` package."""
+"""Training code written for NNI: with nni_sdk under NNI's name, and with the real `nni` package."""
 
 import fcntl
 import json
@@ -11,7 +11,7 @@ import pytest
 
 NNI_VERSION = "3.0"
 
-# The shape of NNI's own examples: defaults from argparse, overridden by the tuner; a dict metric; numpy scalars; a NaN.
+# Like NNI's examples: argparse defaults overridden by the tuner, a dict metric, numpy scalars, and a NaN.
 STOCK_SCRIPT = """
 import argparse
 import logging
@@ -53,7 +53,7 @@ THEIRS = "import nni\nfrom nni.utils import merge_parameter"
 
 
 def run(a_real_experiment, imports, python):
-    """Two trials; per trial its parameters and the rows that count."""
+    """Run two trials; return the parameters of each, and its rows that count."""
     experiment = a_real_experiment(
         STOCK_SCRIPT.format(imports=imports),
         space=SPACE,
@@ -77,7 +77,7 @@ def run(a_real_experiment, imports, python):
     ]
 
 
-def test_a_stock_script_runs_unchanged_with_our_sdk_under_nnis_name(a_real_experiment):
+def test_a_script_for_nni_runs_unchanged_with_nni_sdk_imported_as_nni(a_real_experiment):
     trials = run(a_real_experiment, OURS, sys.executable)
     for number, (parameters, rows) in enumerate(trials):
         best = parameters["lr"] * parameters["epochs"]
@@ -93,7 +93,7 @@ def test_a_stock_script_runs_unchanged_with_our_sdk_under_nnis_name(a_real_exper
 
 @pytest.fixture(scope="session")
 def python_with_nni():
-    """A Python of its own in which the real `nni` is installed; made once per virtual environment."""
+    """A separate Python with the real `nni`; installed once per virtual environment."""
     folder = Path(sys.prefix) / "peers" / f"nni-{NNI_VERSION}"
     python = folder / "bin" / "python"
     folder.parent.mkdir(exist_ok=True)
@@ -101,7 +101,8 @@ def python_with_nni():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            # With this Python's pip, and without compiling what is never imported: that would take most of the time.
+            # Uses this Python's pip, and does not compile: compiling modules that are never imported takes
+            # long.
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
             pip = [sys.executable, "-m", "pip", "--python", python]
             installed = subprocess.run(
@@ -124,9 +125,7 @@ def python_with_nni():
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_reports_through_our_keeper_and_gives_the_same_rows(
-    a_real_experiment, python_with_nni
-):
+def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(a_real_experiment, python_with_nni):
     theirs = run(a_real_experiment, THEIRS, python_with_nni)
     ours = run(a_real_experiment, OURS, sys.executable)
     assert theirs == ours

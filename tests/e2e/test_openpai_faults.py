@@ -1,4 +1,4 @@
-"""Full disks and other users beside an experiment on the OpenPAI of this machine; all processes are real."""
+"""Full disks and hostile users beside an experiment on the local OpenPAI; all processes are real."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ TRIALS = int(os.environ.get("FORGED_TRIALS", "6"))
 
 
 def mounted(folder):
-    """A small disk there that can be filled, and its removal."""
+    """Mount a small disk at the folder."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     folder.mkdir(exist_ok=True)
@@ -32,7 +32,7 @@ def mounted(folder):
 
 
 def filled(folder):
-    """Nothing more can be written there."""
+    """Fill the disk completely."""
     with (folder / "filler").open("wb", buffering=0) as file:
         for size in (2**16, 4096, 1):
             with contextlib.suppress(OSError):
@@ -42,13 +42,13 @@ def filled(folder):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """All of this test's home is on a small disk."""
+    """This test's whole home on a small disk."""
     yield mounted(tmp_path)
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def two_that_run(home, nnictl):
-    """An experiment with two trials that run until they are stopped; its id."""
+    """Create an experiment with two trials that run until they are stopped; return its id."""
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
@@ -62,11 +62,11 @@ def two_that_run(home, nnictl):
 
 
 def of_jobs(home):
-    """The processes of jobs: keepers, guards, trials, and what runs them."""
+    """The processes of jobs: keepers, guards, trials, and their parents."""
     return [each for each in processes_of(home) if "PAI_JOB_NAME" in each.environ()]
 
 
-def test_a_full_disk_of_the_manager_does_not_keep_jobs_running(home, nnictl):
+def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnictl):
     mounted(home / "experiments")
     try:
         experiment_id = two_that_run(home, nnictl)
@@ -92,21 +92,19 @@ def test_a_full_disk_of_the_manager_does_not_keep_jobs_running(home, nnictl):
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 
 
-def test_a_disk_that_is_full_for_manager_cluster_and_storage_does_not_keep_jobs_running(
-    small_disk, home, nnictl
-):
+def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, home, nnictl):
     experiment_id = two_that_run(home, nnictl)
     filled(small_disk)
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
     assert not of_jobs(home)
-    # The cluster cannot record the end of its jobs, so nobody can say that they are gone.
+    # The cluster cannot record the end of its jobs, so nnictl cannot confirm it.
     assert "nnictl openpai stop nni_exp_" in done.stderr
     (small_disk / "filler").unlink()
-    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "the cluster knows that its jobs have ended")
+    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "the cluster has recorded the end of its jobs")
 
 
-# Waits until the other user is there, and its result is its own.
+# Waits for the other user; reports its own sequence id as result.
 LATE = """\
 import os, time
 import nni_sdk
@@ -120,7 +118,7 @@ nni_sdk.report_final_result(int(os.environ["NNI_TRIAL_SEQ_ID"]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
-def test_a_forging_neighbour_is_kept_out_and_its_flood_changes_no_result(home, nnictl):
+def test_another_user_cannot_forge_results_and_its_flood_changes_none(home, nnictl):
     (home / "work" / "train.py").write_text(LATE)
     port = free_port_pair()
     done = nnictl(
@@ -135,7 +133,7 @@ def test_a_forging_neighbour_is_kept_out_and_its_flood_changes_no_result(home, n
         (workspace / "go on").touch()
         wait_until(
             lambda: resolve(experiment_id).client().get("/summary")["status"] == "DONE",
-            "it is done",
+            "the experiment is done",
             scaled_s(280),
         )
         assert printed() == ["Permission denied"]

@@ -1,4 +1,4 @@
-"""Experiments on the OpenPAI that this machine brings along: nnictl, the service, tasks and keepers, all real."""
+"""Experiments on the local OpenPAI: nnictl, the service, tasks and keepers are all real."""
 
 import getpass
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
 
 
-def test_what_start_prints_for_an_experiment_file_runs_without_the_keeper_on_the_path(home, nnictl):
+def test_the_configuration_printed_by_status_runs_without_a_keeper_on_path(home, nnictl):
     told = nnictl("openpai", "status").stdout
     snippet = yaml.safe_load(told.split("-" * 84)[1])
     assert snippet["paiConfig"] == {
@@ -40,7 +40,7 @@ def test_what_start_prints_for_an_experiment_file_runs_without_the_keeper_on_the
 @pytest.mark.skipif(
     not mounts_work(), reason="storages cannot be mounted here: neither root nor user namespaces"
 )
-def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(home, nnictl):
+def test_an_experiment_runs_one_job_per_trial_with_the_storage_mounted(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     found = trials(nnictl, experiment_id)
     assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
@@ -52,7 +52,7 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
     assert log == f"in {code}\n"
 
 
-def test_a_task_that_no_machine_has_room_for_is_refused_before_anything_is_made(home, nnictl):
+def test_a_task_larger_than_any_node_is_refused_before_anything_is_created(home, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
     assert done.returncode == 1
     assert "requires 99 GPUs, 1 CPUs, 256 MB of memory, and no node is that large" in done.stderr
@@ -60,7 +60,7 @@ def test_a_task_that_no_machine_has_room_for_is_refused_before_anything_is_made(
     assert not (home / "experiments").exists()
 
 
-def test_tasks_that_never_fit_together_end_the_experiment_with_the_message_of_the_cluster(home, nnictl):
+def test_tasks_that_exceed_the_cluster_together_end_the_experiment_with_its_message(home, nnictl):
     (home / "work" / "job.yml").write_text(
         """\
 protocolVersion: 2
@@ -89,7 +89,7 @@ taskRoles:
     assert jobs(nnictl) == {}
 
 
-def test_containers_get_the_copy_of_annotated_code_without_the_files_of_its_login(home, nnictl):
+def test_jobs_get_a_copy_of_annotated_code_without_the_experiment_file(home, nnictl):
     (home / "work" / "train.py").write_text(
         "import os\n'''@nni.variable(nni.randint(5, 9), name=x)'''\nx = 0\n"
         "print(sorted(os.listdir()))\n'''@nni.report_final_result(x)'''\n"
@@ -104,14 +104,14 @@ def test_containers_get_the_copy_of_annotated_code_without_the_files_of_its_logi
     assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
 
 
-def test_an_account_that_is_named_is_the_one_that_is_used(nnictl):
+def test_a_named_account_is_used_instead_of_the_local_one(nnictl):
     assert nnictl("openpai", "jobs").returncode == 0
     for named in (("--user", "nobody", "--token", "wrong"), ("--token", "wrong", "--user", "root")):
         done = nnictl("openpai", "jobs", *named)
         assert done.returncode == 1
         assert done.stderr.startswith("ERROR: cannot ")
     assert "give --config" in nnictl("openpai", "jobs", "--user", "nobody").stderr, (
-        "nobody's token is not known"
+        "the token of user nobody is unknown"
     )
 
 
@@ -133,7 +133,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     first = found[0]["id"]
     attempt = attempt_of(home, experiment_id, first)
     assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
-    # A job that had not begun when nothing was left for it is stopped.
+    # A job that has not started when no trial is left is stopped.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
         lambda: "SUCCEEDED" in (ends := set(jobs(nnictl).values())) and ends <= well, "every job has ended"
@@ -142,7 +142,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
 
 @pytest.mark.containers
 @pytest.mark.parametrize("home", ["podman"], indirect=True)
-def test_an_image_without_a_keeper_ends_its_trial_with_the_remedy(home, nnictl, podman):
+def test_an_image_without_a_keeper_fails_the_trial_with_a_remedy(home, nnictl, podman):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"image: anything": f"image: {podman.base()}", "maxTrialNum: 3": "maxTrialNum: 1"},
@@ -157,7 +157,7 @@ def test_an_image_without_a_keeper_ends_its_trial_with_the_remedy(home, nnictl, 
     )
 
 
-def test_the_example_of_the_digits_runs_many_trials_in_one_job(home, nnictl):
+def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
     folder = home / "work"
     shutil.copytree(ROOT / "examples" / "digits", folder / "digits")
     text = (folder / "digits" / "config_openpai.yml").read_text()
@@ -209,7 +209,7 @@ taskRoles:
     (trial,) = trials(nnictl, experiment_id)
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
-    # The cluster applies the same policy; whoever comes first names the end.
+    # The cluster applies the same policy; the first of both ends the job.
     assert set(jobs(nnictl).values()) <= {"SUCCEEDED", "STOPPED"}
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
     tasks = {task.name: task for task in attempts.glob("*/*")}
@@ -217,7 +217,7 @@ taskRoles:
     assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
 
 
-def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
+def test_trials_survive_a_killed_manager_and_each_end_has_the_right_reason(home, nnictl):
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
@@ -231,7 +231,7 @@ def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
     wait_until(lambda: len(running()) == 2, "both trials run")
     stopped, other = (each["id"] for each in running())
     psutil.Process(folder.process().pid).kill()
-    wait_until(lambda: folder.running_process() is None, "the manager is gone")
+    wait_until(lambda: folder.running_process() is None, "the manager has ended")
     assert set(jobs(nnictl).values()) == {"RUNNING"}
     assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
     assert nnictl("openpai", "stop", f"nni_exp_{experiment_id}_trial_{stopped}").returncode == 0
@@ -239,9 +239,7 @@ def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
     def of(trial_id):
         return next(each for each in trials(nnictl, experiment_id) if each["id"] == trial_id)
 
-    wait_until(
-        lambda: of(stopped)["status"] == "FAILED", "the trial of the job that was stopped there has ended"
-    )
+    wait_until(lambda: of(stopped)["status"] == "FAILED", "the trial of the stopped job has failed")
     assert of(other)["state"] == "RUNNING"
     assert nnictl("stop", experiment_id).returncode == 0
     assert of(other)["status"] == "USER_CANCELED"
@@ -250,7 +248,7 @@ def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
     assert trials_left == []
 
 
-def test_an_experiment_outlasts_a_cluster_that_is_down(home, nnictl):
+def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
     (home / "work" / "train.py").write_text(
         TRAIN + "import time\nwhile not os.path.exists('../../../../../../go on'): time.sleep(0.1)\n"
     )
@@ -267,7 +265,7 @@ def test_an_experiment_outlasts_a_cluster_that_is_down(home, nnictl):
     assert shown("counts")["RUNNING"] == 2
     (home / "storage" / experiment_id / "go on").touch()
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 2, "both end, without the cluster")
-    # The third waits to be handed in.
+    # The third trial waits for its submission.
     assert shown("counts")["FAILED"] == 0
     assert nnictl("openpai", "start").returncode == 0
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 3, "the third ran")
@@ -276,7 +274,7 @@ def test_an_experiment_outlasts_a_cluster_that_is_down(home, nnictl):
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_a_container_that_is_lost_is_replaced_and_only_its_successor_counts(home, nnictl):
+def test_a_lost_task_is_restarted_and_only_the_second_attempt_counts(home, nnictl):
     (home / "work" / "train.py").write_text(
         """\
 import os, signal
@@ -309,7 +307,7 @@ nni_sdk.report_final_result(attempt)
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
+def test_the_keepers_token_is_in_no_output_of_the_cluster(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     name = next(iter(jobs(nnictl)))
     shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
@@ -324,7 +322,7 @@ def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
     assert "******" in shown[0]
 
 
-def test_another_folder_as_the_same_storage_is_refused_with_the_remedies(home, nnictl):
+def test_another_folder_for_an_existing_storage_is_refused_with_the_remedies(home, nnictl):
     done = nnictl(
         "create", "--config", "config.yml", "--port", "auto", replace={"../storage": "../elsewhere"}
     )

@@ -19,7 +19,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
-# So many updates of half a second each are ten minutes of an experiment.
+# Each update stands for half a second; PAGE_UPDATES=1200 is ten minutes of an experiment.
 UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
 CHART = ".main-svg"
 THEMES = ("light", "dark")
@@ -41,14 +41,16 @@ def browser():
         yield started
 
 
-# ---- what most tests look at
+# ---- stored experiments for most tests
 
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>\x1b[31m\u202e' onmouseover='window.hacked=3"
 
 
 def some_trial(number, now_s):
-    """Every state, results of several names, and words that would be more than words if a page let them."""
+    """Every state, results with several names, and texts that would be code if the page did not escape
+    them.
+    """
     trial = made_trial(number, now_s - 1000 + number)
     trial.parameters = {
         "lr": 10 ** -(number % 5),
@@ -69,7 +71,7 @@ def some_trial(number, now_s):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A view of forty trials. The first has logs, of which one is long and one hostile."""
+    """A view of forty trials. The first has logs: one is long and one hostile."""
     experiment = made_experiment(
         tmp_path_factory.mktemp("stored"), 40, some_trial, experimentName=f"digits {HOSTILE}"
     )
@@ -91,7 +93,7 @@ def stored(tmp_path_factory):
 # ---- sign-in and sign-out
 
 
-def test_a_link_lets_a_browser_in_once_and_leaves_nothing_in_the_address(browser, stored):
+def test_a_login_link_works_once_and_its_code_does_not_stay_in_the_address(browser, stored):
     link = stored.link()
     with visit(browser, link) as person:
         expect(person.page).to_have_url(f"{stored.origin}/oview")
@@ -99,17 +101,17 @@ def test_a_link_lets_a_browser_in_once_and_leaves_nothing_in_the_address(browser
         assert not any(code in url for url in person.asked)
         person.page.go_back()
         assert code not in person.page.url
-        person.go(f"{stored.origin}/detail")  # another load of the same browser
+        person.go(f"{stored.origin}/detail")  # another page load in the same browser
         expect(person.see("table")).to_be_visible()
-    stranger = Visit(browser)
-    stranger.page.goto(link)
-    expect(stranger.see("enter-message")).to_contain_text("nnictl webui url")
-    stranger.page.goto(f"{stored.origin}/oview")
-    expect(stranger.see("locked")).to_contain_text("nnictl webui url")
-    stranger.context.close()
+    second_browser = Visit(browser)
+    second_browser.page.goto(link)
+    expect(second_browser.see("enter-message")).to_contain_text("nnictl webui url")
+    second_browser.page.goto(f"{stored.origin}/oview")
+    expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
+    second_browser.context.close()
 
 
-def test_who_was_locked_out_is_shown_the_experiment_once_another_tab_is_let_in(browser, stored):
+def test_a_locked_page_shows_the_experiment_after_a_login_in_another_tab(browser, stored):
     person = Visit(browser)
     person.page.goto(f"{stored.origin}/oview")
     expect(person.see("locked")).to_be_visible()
@@ -120,7 +122,7 @@ def test_who_was_locked_out_is_shown_the_experiment_once_another_tab_is_let_in(b
     person.context.close()
 
 
-def test_who_signs_out_in_one_tab_is_out_in_all_and_sees_nothing_more(browser, stored):
+def test_after_a_sign_out_the_page_is_locked_and_its_key_is_deleted(browser, stored):
     with visit(browser, stored.link()) as person:
         person.see("sign-out").click()
         expect(person.see("locked")).to_contain_text("nnictl webui url")
@@ -130,12 +132,10 @@ def test_who_signs_out_in_one_tab_is_out_in_all_and_sees_nothing_more(browser, s
         expect(person.see("locked")).to_be_visible()
 
 
-# ---- an experiment that goes on
+# ---- a running experiment
 
 
-def test_an_experiment_is_watched_from_nothing_to_its_end_through_a_restart_of_its_manager(
-    browser, a_real_experiment
-):
+def test_the_page_follows_an_experiment_to_its_end_across_a_manager_restart(browser, a_real_experiment):
     experiment = a_real_experiment(GATED, trialConcurrency=2, maxTrialNum=3)
     port = free_port_pair()
     experiment.start(port)
@@ -160,7 +160,7 @@ def test_an_experiment_is_watched_from_nothing_to_its_end_through_a_restart_of_i
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
 
 
-def test_a_page_begins_anew_when_another_experiment_has_taken_its_port(browser, tmp_path):
+def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tmp_path):
     played = Played(made_experiment(tmp_path, 0).folder)
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         expect(person.see("state")).to_contain_text("Running")
@@ -170,7 +170,7 @@ def test_a_page_begins_anew_when_another_experiment_has_taken_its_port(browser, 
         expect(person.page.locator('[title="experiment OTHEREXP"]')).to_be_visible()
 
 
-def test_limits_are_changed_and_trials_begun_and_stopped_where_they_are_shown(browser, a_real_experiment):
+def test_limits_are_changed_and_trials_stopped_on_the_page(browser, a_real_experiment):
     experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     code = experiment.ask("POST", "/entrance").json()["code"]
@@ -191,10 +191,10 @@ def test_limits_are_changed_and_trials_begun_and_stopped_where_they_are_shown(br
         assert experiment.get(f"/trial-jobs/{trial['id']}")["reason"] == "stopped by user"
 
 
-# ---- what trials wrote
+# ---- output of trials
 
 
-def test_hostile_words_are_words(browser, stored):
+def test_hostile_texts_are_shown_as_text(browser, stored):
     with visit(browser, stored.link()) as person:
         for path in ("/oview", "/detail", "/experiment", "/jobs"):
             person.go(stored.origin + path)
@@ -212,12 +212,12 @@ def test_hostile_words_are_words(browser, stored):
         assert person.page.locator("img[src=x]").count() == 0
 
 
-def test_the_end_of_a_log_of_a_hundred_megabytes_is_there_at_once(browser, stored):
+def test_the_end_of_a_log_of_a_hundred_megabytes_is_shown_quickly(browser, stored):
     with visit(browser, stored.link()) as person:
         person.go(f"{stored.origin}/detail#trial=00000")
         began_s = time.monotonic()
         expect(person.see("log")).to_contain_text("the last line")
-        assert time.monotonic() - began_s < scaled_s(20)  # of which most is a busy machine's
+        assert time.monotonic() - began_s < scaled_s(20)  # most of it on a busy machine
         assert person.heap_bytes() < 40 * 2**20
 
 
@@ -241,8 +241,8 @@ def test_ten_thousand_trials_can_be_sorted_searched_and_scrolled(browser, tmp_pa
         assert person.elements() < 5000
 
 
-def test_memory_stays_flat_while_updates_come(browser, tmp_path, monkeypatch):
-    """As many updates as ten minutes bring, one after another."""
+def test_the_pages_memory_does_not_grow_with_updates(browser, tmp_path, monkeypatch):
+    """As many updates as in ten minutes, one after another."""
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     played = Played(made_experiment(tmp_path, 0).folder)
     keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(20)]
@@ -272,14 +272,14 @@ def test_memory_stays_flat_while_updates_come(browser, tmp_path, monkeypatch):
         assert person.elements() < elements + 50
 
 
-def test_each_chart_is_drawn(browser, stored):
+def test_every_chart_is_drawn(browser, stored):
     with visit(browser, stored.link()) as person:
         person.see("nav-trials").click()
         for tab in ("metric", "parallel", "duration", "importance"):
             person.see(f"tab-{tab}").click()
             expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
         person.screenshot("importance-light")
-        # Results are sent to nobody.
+        # No button sends results to a third party.
         buttons = person.page.locator(".modebar-btn")
         titles = [button.get_attribute("data-title") for button in buttons.all()]
         assert "Zoom" in titles
@@ -290,10 +290,10 @@ def test_each_chart_is_drawn(browser, stored):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_page_is_for_everybody(browser, stored, theme):
+def test_every_page_passes_the_accessibility_rules(browser, stored, theme):
     with visit(browser, stored.link(), color_scheme=theme) as person:
         faults = []
-        # In another theme nothing is different but the colours.
+        # The themes differ only in their colours.
         rules = ("color-contrast",) if theme == "dark" else ()
         for name, path in [
             ("overview", "/oview"),
@@ -317,7 +317,7 @@ def test_every_page_is_for_everybody(browser, stored, theme):
         assert faults == []
 
 
-def test_a_narrow_screen_shows_all_without_a_scroll_to_the_side(browser, stored):
+def test_a_narrow_screen_needs_no_horizontal_scrolling(browser, stored):
     with visit(browser, stored.link(), viewport={"width": 390, "height": 800}) as person:
         for name, path in [("overview", "/oview"), ("trials", "/detail"), ("jobs", "/jobs")]:
             person.go(stored.origin + path)
@@ -326,7 +326,7 @@ def test_a_narrow_screen_shows_all_without_a_scroll_to_the_side(browser, stored)
             assert width <= 390, name
 
 
-def test_the_page_is_used_with_the_keyboard_alone(browser, stored):
+def test_the_page_can_be_used_with_the_keyboard_only(browser, stored):
     with visit(browser, stored.link()) as person:
         person.go(f"{stored.origin}/oview")
         seen = []

@@ -1,4 +1,4 @@
-"""A stranger's first session with nnictl, at a real terminal."""
+"""A new user's first session with nnictl, at a real terminal."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ logDir: ../experiments
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: python3 train.py, codeDir: .}
 """
-# These trials go on when somebody opens their gate; the others take no time.
+# These trials wait until the test opens their gate; the others end at once.
 GATED = (0, 1, 5, 8, 9)
 TRAIN = """\
 import nni_sdk
@@ -41,7 +41,7 @@ nni_sdk.report_final_result(lr)
 
 @pytest.fixture
 def place(tmp_path):
-    """A user's home. Whatever is started there ends with the test."""
+    """A user's home. Processes that a test starts there are killed after the test."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "config.yml").write_text(CONFIG)
@@ -72,14 +72,14 @@ def terminal(place):
 
 
 def rows_of(said):
-    """The rows of `trial ls` by the trial's number: id, state, value."""
+    """The rows of `trial ls` by sequence id: id, state, value."""
     return {
         int(row[1]): row.groups()[1:]
         for row in re.finditer(r"^ *(\d+) +(\S{5}) +([A-Z_]+) +([\d.]*)", said, re.MULTILINE)
     }
 
 
-# A dozen commands, each with an end of its own, on a machine that may have other work.
+# About a dozen commands with a timeout each, on a machine that may have other work.
 @pytest.mark.timeout(600)
 def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
     code, said = terminal.run("nnictl create --config config.yml --port auto")
@@ -89,7 +89,7 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
 
     terminal.type("nnictl top")
     terminal.wait_for("2 running")
-    assert terminal.press(CTRL_C)[0] == 130  # the watching ends, not the experiment
+    assert terminal.press(CTRL_C)[0] == 130  # the display ends, but not the experiment
 
     code, said = terminal.run("nnictl trial ls")
     assert code == 0
@@ -103,7 +103,7 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
 
     code, said = terminal.run("nnictl update concurrency --value 3")
     assert (code, said.startswith("INFO: ")) == (0, True)
-    # The third place is taken by the next ones, until the sixth waits as the first two do.
+    # Further trials use the third place one after another, until the sixth waits at its gate too.
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*3 succeeded")
     assert terminal.press(CTRL_C)[0] == 130
@@ -119,7 +119,7 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
     with (place / "gate-1").open("w"):
         pass
     terminal.wait_for("trial number 1 goes on")
-    terminal.wait_for(r"\[0\]ready> $")  # it ends with its trial
+    terminal.wait_for(r"\[0\]ready> $")  # the command ends with its trial
 
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*6 succeeded")

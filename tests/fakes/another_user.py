@@ -1,4 +1,4 @@
-"""Keepers that run as another user of this machine, also from a checkout that this user alone may read."""
+"""Keepers that run as another user of this machine, also from a checkout that only its owner can read."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-group
 
 @contextlib.contextmanager
 def as_another_user() -> Iterator[None]:
-    """This process itself becomes another user for a while; what it has imported stays. Only root can."""
+    """Run the block as another user; imported modules stay. Only root can."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    os.setresuid(NOBODY, NOBODY, -1)  # the real user as well, whom os.access asks for
+    os.setresuid(NOBODY, NOBODY, -1)  # also the real uid, which os.access checks
     try:
         yield
     finally:
@@ -33,10 +33,10 @@ def as_another_user() -> Iterator[None]:
 
 
 def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
-    """What starts a keeper's command as another user; skips the test where that is impossible.
+    """The command prefix that starts a keeper as user nobody; skips the test if that is impossible.
 
-    A user who cannot read this checkout, or its virtual environment, runs a copy in `folder`: the keeper's package and what it
-    requires.
+    A user who cannot read this checkout, or its virtual environment, runs a copy in `folder`: the keeper's
+    package and its requirements.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
@@ -45,7 +45,7 @@ def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
     if not _complaint(AS_NOBODY):
         return AS_NOBODY
     _copy_keeper(folder)
-    # Set the variable before the user changes: the other user may not be able to start Python by its path.
+    # Set the variable before the user changes: the other user may be unable to start Python by its path.
     prefix = ("env", f"PYTHONPATH={folder}", *AS_NOBODY)
     if complaint := _complaint(prefix):
         pytest.skip(f"needs a Python and a temporary directory that user {NOBODY} can read: {complaint}")
@@ -75,7 +75,7 @@ def _copy_keeper(folder: Path) -> None:
 
 
 def _required_by(name: str) -> set[str]:
-    """What a distribution requires, and all that this requires, without extras."""
+    """The transitive requirements of a distribution, without extras."""
     found: set[str] = set()
     for text in distribution(name).requires or []:
         requirement = Requirement(text)

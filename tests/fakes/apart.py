@@ -1,7 +1,7 @@
-"""The manager's process with its jobs elsewhere: other network, other clock, another path to the storage.
+"""A manager process whose jobs are elsewhere: another network, another clock, another path to the storage.
 
-Started as `python apart.py` with the manager's own arguments. Everything in it is the manager's but three answers: where its jobs
-run, at which address they reach it, and where it listens.
+Started as `python apart.py` with the manager's own arguments. Only three things differ from the real manager:
+where jobs run, the address they use to reach it, and where it listens.
 """
 
 import json
@@ -24,18 +24,18 @@ VARIABLE = "FAULTS_APART"
 
 @dataclass(frozen=True)
 class Apart:
-    """What is different for the jobs. The process is told by `VARIABLE`."""
+    """The differences for the jobs. The process receives them in `VARIABLE`."""
 
     workspace: str
-    """Where they see it."""
+    """The path of the workspace for the jobs."""
     announced: str
     """The manager's address for them."""
     listens_at: str
     prefix: tuple[str, ...] = ()
-    """What starts a process on their side."""
+    """The command prefix that starts a process on the jobs' side."""
     environ: tuple[tuple[str, str], ...] = ()
     planted: str = ""
-    """What is broken on purpose in the manager: a name in PLANTED."""
+    """A planted fault in the manager: a name in PLANTED."""
 
     def to_environ(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -49,7 +49,7 @@ class Apart:
 
 
 class LocalServiceApart(LocalTrainingService):
-    """Processes of this machine, on the other side."""
+    """Processes of this machine, on the jobs' side."""
 
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
@@ -63,17 +63,17 @@ class LocalServiceApart(LocalTrainingService):
 
 
 def _count_again(receiver, stream, offset, data, take=AttemptIngest.take):
-    """What comes again is taken for new."""
+    """Planted fault: bytes that are sent again are stored as new ones."""
     return take(receiver, stream, receiver.received(stream), data)
 
 
 def _leave_out(receiver, stream, offset, data, take=AttemptIngest.take):
-    """The last record of what arrived is forgotten."""
+    """Planted fault: the last record of each batch is dropped."""
     return [replace(commit, records=commit.records[:-1]) for commit in take(receiver, stream, offset, data)]
 
 
 def _acknowledge_early(store, writes, now_s, commit=Store.commit):
-    """The offset is durable a moment before the rows are."""
+    """Planted fault: the offset is durable before the rows."""
     commit(
         store,
         [replace(each, records=()) if isinstance(each, StreamWrite) else each for each in writes],
@@ -84,7 +84,7 @@ def _acknowledge_early(store, writes, now_s, commit=Store.commit):
 
 
 def _commit_slowly(store, writes, now_s, commit=Store.commit):
-    """No fault: what comes meanwhile, and again when the link was lost, is received and not yet durable."""
+    """No fault: while a commit is slow, bytes are received again after a reconnect before they are stored."""
     time.sleep(0.3)
     return commit(store, writes, now_s)
 

@@ -1,4 +1,4 @@
-"""Ids of attempts that tests can spell: the one of number 0 starts before the one of number 1."""
+"""Readable attempt ids for tests: number 0 starts before number 1."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def attempt_id(number: int) -> str:
 
 
 def metrics_of(reader: StoreReader, trial_id: str) -> list[MetricRow]:
-    """The records of a trial that count, in the order they were written."""
+    """The records of a trial that count, in the order in which they were written."""
     return list(chain.from_iterable(reader.metric_pages(None, *reader.place_of(trial_id))))
 
 
@@ -31,23 +31,23 @@ def _is_spelled(key: AttemptKey) -> bool:
 
 
 class AttemptNumbers:
-    """Spelled ids for those that keepers made: the one of number n stands for the n-th attempt of its task."""
+    """Maps readable ids to the keepers' real ones: number n is the n-th attempt of its task."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._known: dict[tuple[str, str], list[str]] = {}
 
     def spelled(self, key: AttemptKey) -> AttemptKey:
-        """The key that a test spells for a real one."""
+        """The readable key of a real one."""
         if _is_spelled(key):
             return key
         known = self._look(key)
         if key.attempt_id not in known:
-            known.append(key.attempt_id)  # it could not make its folder
+            known.append(key.attempt_id)  # it could not create its folder
         return replace(key, attempt_id=attempt_id(known.index(key.attempt_id)))
 
     def real(self, key: AttemptKey) -> AttemptKey:
-        """The key that a spelled one stands for; itself when there is none yet."""
+        """The real key of a readable one, or the key itself if there is none yet."""
         if not _is_spelled(key) or self._workspace.attempt(key).path.exists():
             return key
         known, number = self._look(key), int(key.attempt_id)
@@ -74,10 +74,10 @@ class AttemptNumbers:
 
 
 class RegisteringStore(Store):
-    """A store that registers the attempts of what is written, as the manager does before it writes anything of them."""
+    """A store that registers the attempts of its writes, as the manager does beforehand."""
 
     def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
-        """Spelled ids have their own number."""
+        """Readable ids are registered under their own number."""
         keys = {write.key for write in writes if isinstance(write, StreamWrite)}
         keys |= {write.usage.key for write in writes if isinstance(write, UsageRow)}
         rows = [attempt_row(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
@@ -85,7 +85,9 @@ class RegisteringStore(Store):
 
 
 def sign_attempt(folder: ExperimentFolder, key: AttemptKey, job_id: str | None = None) -> str:
-    """Make an attempt's directory as a keeper of the job does; the job's token. `job_id` None: the trial's own."""
+    """Create an attempt's folder as a keeper of the job does; return the job's token. `job_id` None: the
+    trial's own job.
+    """
     job_id = job_id or key.trial_id
     with StoreReader(folder.database) as reader:
         token = token_of(reader.experiment().secret, job_id)

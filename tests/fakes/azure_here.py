@@ -1,9 +1,10 @@
-"""Azure on this machine, as far as a file share needs it: logins, a vault, and the file service of one account.
+"""A fake Azure for file shares: logins, a vault, and the file service of one account.
 
-The real SDK speaks to it by Azure's own addresses: it goes through a proxy, as in many a company, and this is where the proxy
-leads. So nothing of ours knows that it is not Azure. Files of a share lie in a folder, where those who mount the share see them.
+The real SDK uses Azure's own addresses; an HTTPS proxy leads its connections here, so the code under test is
+unchanged. The files of a share are in a folder, where clients that mount the share see them.
 
-Source: Azure Files REST API 2021-04-10 and its Shared Key authorization; Key Vault REST API 7.x; OAuth 2.0 client credentials.
+Source: Azure Files REST API 2021-04-10 and its Shared Key authorization; Key Vault REST API 7.x; OAuth 2.0
+client credentials.
 """
 
 import base64
@@ -40,12 +41,14 @@ _SIGNED = (
 
 
 def new_key(words):
-    """A key of the account, in its usual form."""
+    """An account key in its usual format."""
     return base64.b64encode(hashlib.sha512(words.encode()).digest()).decode()
 
 
 class Azure:
-    """`folder` holds the shares, each a folder. `key` is what the file service takes, `vault_key` what the vault has."""
+    """`folder` contains the shares, one folder each. The file service accepts `key`; the vault stores
+    `vault_key`.
+    """
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -55,12 +58,14 @@ class Azure:
         self.asked: list[str] = []
         """Each call of the file service, e.g. `PUT nni/EXPT/run.sh?comp=range`."""
         self.fails_with: list[tuple[int, str]] = []
-        """What the file service answers next in place of what it was asked for; the status 0: it hangs up."""
+        """The next responses of the file service instead of the requested ones; status 0 closes the
+        connection.
+        """
         self.refuses: tuple[int, str] | None = None
-        """What it answers to every call that changes something at a path that has `refuses_at` in it."""
+        """The response to every changing call whose path contains `refuses_at`."""
         self.refuses_at = ""
         self.is_authenticated = True
-        """Whether the vault lets this login read."""
+        """Whether the vault permits this login to read."""
         self._lock = threading.Lock()
         self._certificate = self.folder / "azure.pem"
         self._tls = _certificate(self._certificate, [LOGIN_HOST, VAULT_HOST, FILE_HOST])
@@ -84,7 +89,7 @@ class Azure:
 
     @property
     def environ(self):
-        """What leads Azure's SDK here, and logs in."""
+        """The environment that leads Azure's SDK here, with a login."""
         return {
             "HTTPS_PROXY": f"http://127.0.0.1:{self._server.server_address[1]}",
             "NO_PROXY": "127.0.0.1,localhost",
@@ -96,7 +101,7 @@ class Azure:
 
     @property
     def share(self):
-        """The folder that is the share."""
+        """The folder of the share."""
         return self.shares / SHARE
 
     def writes(self):
@@ -113,7 +118,7 @@ class Azure:
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """First the proxy's, then, within its tunnel, that of the host that was asked for."""
+    """A connection to the proxy, and within its tunnel to the requested host."""
 
     site: Azure
     protocol_version = "HTTP/1.1"
@@ -126,7 +131,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with (
-            contextlib.suppress(OSError),  # the client has gone
+            contextlib.suppress(OSError),  # the client has closed
             self.site._tls.wrap_socket(self.connection, server_side=True) as within,
             within.makefile("rb") as self.rfile,
             within.makefile("wb", 0) as self.wfile,
@@ -134,7 +139,7 @@ class _Connection(BaseHTTPRequestHandler):
             self.close_connection = False
             while not self.close_connection:
                 self.handle_one_request()
-        self.rfile, self.wfile = io.BytesIO(), io.BytesIO()  # of the proxy, which has nothing more to say
+        self.rfile, self.wfile = io.BytesIO(), io.BytesIO()  # the proxy connection has no further requests
         self.close_connection = True
 
     def _serve(self):
@@ -268,7 +273,7 @@ class _Connection(BaseHTTPRequestHandler):
             self._refuse(404, "ParentNotFound")
         else:
             place.mkdir()
-            place.chmod(0o1777)  # whoever mounts it may write
+            place.chmod(0o1777)  # every client that mounts it may write
             self._answer(201, **self._stamp())
 
     def _put(self, place, part, body):
@@ -290,7 +295,7 @@ class _Connection(BaseHTTPRequestHandler):
                 self._answer(200, **self._stamp())
         else:
             assert part == ""
-            # Others see a file of its whole size, of zeros, before it is filled.
+            # Until it is filled, others see a file of its full size with zeros.
             with place.open("wb") as file:
                 file.truncate(int(self.headers["x-ms-content-length"]))
             place.chmod(0o666)
@@ -337,7 +342,9 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 def _certificate(path, hosts):
-    """TLS as these hosts; the certificate, which has to be trusted, and its key are put at the path."""
+    """A TLS context for these hosts; the certificate, which clients must trust, and its key are written to
+    the path.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "Azure of a test")])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven as a person would, and what a page in it did that it should not."""
+"""Debian's Chromium, controlled like a user would, and the errors of the page."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
-# As root there is no sandbox to be had, and what Chromium asks the network for by itself would be refused.
+# Root has no sandbox; Chromium's own background requests would be refused.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-# A machine under load gets some patience.
+# Long enough for a machine under load.
 WITHIN_MS = 45_000
 SCREENSHOTS = Path(os.environ.get("PAGE_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
 
@@ -33,7 +33,7 @@ expect.set_options(timeout=WITHIN_MS)
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """One browser, with nobody's profile."""
+    """One browser with an empty profile."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:
@@ -43,26 +43,26 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visit:
-    """A person on a first visit to the page of one experiment."""
+    """A first visit to the page of one experiment."""
 
     def __init__(self, browser: Browser, **options: Any) -> None:
-        """`options`: those of Playwright's contexts, such as color_scheme and viewport."""
+        """`options`: Playwright's context options, such as color_scheme and viewport."""
         self.context: BrowserContext = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, **options}
         )
         self.context.set_default_timeout(WITHIN_MS)
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
-        """What scripts of the page did not catch."""
+        """Uncaught errors of the page's scripts."""
         self.asked: list[str] = []
-        """Every address that the page asked for."""
+        """Every address that the page requested."""
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self._cdp: CDPSession = self.context.new_cdp_session(self.page)
 
     def enter(self, link: str) -> None:
-        """Come by a link, and wait until the experiment is shown."""
+        """Open a login link and wait until the experiment is shown."""
         self.page.goto(link)
         self.is_ready()
 
@@ -72,15 +72,17 @@ class Visit:
         self.is_ready()
 
     def is_ready(self) -> None:
-        """Wait until there is something to see."""
+        """Wait until the page has rendered."""
         self.page.locator("html[data-ready=true]").wait_for(state="attached")
 
     def see(self, name: str) -> Locator:
-        """The part of the page of this name."""
+        """The element of the page with this name."""
         return self.page.locator(f'[data-test="{name}"]')
 
     def evaluate(self, expression: str) -> Any:
-        """What the expression comes to in the page, awaited. Not by Playwright, whose way the page's own policy forbids."""
+        """The awaited value of an expression in the page. Uses CDP, since the page's policy forbids
+        Playwright's method.
+        """
         answer = self._cdp.send(
             "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
         )
@@ -88,17 +90,17 @@ class Visit:
         return answer["result"].get("value")
 
     def heap_bytes(self) -> int:
-        """What the page's scripts hold when nothing is left to collect."""
+        """The heap of the page's scripts after garbage collection."""
         for _ in range(2):
             self._cdp.send("HeapProfiler.collectGarbage")
         return int(self._cdp.send("Runtime.getHeapUsage")["usedSize"])
 
     def elements(self) -> int:
-        """How many elements the document has."""
+        """The number of elements in the document."""
         return int(self.evaluate("document.getElementsByTagName('*').length"))
 
     def faults_for_assistive_technology(self, rules: Sequence[str] = ()) -> list[str]:
-        """What axe-core finds that is serious, by all of its rules or by these: one line each."""
+        """Serious findings of axe-core, by all of its rules or by these: one line each."""
         import axe_playwright_python
 
         self.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
@@ -113,14 +115,14 @@ class Visit:
         ]
 
     def screenshot(self, name: str) -> None:
-        """Keep what is to be seen."""
+        """Save a screenshot."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 @contextlib.contextmanager
 def visit(browser: Browser, link: str, **options: Any) -> Iterator[Visit]:
-    """A person on a visit that starts with a link."""
+    """A visit that starts with a login link."""
     visiting = Visit(browser, **options)
     try:
         visiting.enter(link)

@@ -1,6 +1,7 @@
-"""A cluster in a process of its own, to be killed: `python cluster_process.py FOLDER`, then orders as lines of JSON.
+"""A cluster in a separate process that tests can kill: `python cluster_process.py FOLDER`, then commands as
+JSON lines.
 
-{"submit": TEXT} and {"stop": NAME} are each answered by a line when they are durable.
+{"submit": TEXT} and {"stop": NAME} are each answered by a line when they are stored.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ async def serve(folder):
 
 
 class ClusterProcess:
-    """Starts one, talks to it, kills it."""
+    """Starts, controls and kills a cluster process."""
 
     def __init__(self, folder):
         with (Path(folder) / "cluster.stderr").open("ab") as stderr:
@@ -50,16 +51,16 @@ class ClusterProcess:
         assert self.answer() == "ready"
 
     def order(self, **order):
-        """Say it, and do not wait."""
+        """Send a command without waiting."""
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def answer(self):
-        """The next answer; empty when it is gone."""
+        """The next answer; empty after the end of the process."""
         return self._process.stdout.readline().strip()
 
     def kill(self):
-        """As a machine in trouble does; what it had answered by then."""
+        """Kill the process; return the answers it had sent before."""
         self._process.kill()
         self._process.wait()
         said = self._process.stdout.read().split()

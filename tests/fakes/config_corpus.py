@@ -1,7 +1,8 @@
-"""The corpus of experiment files, and the verdict on each: `python tests/fakes/config_corpus.py` writes the verdicts anew.
+"""The corpus of experiment files and their verdicts; `python tests/fakes/config_corpus.py` rewrites the
+verdicts.
 
-A verdict says what was read, or every mistake, and whether the JSON schema of the file's kind takes it. What is absent from what
-was read is nothing: none, zero, false or empty.
+A verdict contains the parsed configuration or all errors, and the result of the JSON schema. Fields that are
+none, zero, false or empty are omitted.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from nni_manager.config.v2 import is_v2
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config"
 FILES = sorted((CORPUS / "files").glob("v[12]_*.yml"))
-# These say where the machine has something, or repeat what is beside them.
+# Machine-specific paths, and copies of other fields.
 _LEFT_OUT = ("config_path", "expansions", "search_space_raw", "job_text", "template_text")
 
 
 def verdict_path(file: Path) -> Path:
-    """Where the verdict on a file is."""
+    """The path of the verdict on a file."""
     return CORPUS / "verdicts" / f"{file.stem}.txt"
 
 
 def verdict_of(file: Path) -> str:
-    """The verdict, whatever this machine's paths are."""
+    """The verdict, independent of this machine's paths."""
     try:
         config = read_experiment_file(file)
     except ConfigInvalid as error:
@@ -65,7 +66,7 @@ def _schema_verdict(file: Path) -> str:
 
 @functools.cache
 def validator(version: str) -> jsonschema.Draft7Validator:
-    """What editors check files with."""
+    """The validator that editors use for such files."""
     schema = json_schema("v1" if version == "v1" else "v2")
     jsonschema.Draft7Validator.check_schema(schema)
     return jsonschema.Draft7Validator(schema)

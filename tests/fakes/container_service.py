@@ -1,7 +1,7 @@
-"""A cluster that is podman on this machine: each job is a real container whose first process is the keeper's image's.
+"""A training service whose cluster is podman on this machine: each job is a container of the keeper's image.
 
-The containers see the storage under another path than the manager, and none of its other files. They outlive the manager: a later
-service finds them by their names.
+The containers see the storage under another path than the manager, and none of its other files. They outlive
+the manager: a later service finds them by their names.
 """
 
 import asyncio
@@ -26,7 +26,9 @@ class ContainerService(TrainingService):
     run_script = "# The image has an entry point.\n"
 
     def __init__(self, podman: Podman, prefix: str, storage: Path, options: tuple[str, ...], on_job_ended):
-        """`prefix` begins the containers' names, `storage` is what they see at MOUNT, `options` are podman's."""
+        """`prefix` starts the containers' names, `storage` is mounted at MOUNT in them, `options` are
+        podman's.
+        """
         super().__init__(on_job_ended)
         self._podman = podman
         self._prefix = prefix
@@ -37,7 +39,7 @@ class ContainerService(TrainingService):
         self._stopping: set[asyncio.Task[str]] = set()
 
     def name(self, job_id: str) -> str:
-        """The container of a job."""
+        """The name of a job's container."""
         return self._prefix + job_id
 
     async def place(self, job_id):
@@ -64,7 +66,7 @@ class ContainerService(TrainingService):
     async def stop(self, job_id):
         if job_id not in self._watched:
             return False
-        # Returns when the container has ended, which `_until_end` tells.
+        # Returns when the container has ended; `_until_end` reports the end.
         stop = asyncio.ensure_future(
             self._run("podman", "stop", "--time", str(_STOP_GRACE_S), self.name(job_id))
         )
@@ -84,7 +86,7 @@ class ContainerService(TrainingService):
         return JobPresence.RUNNING
 
     async def reap_orphans(self, job_id, trial_ids):
-        """A container that ended has left nothing."""
+        """An ended container leaves no process."""
 
     async def close(self):
         tasks = [*self._watched.values(), *self._stopping]
@@ -105,8 +107,8 @@ class ContainerService(TrainingService):
         self.on_job_ended(JobEnded(job_id, exit_code, termination_message.strip()))
 
     async def _run(self, *command: str, within_s: float = STEP_TIMEOUT_S) -> str:
-        """What the command printed, on both."""
-        # No pipe, which what podman leaves running may hold open for as long as it runs.
+        """The output of the command, stdout and stderr."""
+        # No pipe: processes that podman leaves running could hold it open.
         with tempfile.TemporaryFile() as output:
             process = await asyncio.create_subprocess_exec(
                 *command,

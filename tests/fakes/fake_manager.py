@@ -1,7 +1,7 @@
-"""A manager that only listens: our own gRPC server, whose faults a test decides; and the workspace of its experiment.
+"""A fake manager: a gRPC server with faults that a test controls, and the workspace of its experiment.
 
-The bytes go through the manager's real half of replication. What is committed survives a restart, as a database would; what
-is not is lost.
+Received bytes go through the manager's real half of replication. Committed bytes survive a restart, like a
+database; others are lost.
 """
 
 import asyncio
@@ -62,7 +62,9 @@ KEY = AttemptKey(TRIAL, attempt_id(0), TASK)
 
 
 class _LoopThread:
-    """One event loop in a thread, for every fake of the process: gRPC's asyncio side likes to have only one."""
+    """One event loop in a thread for all fakes of the process, because gRPC's asyncio support allows only
+    one.
+    """
 
     _instance: "_LoopThread | None" = None
 
@@ -77,13 +79,13 @@ class _LoopThread:
         return cls._instance
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait for it here."""
+        """Run the coroutine on that loop and wait for its result."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(DEADLINE_S)
 
 
 class Store:
-    """What survives the manager's death."""
+    """The data that survives the manager's death."""
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[AttemptKey, Stream], bytearray] = {}
@@ -104,46 +106,47 @@ class Connection:
         self.hello = hello
         self.outgoing: asyncio.Queue[ManagerMessage | None] = asyncio.Queue()
         self.bytes_left = manager.drop_after_bytes.pop(0) if manager.drop_after_bytes else None
-        """The stream breaks instead of carrying more than this; None for never."""
+        """The number of bytes after which the stream breaks; None for never."""
 
     async def ready(self) -> None:
-        """At any time."""
+        """Always ready."""
 
     def receive(self, message: KeeperMessage) -> None:
-        """The servicer's word for what the keeper says."""
+        """Called by the servicer for each message of the keeper."""
         self.manager.take(self, message)
 
     def closed(self) -> None:
-        """The servicer's word for the end of the stream."""
+        """Called by the servicer at the end of the stream."""
         self.manager.forget(self)
 
 
 class FakeManager:
-    """Listens on 127.0.0.1, at a new port each time it is started, and writes manager.json.
+    """Listens on 127.0.0.1, at a new port after each start, and writes manager.json.
 
-    Attributes that a test sets are looked at when the next thing happens. `messages` are all of every keeper, in order.
+    Changed attributes take effect at the next event. `messages` contains the messages of all keepers, in
+    order.
     """
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.store = Store()
         self.numbers = AttemptNumbers(workspace)
-        """Tests see keys with ids that they can spell; keepers, their own."""
+        """Tests see readable attempt ids; keepers see their own."""
         self.version = __version__
         self.certificate: Certificate | None = None
-        """With which it listens, and which manager.json names."""
+        """The certificate for TLS, which manager.json names."""
         self.messages: list[KeeperMessage] = []
         self.hellos = 0
-        """Connections asked for, the refused ones included."""
+        """The number of requested connections, refused ones included."""
         self.refuse_with: Exception | None = None
         self.drop_after_bytes: list[int] = []
-        """For each of the next connections, after how many bytes of chunks it breaks."""
+        """For each of the next connections, the number of chunk bytes after which it breaks."""
         self.commits = True
-        """Whether bytes become durable and are acknowledged."""
+        """Whether bytes are stored and acknowledged."""
         self.swallow_chunks = 0
-        """So many of the next chunks get lost between the stream and the store."""
+        """The number of next chunks that are lost between stream and store."""
         self.closes = True
-        """Whether attempts that are complete are closed."""
+        """Whether complete attempts are closed."""
         self.address: str | None = None
         self._connections: list[Connection] = []
         self._receivers: dict[AttemptKey, AttemptIngest] = {}
@@ -152,7 +155,7 @@ class FakeManager:
         self._server: KeeperServer | None = None
         self._changed = threading.Condition()
 
-    # ---- for the test
+    # ---- for tests
 
     def start(self) -> None:
         """Listen at a new address."""
@@ -162,13 +165,13 @@ class FakeManager:
         self.write_document()
 
     def write_document(self, *addresses: str) -> None:
-        """manager.json, with these addresses or its own."""
+        """Write manager.json with these addresses, or with its own."""
         pem = None if self.certificate is None else self.certificate.certificate_pem
         document = ManagerDocument(EXPERIMENT, self.version, addresses or (str(self.address),), pem)
         replace_file(self.workspace.manager_json, document.to_bytes())
 
     def die(self) -> None:
-        """Stop listening; forget everything that is not committed."""
+        """Stop listening, and drop everything that is not committed."""
         _LoopThread.get().call(self._stop())
         with self._changed:
             self._receivers.clear()
@@ -180,21 +183,21 @@ class FakeManager:
         _LoopThread.get().call(self._stop())
 
     def send(self, message: ManagerMessage) -> None:
-        """Say something to every connected keeper."""
+        """Send a message to every connected keeper."""
         _LoopThread.get().loop.call_soon_threadsafe(self._send, message)
 
     def break_streams(self) -> None:
-        """End every stream as if the network had."""
+        """End every stream, like a network failure."""
         _LoopThread.get().loop.call_soon_threadsafe(self._send, None)
 
     def commit_again(self) -> None:
-        """Make durable what has arrived, and go on doing so."""
+        """Commit everything that has arrived, and later bytes too."""
         with self._changed:
             self.commits = True
         _LoopThread.get().loop.call_soon_threadsafe(self._commit, KEY)
 
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
-        """Wait until something that happens here makes it true; what it returned."""
+        """Wait until an event makes it true; return its value."""
         with self._changed:
             if not self._changed.wait_for(is_true, DEADLINE_S):
                 kinds = [type(message).__name__ for message in self.messages]
@@ -206,11 +209,11 @@ class FakeManager:
         return self.wait_for(lambda: self.all_of(kind) and self.all_of(kind)[0], what or kind.__name__)  # type: ignore[return-value]
 
     def wait_for_bytes(self, wanted: bytes, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> None:
-        """Wait until these bytes are in what arrived."""
+        """Wait until the received bytes contain these."""
         self.wait_for(lambda: wanted in self._arrived.get((key, stream), b""), f"{wanted!r} in {stream}")
 
     def arrived(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> int:
-        """How many bytes arrived, committed or not."""
+        """The number of received bytes, committed or not."""
         return len(self._arrived.get((key, stream), b""))
 
     def all_of(self, kind: type[T]) -> list[T]:
@@ -218,7 +221,7 @@ class FakeManager:
         return [message for message in self.messages if isinstance(message, kind)]
 
     def stored(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> bytes:
-        """What was committed of a stream."""
+        """The committed bytes of a stream."""
         return bytes(self.store.bytes.get((key, stream), b""))
 
     # ---- for the servicer, in the loop's thread
@@ -226,10 +229,10 @@ class FakeManager:
     most_streams_of_job = 100
 
     def check_token(self, job_id: str, token: str) -> None:
-        """Nothing: `admit` looks at the token, so that a Hello that is refused is seen as well."""
+        """No check here: `admit` checks the token, so that refused Hellos are recorded too."""
 
     def admit(self, hello: Hello, job_id: str, token: str) -> Connection | ProbeSession:
-        """Let a keeper in, or raise what the test wants."""
+        """Admit a keeper, or raise the error that the test has set."""
         hello = replace(hello, attempts=tuple(map(self.numbers.spelled, hello.attempts)))
         with self._changed:
             self.hellos += 1
@@ -248,7 +251,7 @@ class FakeManager:
             return connection
 
     def take(self, connection: Connection, message: KeeperMessage) -> None:
-        """A message arrived."""
+        """Handle a received message."""
         if isinstance(message, TrialStarted | Chunk | TrialEnded | Usage):
             message = replace(message, key=self.numbers.spelled(message.key))
         with self._changed:
@@ -279,7 +282,7 @@ class FakeManager:
             self._changed.notify_all()
 
     def forget(self, connection: Connection) -> None:
-        """A stream is gone."""
+        """Remove a closed stream."""
         with self._changed:
             if connection in self._connections:
                 self._connections.remove(connection)
@@ -287,7 +290,7 @@ class FakeManager:
 
     @property
     def connections(self) -> int:
-        """Streams that are open."""
+        """The number of open streams."""
         return len(self._connections)
 
     # ---- inside
@@ -361,7 +364,7 @@ class FakeManager:
 
 
 class KeeperProcess:
-    """A real keeper."""
+    """A real keeper process."""
 
     def __init__(
         self,
@@ -372,7 +375,9 @@ class KeeperProcess:
         arguments: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        """Its output goes to files in `folder`. `prefix` is a command that runs the keeper's, `options` are Popen's."""
+        """Its output goes to files in `folder`. `prefix` is a command that runs the keeper, `options` are
+        Popen's.
+        """
         self.settings = settings
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
@@ -389,24 +394,24 @@ class KeeperProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the keeper."""
         return self.process.pid
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the keeper."""
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end; return the exit code."""
         return self.process.wait(DEADLINE_S)
 
     @property
     def stderr(self) -> str:
-        """What it has said."""
+        """The standard error output."""
         return self.stderr_file.read_text()
 
     def kill(self) -> None:
-        """Leave nothing of it, in case a test failed."""
+        """Kill the keeper if it still runs after a failed test."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -420,7 +425,9 @@ class KeeperProcess:
 
 
 class Site:
-    """A mount with the workspace of one experiment, its code, its manager, and the keepers a test starts."""
+    """A mount with the workspace of one experiment, its code, its manager, and the keepers that a test
+    starts.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.workspace = Workspace(folder / EXPERIMENT)
@@ -428,7 +435,8 @@ class Site:
         self.code = folder / "code"
         self.code.mkdir()
         self.manager = FakeManager(self.workspace)
-        # What a container has of its own; the coverage and the cluster of whoever runs the tests are none of it.
+        # The environment of a container, without coverage or cluster variables of the person who runs the
+        # tests.
         self.environ = {
             name: value
             for name, value in without_settings(os.environ).items()
@@ -437,7 +445,7 @@ class Site:
         self._keepers: list[KeeperProcess] = []
 
     def add_trial(self, command: str, *, trial_id: str = TRIAL, **fields: Any) -> None:
-        """What the manager writes for a trial."""
+        """Write the files that the manager writes for a trial."""
         folder = self.workspace.trial(trial_id)
         folder.path.mkdir()
         folder.parameter_cfg.write_text('{"parameter_id": 0, "parameters": {"x": 1}}')
@@ -453,7 +461,7 @@ class Site:
         folder.trial_json.write_bytes(document.to_bytes())
 
     def add_python_trial(self, script: str, **fields: Any) -> None:
-        """A trial that runs this program."""
+        """Add a trial that runs this Python program."""
         (self.code / "train.py").write_text(script)
         self.add_trial(f"{shlex.quote(sys.executable)} train.py", **fields)
 
@@ -481,31 +489,33 @@ class Site:
         return self.manager.numbers.folder(key)
 
     def has_ended(self, key: AttemptKey = KEY) -> bool:
-        """True once exit.json is there."""
+        """True if exit.json exists."""
         return self.attempt(key).exit_json.exists()
 
     def exit(self, key: AttemptKey = KEY) -> TrialEnded:
-        """What exit.json says, which the keeper has signed."""
+        """The signed content of exit.json."""
         ended = exit_from_bytes(self.attempt(key).exit_json.read_bytes(), TOKEN)
         return replace(ended, key=self.manager.numbers.spelled(ended.key))
 
     def file(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> bytes:
-        """What the trial wrote."""
+        """The bytes that the trial wrote."""
         return self.attempt(key).stream(stream).read_bytes()
 
     def gate(self, name: str) -> Path:
-        """A closed gate. A trial waits at it by opening it for reading, a test opens it with `open_gate`."""
+        """Create a closed gate, a FIFO. A trial waits by opening it for reading; a test opens it with
+        `open_gate`.
+        """
         path = self.code / name
         os.mkfifo(path)
         return path
 
     def open_gate(self, name: str) -> None:
-        """Wait until the trial is at the gate, and let it through."""
+        """Wait until the trial is at the gate, and open it."""
         with (self.code / name).open("w"):
             pass
 
     def close(self) -> None:
-        """End every process and free the port."""
+        """End every process and release the port."""
         for keeper in self._keepers:
             keeper.kill()
         self.manager.close()

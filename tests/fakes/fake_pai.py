@@ -1,7 +1,8 @@
-"""An OpenPAI REST server of our own, on a real socket. It can misbehave, and can run its jobs as processes of this machine.
+"""A fake OpenPAI REST server on a real socket. It can inject faults, and run its jobs as processes of this
+machine.
 
-It knows what clients of ours use, with OpenPAI's status codes and bodies. Jobs are kept as they were handed in, so that a test
-sees them; `run_jobs` starts each task with the scripts that OpenPAI's runtime would make of them.
+It implements what trial-keeper's clients use, with OpenPAI's status codes and bodies. Submitted jobs are kept
+for tests; `run_jobs` starts each task with the scripts that OpenPAI's runtime would create.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
 
 class FakeJob:
-    """A job as the server has it."""
+    """A submitted job."""
 
     def __init__(self, text: str):
         self.protocol = parse(text)
@@ -67,7 +68,7 @@ class FakeJob:
         return self.protocol.task_roles[0].mangled_name
 
     def end(self, state: str, exit_code: int | None = None):
-        """The job is over."""
+        """End the job."""
         self.state, self.exit_code = state, exit_code
 
     def row(self):
@@ -89,7 +90,7 @@ class FakeJob:
     def detail(self):
         status = {key: value for key, value in self.row().items() if key not in ("name", "tags")}
         if self.exit_code is not None:
-            # As OpenPAI's runtime has it: 255 for anything but signals, and the command's own code beside it.
+            # As in OpenPAI's runtime: 255 for everything but signals, and the command's own code beside it.
             status |= {
                 "appExitCode": 0 if self.exit_code == 0 else 255,
                 "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
@@ -116,10 +117,10 @@ class FakeJob:
 
 
 class FakePai:
-    """The server. What it was asked is in `asked`, as (verb, path)."""
+    """The fake server. `asked` contains its calls, as (verb, path)."""
 
     def __init__(self, *, run_jobs: bool = False, tasks_begin_with: tuple[str, ...] = ()):
-        """`tasks_begin_with`: a command before that of each task, which runs it."""
+        """`tasks_begin_with`: a command prefix that runs each task."""
         self.jobs: dict[str, FakeJob] = {}
         self.asked: list[tuple[str, str]] = []
         self.tokens = {"token-of-the-profile-page"}
@@ -132,9 +133,9 @@ class FakePai:
         """The virtual clusters that the user may submit to."""
         self.shows_rights = True
         self.nodes: dict[str, dict] = {}
-        """As OpenPAI shows them; by default it shows none."""
+        """Node resources as in OpenPAI's API; none by default."""
         self.log_server = "answers"
-        """Or "hangs", without a byte, or "trickles", a byte now and then."""
+        """Or "hangs", which sends no byte, or "trickles", which sends a byte now and then."""
         self.log_calls = 0
         self._faults: dict[tuple[str, str], deque] = {}
         self._job_was_made = threading.Condition()
@@ -184,7 +185,7 @@ class FakePai:
         self._thread.start()
 
     def stop(self):
-        """Nobody listens any more; jobs that run go on."""
+        """Stop listening; running jobs continue."""
         self.is_hung.set()
         self._server.should_exit = True
         self._thread.join(DEADLINE_S)
@@ -202,21 +203,21 @@ class FakePai:
     def host(self):
         return f"127.0.0.1:{self.port}"
 
-    # ---- what tests do to it
+    # ---- for tests
 
     def misbehave(self, how, times: int = 1, *, at: tuple[str, str] = ("", "")):
-        """The next so many calls (of this verb and path, where given) get `how`: a status, "drop" or "hang".
+        """The next `times` calls (of this verb and path, if given) get `how`: a status, "drop" or "hang".
 
-        A status may come with a code and a message. "nothing": the call is answered well.
+        A status may have a code and a message. "nothing": the call is answered normally.
         """
         self._faults.setdefault(at, deque()).extend([how] * times)
 
     def stop_misbehaving(self, at: tuple[str, str]):
-        """Calls of this verb and path are answered well again."""
+        """Calls of this verb and path are answered normally again."""
         self._faults.pop(at, None)
 
     def wait_for_job(self, count: int = 1) -> FakeJob:
-        """The newest job, once there are so many."""
+        """Wait for `count` jobs; return the newest."""
         with self._job_was_made:
             assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, DEADLINE_S)
             return list(self.jobs.values())[-1]
@@ -252,7 +253,7 @@ class FakePai:
         if how in ("hang", "drop"):
             if how == "hang":
                 await anyio.to_thread.run_sync(self.is_hung.wait, DEADLINE_S)
-            # No answer: the connection is closed behind half of one.
+            # The connection is closed after half of a response.
             return Response(b"x", headers={"Content-Length": "1000"})
         return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
 
@@ -315,7 +316,7 @@ class FakePai:
 
     async def _config(self, request):
         job = self.jobs.get(request.path_params["name"])
-        # As OpenPAI does: JSON text, labelled YAML.
+        # As in OpenPAI: JSON text, labelled YAML.
         return (
             _no_job(request)
             if job is None

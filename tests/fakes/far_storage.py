@@ -1,12 +1,12 @@
-"""A folder as a client of network storage sees it: a FUSE mount as a process of its own, two of one folder for two clients.
+"""A folder as clients of network storage see it: one FUSE mount process per client.
 
     far_storage.py FOLDER MOUNTPOINT FAULTS
 
-FAULTS is a file with a line of JSON, looked at with every call: `{"slow_s": 0.1}` makes each call that long; `{"stale_s": 3}`
-answers what is there and how long it is as it was up to three seconds ago, and what is not there likewise; `{"error": "ESTALE"}`
-fails each. An append is written where this client believes the end is, as NFS does it.
+FAULTS is a file with one line of JSON, read at every call. `{"slow_s": 0.1}` delays each call by 0.1 s.
+`{"stale_s": 3}` answers attributes and missing names as they were up to three seconds ago. `{"error": "ESTALE"}`
+fails each call. Like NFS, an append is written at the end that this client has cached.
 
-Source: what an NFS client may keep, nfs(5), "Data and metadata coherence".
+Source: what an NFS client may cache, nfs(5), "Data and metadata coherence".
 """
 
 import errno
@@ -32,13 +32,13 @@ class FarStorage(mfusepy.Operations):  # type: ignore[misc]
         self._folder = folder
         self._faults = faults
         self._seen: dict[str, tuple[float, dict[str, int] | int]] = {}
-        """What was answered for a name, and when: attributes, or the number of an error."""
+        """The cached answer for each name, and its time: attributes, or an error number."""
         self._changes: dict[str, int] = {}
-        """How often this client changed a name itself: it never forgets that again."""
+        """The number of this client's own changes of each name, which it always sees."""
         self._lock = threading.Lock()
 
     def _meet(self) -> dict[str, Any]:
-        """What goes wrong at present, once it has."""
+        """Apply the current faults, and return them."""
         try:
             faults: dict[str, Any] = json.loads(self._faults.read_bytes())
         except FileNotFoundError:
@@ -53,12 +53,12 @@ class FarStorage(mfusepy.Operations):  # type: ignore[misc]
         return self._folder + path
 
     def _changed(self, path: str) -> None:
-        # A client knows what it did itself.
+        # A client sees its own changes at once.
         with self._lock:
             self._seen.pop(path, None)
             self._changes[path] = self._changes.get(path, 0) + 1
 
-    # ---- looking
+    # ---- attributes and folders
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         stale_s = self._meet().get("stale_s", 0.0)
@@ -177,8 +177,8 @@ def _told(seen: dict[str, int] | int) -> dict[str, int]:
 
 
 def main(folder: str, mountpoint: str, faults: str) -> None:
-    """Serve until it is unmounted."""
-    # Times of zero: what is stale is decided here, where a fault can begin and end.
+    """Serve until the folder is unmounted."""
+    # Kernel caches are off: staleness is simulated here, where a fault can start and end.
     mfusepy.FUSE(
         FarStorage(folder, Path(faults)),
         mountpoint,

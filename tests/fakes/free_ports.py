@@ -1,4 +1,4 @@
-"""Ports for servers of tests that run at the same time."""
+"""Free ports for servers of tests that run at the same time."""
 
 import contextlib
 import itertools
@@ -8,14 +8,14 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# The kernel gives outgoing connections those in this range, so that a server which begins anew may find its own taken.
+# The kernel uses this range for outgoing connections, so a restarted server could find its port taken.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Below it are those that nnictl takes by itself.
+# nnictl chooses its ports below this one.
 _LOWEST_PORT = 12000
 
 
 def _own_ports() -> Iterator[int]:
-    """The first ports of pairs that no other process of this test run takes, from a random one on."""
+    """The first ports of pairs that no other process of this test run uses, starting at a random one."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     first_given = int(_GIVEN_PORTS.read_text().split()[0])
@@ -28,7 +28,7 @@ _PORTS = _own_ports()
 
 
 def free_port_pair() -> int:
-    """A port that is free together with the next one, and that nobody else is given meanwhile."""
+    """A free port whose next one is free too; no other test gets them at the same time."""
     while True:
         port = next(_PORTS)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):

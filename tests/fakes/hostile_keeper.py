@@ -1,4 +1,4 @@
-"""Peers of a manager that mean no good: calls with any bytes in them, and sockets that speak HTTP/2 only as far as it hurts."""
+"""Hostile peers of a manager: calls with arbitrary bytes, and sockets with invalid HTTP/2."""
 
 import socket
 import struct
@@ -18,7 +18,7 @@ from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
 SERVICE = CONNECT_METHOD.containing_service.full_name
 METHOD = f"/{SERVICE}/{CONNECT_METHOD.name}"
-# What the manager's docstrings and its protocol promise, and nothing else.
+# The statuses that the manager's docstrings and its protocol document.
 DOCUMENTED = {
     grpc.StatusCode.OK,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -36,12 +36,12 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def words(*messages: KeeperMessage) -> bytes:
-    """A batch of a keeper's messages, as it goes over the wire."""
+    """A batch of keeper messages as bytes on the network."""
     return keeper_messages_to_pb(messages).SerializeToString()
 
 
 class HostileKeeper:
-    """Has the token of one job, and says anything. It is nobody's keeper: its task is one that the job does not have."""
+    """A client with the token of one job that sends anything. Its task is one that the job does not have."""
 
     def __init__(self, experiment: RealExperiment, job_id: str, task: str = "hostile-0") -> None:
         self.address = f"127.0.0.1:{experiment.port + 1}"
@@ -53,11 +53,11 @@ class HostileKeeper:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Those of an honest keeper."""
+        """The metadata of an honest keeper."""
         return ((JOB_KEY, self.job_id), (TOKEN_KEY, self.token))
 
     def channel(self) -> grpc.Channel:
-        """A connection of its own, without a bound on what goes out."""
+        """A separate connection without a limit on outgoing messages."""
         unbounded = 128 << 20
         return grpc.insecure_channel(
             self.address,
@@ -77,7 +77,7 @@ class HostileKeeper:
         method: str = METHOD,
         timeout_s: float = DEADLINE_S,
     ) -> Iterator[bytes]:
-        """A call that says these things; what it answers, to be read or not."""
+        """A call that sends these requests; returns the responses, which may stay unread."""
         call = channel.stream_stream(
             method, request_serializer=lambda content: content, response_deserializer=lambda content: content
         )
@@ -91,7 +91,7 @@ class HostileKeeper:
         metadata: Iterable[tuple[str, str]] | None = None,
         method: str = METHOD,
     ) -> tuple[grpc.StatusCode, str]:
-        """How a call ends that says these things and reads what comes."""
+        """The status and details of a call that sends these requests and reads all responses."""
         with self.channel() as channel:
             try:
                 for _ in self.open(channel, requests, metadata, method):
@@ -102,12 +102,12 @@ class HostileKeeper:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2. Source: RFC 9113, section 4.1."""
+    """An HTTP/2 frame. Source: RFC 9113, section 4.1."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def header(name: bytes, value: bytes) -> bytes:
-    """A header that enters no table. Source: RFC 7541, section 6.2.2; lengths below 127."""
+    """A header without indexing. Source: RFC 7541, section 6.2.2; lengths below 127."""
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -130,7 +130,7 @@ OPENING = PREFACE + frame(SETTINGS, 0, 0)
 
 
 def connected(address: str, said: bytes = b"") -> socket.socket:
-    """A connection that has said this and waits."""
+    """A connection that has sent these bytes and waits."""
     host, port = address.rsplit(":", 1)
     peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if said:
@@ -139,7 +139,7 @@ def connected(address: str, said: bytes = b"") -> socket.socket:
 
 
 def is_let_go(peer: socket.socket, within_s: float = 30.0) -> bool:
-    """Whether the other side ends the connection; what it says until then is passed over."""
+    """True if the peer closes the connection in time; its data until then is ignored."""
     peer.settimeout(within_s)
     try:
         while peer.recv(65536):

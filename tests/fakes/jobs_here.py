@@ -1,4 +1,4 @@
-"""The local service in the process of a test, whose keepers may outlive its manager."""
+"""The local training service in the test process; its keepers may outlive its manager."""
 
 import contextlib
 import os
@@ -13,7 +13,9 @@ from trial_keeper.settings import KeeperSettings
 
 
 class JobsHere(LocalTrainingService):
-    """Its keepers may outlive an engine of this process, and are waited for when the test is over."""
+    """A local training service whose keepers may outlive an engine; `end_keepers` ends them after the
+    test.
+    """
 
     keepers: ClassVar[list[subprocess.Popen[bytes]]] = []
 
@@ -24,7 +26,7 @@ class JobsHere(LocalTrainingService):
 
     @classmethod
     def end_keepers(cls) -> None:
-        """End all of them, and wait for it."""
+        """End all keepers and wait for their exit."""
         while cls.keepers:
             keeper = cls.keepers.pop()
             with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,9 @@
-"""A Kubernetes API server of our own, on a real socket, which the official client and kubectl take for one. It can misbehave.
+"""A fake Kubernetes API server on a real socket, for the official client and kubectl. It can inject faults.
 
-It keeps any kind of objects (kube_store), with resource versions, watches that can be resumed, conflicts, selectors, pages,
-patches and deletion as a real one has them. Who may do what is a question of the token. `KubeCluster` is the whole of a
-cluster: this server, the controllers (kube_controllers), and a node that runs pods as processes of this machine (kube_kubelet).
+It stores any kind of object (kube_store), with resource versions, resumable watches, conflicts, selectors,
+pages, patches and deletion like a real one. Permissions depend on the token. `KubeCluster` is a whole
+cluster: this server, the controllers (kube_controllers), and a node that runs pods as processes of this
+machine (kube_kubelet).
 """
 
 import base64
@@ -41,7 +42,7 @@ _REVIEWS = ("authorization.k8s.io", "selfsubjectaccessreviews")
 
 
 class KubeApi:
-    """The server. What it was asked is in `asked`, as (verb, plural); `denied` has what TOKEN may not do."""
+    """The server. `asked` contains its calls, as (verb, plural); `denied` contains what TOKEN may not do."""
 
     def __init__(self, folder):
         self.store = Store()
@@ -57,7 +58,7 @@ class KubeApi:
         self._is_closed = False
         self.port = 0
 
-    # ---- life
+    # ---- lifecycle
 
     def start(self):
         """Listen, for the first time or again."""
@@ -67,7 +68,7 @@ class KubeApi:
         self._thread.start()
 
     def stop(self):
-        """Nobody listens any more, and all connections are cut."""
+        """Stop listening and close all connections."""
         self._server.shutdown()
         self._server.server_close()
         self.drop_watches()
@@ -102,27 +103,28 @@ class KubeApi:
             }
         )
 
-    # ---- what tests do to it
+    # ---- for tests
 
     def misbehave(self, how, times=1, *, at=("", ""), retry_after=None):
-        """The next so many calls (of this verb and plural, where given) get `how`: a status, "drop", "conflict" or "hang".
+        """The next `times` calls (of this verb and plural, if given) get `how`: a status, "drop", "conflict"
+        or "hang".
 
-        A status may come with a reason and a message. What hangs does so until `is_hung` is set.
+        A status may have a reason and a message. A hanging call continues when `is_hung` is set.
         """
         self._faults.setdefault(at, deque()).extend([(how, retry_after)] * times)
 
     def stop_misbehaving(self, at):
-        """Calls of this verb and plural are answered well again."""
+        """Calls of this verb and plural are answered normally again."""
         self._faults.pop(at, None)
 
     def drop_watches(self):
-        """The connections of all watches are cut."""
+        """Close the connections of all watches."""
         with self.store.changed:
             self._watch_epoch += 1
             self.store.changed.notify_all()
 
     def forget_history(self):
-        """Watches end with 410, and can be begun from now on only."""
+        """End all watches with 410; new ones can only start from the current version."""
         self.store.forget_history()
 
     def counted(self):
@@ -140,7 +142,7 @@ class KubeApi:
         return token in self.tokens and (verb, plural) not in self.denied and ("*", plural) not in self.denied
 
     def watch(self, kind, query):
-        """What is sent to one watch, piece by piece; None is a moment in which nothing is sent."""
+        """The events of one watch; None means that nothing is sent at the moment."""
         labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
         namespace, since = query["namespace"], query.get("resourceVersion", "")
         ends_at_s = time.monotonic() + float(query.get("timeoutSeconds", 1800))
@@ -161,14 +163,14 @@ class KubeApi:
                     break
                 if at == len(self.store.history):
                     self.store.changed.wait(max(0, min(ends_at_s - time.monotonic(), 1.0)))
-                    continue  # meanwhile the watch may have to end
+                    continue  # the watch may have to end meanwhile
                 news = self.store.history[at:]
                 at += len(news)
                 since = max(since, self.store.version if news else since)
             for entry in news:
                 if entry.kind == kind and (event := _seen_by(entry, namespace, labels, fields)):
                     yield event
-        # Nothing is sent with the lock held: whoever reads slowly would hold up all others.
+        # Send without the lock: a slow reader would block all others.
         if since < oldest:
             text = f"too old resource version: {since} ({oldest})"
             yield {"type": "ERROR", "object": Refused(410, "Expired", text).document()}
@@ -214,7 +216,7 @@ class KubeApi:
         }
 
     def discovery(self, path):
-        """What tells clients which kinds there are; None for any other path."""
+        """The discovery documents of all kinds; None for any other path."""
         kinds = list(self.store.kinds.values())
         groups = sorted({(kind.group, kind.version) for kind in kinds if kind.group})
         if path == "/version":
@@ -319,7 +321,7 @@ class _Server(ThreadingHTTPServer):
 
     def get_request(self):
         connection, address = super().get_request()
-        # The handshake is a matter of the connection's own thread.
+        # The TLS handshake runs in the connection's own thread.
         return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request, client_address):
@@ -331,7 +333,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request, client_address):
-        """A client that is gone is no matter."""
+        """A client that has disconnected is no error."""
 
 
 class _Answering(BaseHTTPRequestHandler):
@@ -339,7 +341,7 @@ class _Answering(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, *arguments):
-        """Nobody reads it."""
+        """Not logged."""
 
     def do_GET(self):
         self._answer()
@@ -382,7 +384,7 @@ class _Answering(BaseHTTPRequestHandler):
             return
         kind = api.store.kind(group, version, plural)
         if kind is None:
-            # As a real one: no Status, where the path is none of its own.
+            # As on a real server: no Status object for an unknown path.
             self._send_text(404, "404 page not found\n")
             return
         if not api.may(token, verb, plural):
@@ -532,7 +534,7 @@ class _Answering(BaseHTTPRequestHandler):
 
 
 class KubeCluster:
-    """An API server, the controllers of a cluster, and a node. `exports`: what a volume's source names, and its folder here.
+    """An API server, the controllers of a cluster, and a node. `exports`: the folders of volume sources.
 
     `runs`: see Kubelet.
     """

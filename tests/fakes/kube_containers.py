@@ -1,7 +1,7 @@
-"""Pods as real containers: the node of a cluster of our own hands their specifications to `podman play kube`.
+"""Pods as real containers: the fake node passes their specifications to `podman play kube`.
 
-What a kubelet fills in is filled in before: variables from secrets and fields, and the folders of volumes. All containers share
-the network of this machine.
+Values that a kubelet would fill in are filled in before: variables from secrets and fields, and the folders
+of volumes. All containers share the network of this machine.
 """
 
 import json
@@ -14,7 +14,7 @@ from real_containers import STEP_TIMEOUT_S
 
 
 class ContainerPod(Pod):
-    """A pod that podman runs. `Kubelet` makes it from (node, pod), see functools.partial."""
+    """A pod that podman runs. `Kubelet` creates it from (node, pod); see functools.partial."""
 
     def __init__(self, podman, node, pod):
         super().__init__(node, pod)
@@ -42,7 +42,7 @@ class ContainerPod(Pod):
 
 
 def specification(name, plans):
-    """A pod as podman takes it, in which nothing is left to fill in. JSON is YAML."""
+    """A pod specification for podman without references. JSON is YAML."""
     containers, volumes = [], {}
     for container, mounts, variables in plans:
         kept = {key: container[key] for key in ("name", "image")}
@@ -69,7 +69,7 @@ def specification(name, plans):
 
 
 class RealContainer:
-    """One that runs, and what of a process is asked of it."""
+    """A running container, with the interface of a process."""
 
     def __init__(self, podman, name, log):
         self._podman, self._name, self._log = podman, name, log
@@ -101,7 +101,7 @@ class RealContainer:
         return self._code
 
     def send_signal(self, number):
-        # One that has just ended is sent nothing.
+        # No signal is sent to a container that has just ended.
         subprocess.run(
             ["podman", "kill", "--signal", signal.Signals(number).name, self._name],
             env=self._podman.environ,

@@ -1,7 +1,7 @@
-"""The controllers of a cluster: deletion of what has lost its owner, FrameworkController, and those of kube_operators.
+"""The controllers of a cluster: garbage collection, FrameworkController, and those of kube_operators.
 
-Each reacts to changes, and makes one step at a time towards the desired state. So a watch receives the same sequence of changes
-as from the real ones (tests/golden/kubernetes has recordings of those).
+Each reacts to changes and makes one step at a time towards the desired state. So a watch receives the same
+sequence of changes as from the real ones (tests/golden/kubernetes has recordings of those).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _STOPPED, _OTHERS_DECIDED, _POD_GONE = -210, -220, -101
 
 
 class Controllers:
-    """All of them, in one thread: what they do follows one order."""
+    """All controllers in one thread, so that their actions have one order."""
 
     def __init__(self, store):
         self._store = store
@@ -52,11 +52,11 @@ class Controllers:
                     self._collect(entry)
                     self._finish_namespace(entry)
                     for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
-                        # What is refused now may not be when something changes, and is done again then.
+                        # A refused step is tried again at the next change.
                         with contextlib.suppress(Refused):
                             STEPS[kind.group, kind.plural](self._store, kind, found)
 
-    # ---- garbage
+    # ---- garbage collection
 
     def _collect(self, entry):
         store, uid = self._store, entry.after["metadata"]["uid"]
@@ -72,7 +72,7 @@ class Controllers:
             self._go_on_deleting(*store.by_uid(uid))
 
     def _go_on_deleting(self, kind, found):
-        """An object that goes once all that it owns is gone."""
+        """Delete an object in the foreground, after everything that it owns."""
         meta, store = found["metadata"], self._store
         if "deletionTimestamp" not in meta or FOREGROUND not in meta.get("finalizers", []):
             return
@@ -106,10 +106,10 @@ class Controllers:
         if not any(store.list(kind, name) for kind in list(store.kinds.values()) if kind.namespaced):
             store.remove(NAMESPACES, "", name)
 
-    # ---- whom it concerns
+    # ---- affected objects
 
     def _concerned(self, entry):
-        """Those with a controller that have changed, or that own what has, by way of others too."""
+        """Objects with a controller that have changed, or that own a changed object, also indirectly."""
         store, kind, found = self._store, entry.kind, entry.after
         if (kind.group, kind.plural) == (LOCAL_QUEUES.group, LOCAL_QUEUES.plural):
             yield from queued(store, found)
@@ -125,7 +125,7 @@ class Controllers:
             if store.exists(owners[0]["uid"]):
                 kind, found = store.by_uid(owners[0]["uid"])
                 continue
-            # The config map of a Framework may be gone before its pods are.
+            # The config map of a Framework may be deleted before its pods.
             name = meta.get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
             served = store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural))
             if served and (there := store.find(served, meta["namespace"], name)):
@@ -133,7 +133,7 @@ class Controllers:
             return
 
     def _held_up(self, entry):
-        """Those whose pods a quota may have kept from being made, when there may be room again."""
+        """Objects whose pods a quota may have prevented, if there may be capacity again."""
         is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
         if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
             for kind in list(self._store.kinds.values()):
@@ -152,9 +152,9 @@ def _without_foreground(found):
 
 
 def framework_step(store, _, framework):
-    """The next thing that FrameworkController does for a Framework, if there is one.
+    """The next step of FrameworkController for a Framework, if there is one.
 
-    Source: FrameworkController v1, and what was recorded of it.
+    Source: FrameworkController v1, and its recordings.
     """
     meta, status = framework["metadata"], framework.get("status")
     if "deletionTimestamp" in meta:
@@ -191,7 +191,7 @@ def framework_step(store, _, framework):
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
         if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
-            return  # it is about to go
+            return  # it is about to be deleted
         if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
@@ -347,7 +347,7 @@ def _request_pods(store, framework):
             made = store.create(PODS, meta["namespace"], body)
         except Refused as refused:
             if refused.status != 422:
-                continue  # for the moment, as with a quota: it is tried again, and nobody is told
+                continue  # temporary, as with a quota: it is retried without a report
             task["state"] = "AttemptDeletionPending"
             task["attemptStatus"]["completionStatus"] = _completion(
                 *(-200, "PodCreationPermanentError", refused.message, "Failed"), attributes=["Permanent"]
@@ -375,7 +375,7 @@ def _go_on_with_tasks(store, framework):
 
 
 def _go_on_with_task(store, task, pod):
-    """Whether it has completed with this step."""
+    """True if the task has completed with this step."""
     told, state = task["attemptStatus"], task["state"]
     if state == "AttemptCompleted":
         task["state"] = "Completed"
@@ -410,11 +410,11 @@ def _go_on_with_task(store, task, pod):
 
 
 def _decide(framework, role, task):
-    """Whether this task's end is that of the attempt, or there are no others any more."""
+    """True if this task's end is that of the attempt, or if no other tasks remain."""
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return
-    # Of several that ended at once, another one may be who decides.
+    # If several ended at once, another one may decide.
     if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
         message = "All Tasks are completed and no user specified conditions have ever been triggered"
         _complete(

@@ -1,8 +1,8 @@
-"""Definitions of the kinds that operators bring along. What the real ones check is checked here too."""
+"""Definitions of the operators' custom resources, with the checks of the real ones."""
 
 
 def definition(group, plural, kind, *, has_status, schema=None, version="v1", scope="Namespaced"):
-    """A CustomResourceDefinition of one version."""
+    """A CustomResourceDefinition with one version."""
     names = {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"}
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     served = {
@@ -60,7 +60,7 @@ _ROLE = {
         },
     },
 }
-# As its author has it: one document, whose status is written like all the rest.
+# As in FrameworkController: the status is written with the whole document.
 FRAMEWORK = definition(
     *("frameworkcontroller.microsoft.com", "frameworks", "Framework"),
     has_status=False,
@@ -127,7 +127,7 @@ _RUN_POLICY = {
 
 
 def tf_job(version="v1"):
-    """TFJobs, as the training operator and tf-operator have them."""
+    """TFJobs, as defined by the training operator and tf-operator."""
     schema = _with_spec(
         ["tfReplicaSpecs"],
         tfReplicaSpecs=_replicas(("PS", "Worker", "Chief", "Master", "Evaluator")),
@@ -139,7 +139,7 @@ def tf_job(version="v1"):
 
 
 def pytorch_job(version="v1"):
-    """PyTorchJobs, as the training operator and pytorch-operator have them."""
+    """PyTorchJobs, as defined by the training operator and pytorch-operator."""
     schema = _with_spec(
         ["pytorchReplicaSpecs"],
         pytorchReplicaSpecs=_replicas(("Master", "Worker")),
@@ -154,7 +154,7 @@ def pytorch_job(version="v1"):
 _TRAINER = "trainer.kubeflow.org"
 _TEXTS = {"type": "array", "items": {"type": "string", "maxLength": 65536}, "maxItems": 128}
 _ENV = {"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["name"]}}
-# Environment of the trainer's own container can be set in `trainer` alone.
+# The environment of the trainer's own container can only be set in `trainer`.
 _CONTAINERS = {
     "type": "array",
     "items": {
@@ -208,7 +208,7 @@ _PATCHES = {"2.0": _patches_of_2_0, "2.1": _patches_of_2_1, "2.2": _patches_of_2
 
 
 def train_job(release="2.2"):
-    """TrainJobs of a release of Kubeflow Trainer. What a release does not know it drops, and does not refuse."""
+    """TrainJobs of a release of Kubeflow Trainer. A release drops unknown fields without an error."""
     patches = _PATCHES[release]()
     spec = _with_spec(
         ["runtimeRef"],
@@ -241,9 +241,9 @@ CLUSTER_RUNTIME = definition(
 )
 RUNTIME = definition(_TRAINER, "trainingruntimes", "TrainingRuntime", has_status=False, version="v1alpha1")
 LOCAL_QUEUE = definition("kueue.x-k8s.io", "localqueues", "LocalQueue", has_status=True, version="v1beta1")
-# All that clusters have of Kubeflow's and Kueue's.
+# All custom resources of Kubeflow and Kueue.
 OF_KUBEFLOW = (tf_job(), pytorch_job(), train_job(), CLUSTER_RUNTIME, RUNTIME, LOCAL_QUEUE)
-# As Kubeflow Trainer brings it along, without what does not matter here.
+# As in Kubeflow Trainer, without fields that do not matter here.
 TORCH_DISTRIBUTED = {
     "metadata": {"name": "torch-distributed"},
     "spec": {

@@ -6,7 +6,9 @@ from kube_store import EVENTS, now
 
 
 def tell(store, about, reason, message, component="kubelet", kind="Warning"):
-    """One more event of an object. Source: events.k8s.io and core/v1 Event, as recorders of client-go write them."""
+    """Create an event of an object. Source: events.k8s.io and core/v1 Event, as client-go's recorders
+    write them.
+    """
     meta, at = about["metadata"], now()
     involved = {key: meta[key] for key in ("namespace", "name", "uid")}
     return store.create(

@@ -1,8 +1,9 @@
-"""One node: it takes every pod that has no other, and runs its containers, by default as processes of this machine.
+"""A fake node: it accepts every unscheduled pod, and runs its containers, by default as processes of this
+machine.
 
-A process has no file system of its own. Where its command and variables speak of a path at which a volume is mounted, the
-process is given the folder in which the volume is. Containers are run once, as with restartPolicy Never. Why a pod does not
-start is told in its status, in events, or in both, as the real scheduler and kubelet do.
+A process has no file system of its own. Paths of mounted volumes in its command and variables are replaced by
+the folders of the volumes. Containers run once, as with restartPolicy Never. The reason of a pending pod is
+in its status, in events, or in both, as with the real scheduler and kubelet.
 """
 
 import base64
@@ -29,7 +30,7 @@ _LAST_WORDS_BYTES = 2048
 
 
 class Waiting(Exception):
-    """A container cannot start now. `reason` and `message` are of its status, `events` what is told besides."""
+    """A container cannot start now. `reason` and `message` go into its status, `events` are reported too."""
 
     def __init__(self, reason, message, *events):
         super().__init__(message)
@@ -37,9 +38,10 @@ class Waiting(Exception):
 
 
 class Kubelet:
-    """`exports`: an NFS export ("server:/path"), a claim's name, or account, share and key of Azure; each with a folder.
+    """`exports`: an NFS export ("server:/path"), a claim's name, or account, share and key of Azure; each
+    with a folder.
 
-    `runs`: the way in which a pod is run, a Pod or one of its kinds.
+    `runs`: how a pod is run, as Pod or a subclass.
     """
 
     def __init__(self, store, folder, exports, runs=None):
@@ -49,7 +51,7 @@ class Kubelet:
         self.is_full = self.is_lost = False
         self._pods: dict[str, Pod] = {}
         self._told: dict[str, tuple] = {}
-        """By uid of a pod, what was told last of why it does not start."""
+        """The last reported reason why a pod does not start, by its uid."""
         self._is_closed = self._must_look = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -60,7 +62,7 @@ class Kubelet:
         self._thread.start()
 
     def close(self):
-        """Every process is ended."""
+        """End every process."""
         with self._store.changed:
             self._is_closed = True
             self._store.changed.notify_all()
@@ -71,30 +73,31 @@ class Kubelet:
             pod.thread.join(DEADLINE_S)
 
     def look_again(self):
-        """After a change of what this node has, or of a pod that runs here."""
+        """Check all pods again after a change of this node or of a pod that runs here."""
         with self._store.changed:
-            self._must_look = True  # also when it is looking just now, and does not wait
+            self._must_look = True  # needed if a check is running now and does not wait
             self._store.changed.notify_all()
 
     def log(self, namespace, name):
         return (self._folder / f"{namespace}-{name}.log").read_text(errors="replace")
 
     def kill(self, namespace, name, reason="Error"):
-        """SIGKILL to all of a pod's processes, e.g. because its memory is full ("OOMKilled")."""
+        """Send SIGKILL to all processes of a pod, e.g. because its memory is full ("OOMKilled")."""
         pod = self._of(namespace, name)
         pod.killed_for = reason
         pod.kill()
 
     def evict(self, namespace, name):
-        """The node needs the pod's room."""
+        """Evict a pod because the node needs its resources."""
         pod = self._of(namespace, name)
         pod.evicted_for = "The node was low on resource: memory."
         pod.kill()
 
     def lose(self):
-        """Nobody hears of this node any more. What ran there is gone, and what is known of it is what the control plane tells.
+        """The node is unreachable. Its processes are gone, and the control plane reports the state of its
+        pods.
 
-        Source: Kubernetes' node lifecycle controller; the five minutes that it gives a node are over at once.
+        Source: Kubernetes' node lifecycle controller; its five minutes of tolerance are over at once.
         """
         with self._store.changed:
             self.is_lost = True
@@ -112,7 +115,7 @@ class Kubelet:
                     self._store.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def bury(self):
-        """The lost node is deleted, and with it what was said to run there."""
+        """Delete the lost node, and with it the pods that were bound to it."""
         self._store.delete(NODES, "", NODE)
         for pod in self._store.list(PODS):
             if pod["spec"].get("nodeName") == NODE:
@@ -135,11 +138,11 @@ class Kubelet:
                 seen, self._must_look = self._store.version, False
                 pods = self._store.chosen(PODS, self._is_mine_to_do)
             for pod in pods:
-                with contextlib.suppress(Refused):  # it has changed meanwhile, and is looked at again
+                with contextlib.suppress(Refused):  # the pod has changed and is checked again
                     self._look(pod)
 
     def _is_mine_to_do(self, pod):
-        """Whether there may be something to do for a pod: not for one that runs here, or is over."""
+        """True if a pod may need an action here: it neither runs here nor has ended."""
         meta, has_node = pod["metadata"], "nodeName" in pod["spec"]
         return "deletionTimestamp" in meta or not has_node or meta["uid"] not in self._pods
 
@@ -176,7 +179,7 @@ class Kubelet:
         if status == pod["status"]:
             return
         with self._store.changed:
-            # Both at once, as in what was recorded.
+            # Both at once, as in the recording.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
             if not why:
@@ -190,7 +193,7 @@ class Kubelet:
             tell(self._store, pod, "Scheduled", where, "default-scheduler", "Normal")
 
     def _why_nowhere(self, pod):
-        """Why no node takes it; empty if one does."""
+        """The reason why no node accepts the pod; empty if one does."""
         if self.is_lost:
             return "1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
         if self.is_full:
@@ -226,10 +229,10 @@ class Kubelet:
     def is_there(self, image):
         return image not in self.missing_images
 
-    # ---- what containers are given
+    # ---- inputs of containers
 
     def folders(self, pod):
-        """Where each of the pod's volumes is here."""
+        """The local folder of each of the pod's volumes."""
         meta, found = pod["metadata"], {}
         for volume in pod["spec"].get("volumes", []):
             name = volume["name"]
@@ -246,13 +249,13 @@ class Kubelet:
                 source = volume["persistentVolumeClaim"]["claimName"]
             if source not in self.exports:
                 text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
-                # Its status says nothing of this.
+                # The real status shows nothing of this.
                 raise Waiting("ContainerCreating", "", ("FailedMount", text))
             found[name] = Path(self.exports[source])
         return found
 
     def _azure_share(self, namespace, name, volume):
-        """The folder that `exports` has under the account, the share and the key that a secret holds."""
+        """The folder in `exports` for the account, the share and the key of a secret."""
         failed = f'MountVolume.SetUp failed for volume "{name}" : '
         secret = self._store.find(SECRETS, namespace, volume["secretName"])
         if secret is None:
@@ -267,7 +270,7 @@ class Kubelet:
         return Path(folder)
 
     def environment(self, pod, container):
-        """Its variables, with references filled in."""
+        """The container's variables, with resolved references."""
         meta, made = pod["metadata"], {}
         for entry in container.get("env", []):
             given = entry.get("valueFrom")
@@ -294,7 +297,7 @@ class Kubelet:
                 raise Waiting("ErrImagePull", text, ("Failed", "Error: ErrImagePull"))
 
     def pass_barrier(self, pod, folders):
-        """What the barrier of FrameworkController does: wait until all tasks have an address, and write them down."""
+        """FrameworkController's barrier: wait until all tasks have an address, and write the addresses."""
         annotations, namespace = pod["metadata"]["annotations"], pod["metadata"]["namespace"]
         while True:
             with self._store.changed:
@@ -324,7 +327,7 @@ class Kubelet:
 
 
 class Pod:
-    """A pod that runs here, each of its containers a process.
+    """A pod on this node, one process per container.
 
     Raises:
         Waiting: it cannot start yet.
@@ -360,7 +363,7 @@ class Pod:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def stop(self, grace_s):
-        """SIGTERM to the first process of each container; SIGKILL to all some time later."""
+        """Send SIGTERM to the first process of each container, and SIGKILL to all after `grace_s`."""
         self.is_stopping = True
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
@@ -379,7 +382,7 @@ class Pod:
         try:
             self._run_all()
         except Refused:
-            self.kill()  # the pod is not there any more
+            self.kill()  # the pod was deleted
         finally:
             if self._grace is not None:
                 self._grace.cancel()
@@ -448,10 +451,12 @@ class Pod:
         (process,) = self._start([plan])
         return process.wait()
 
-    # ---- the way in which containers are run here
+    # ---- how containers run here
 
     def _start(self, plans):
-        """What was begun, one for each plan (container, folders by mount path, variables): like processes in all that is used."""
+        """Start each plan (container, folders by mount path, variables); the results have the interface of
+        processes.
+        """
         started = []
         for container, mounts, variables in plans:
             command = [*container.get("command", []), *container.get("args", [])]
@@ -487,7 +492,7 @@ class Pod:
                 each.kill()
 
     def _clear_away(self):
-        """A process that has ended leaves nothing."""
+        """An ended process leaves nothing."""
 
     def _end(self, container, code, started_at):
         told = {
@@ -502,7 +507,7 @@ class Pod:
 
 
 class StillPod(Pod):
-    """A pod without processes: it runs until it is told to end, and then has succeeded."""
+    """A pod without processes: it runs until it is stopped, and then has succeeded."""
 
     def _start(self, plans):
         started = [Still() for _ in plans]
@@ -514,7 +519,7 @@ class StillPod(Pod):
 
 
 class Still:
-    """What does nothing until it is sent a signal, or told to end well (0)."""
+    """Does nothing until it receives a signal or is ended successfully (0)."""
 
     def __init__(self):
         self._has_ended = threading.Event()
@@ -546,7 +551,7 @@ def container_status(pod, container, is_ready, state):
 
 
 def expanded(text, variables):
-    """`$(NAME)` filled in where there is such a variable; `$$` stands for one dollar. Source: Kubernetes, Container.args."""
+    """Expand `$(NAME)` if there is such a variable; `$$` is a dollar. Source: Kubernetes, Container.args."""
     return re.sub(
         r"\$\$|\$\(([A-Za-z0-9_.-]+)\)",
         lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
@@ -555,7 +560,7 @@ def expanded(text, variables):
 
 
 def seen_here(text, mounts):
-    """A text in which paths below a volume's are those of the volume's folder."""
+    """The text with paths below a mounted volume replaced by paths in the volume's folder."""
     for path in sorted(mounts, key=len, reverse=True):
         text = re.sub(
             rf"(?<![\w/.-]){re.escape(path)}(?![\w.-])", lambda _, path=path: str(mounts[path]), text

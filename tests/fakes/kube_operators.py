@@ -1,7 +1,8 @@
-"""The operators of Kubeflow, Kubernetes' own controller of Jobs, and Kueue: each makes one step at a time, from what there is.
+"""Kubeflow's operators, Kubernetes' Job controller, and Kueue, as steps that follow from the current objects.
 
-Each step writes the status that follows from the pods. So a watch receives the same sequence of changes as from the real ones.
-TFJobs and PyTorchJobs follow the recordings in tests/golden/kubernetes, the others their documentation.
+Each step writes the status that follows from the pods, so a watch receives the same sequence of changes as
+from the real ones. TFJobs and PyTorchJobs follow the recordings in tests/golden/kubernetes, the others their
+documentation.
 """
 
 import copy
@@ -50,7 +51,7 @@ def phases(pods):
 
 
 def condition(conditions, type_, status, reason, message):
-    """The conditions with this one; one that is as it was is left as it is."""
+    """The conditions with this one; an unchanged condition is kept as it is."""
     old = next((each for each in conditions if each["type"] == type_), None)
     new = {"type": type_, "status": status, "reason": reason, "message": message}
     if old is not None and {key: old[key] for key in new} == new:
@@ -87,7 +88,7 @@ _TRAINING = {
 
 
 def training_step(store, kind, job):
-    """Source: kubeflow.org/v1, and what was recorded of tf-operator and pytorch-operator."""
+    """Source: kubeflow.org/v1, and recordings of tf-operator and pytorch-operator."""
     prefix, key, types = _TRAINING[kind.kind]
     meta, specs = job["metadata"], job["spec"][key]
     if "deletionTimestamp" in meta:
@@ -129,7 +130,7 @@ def _replica_statuses(store, job, prefix, specs):
 def _count_again(store, kind, job, prefix, specs):
     status = copy.deepcopy(job["status"])
     counted = _replica_statuses(store, job, prefix, specs)
-    # What was removed is not forgotten.
+    # Removed pods still count.
     status["replicaStatuses"] = {type_: counted[type_] or status["replicaStatuses"][type_] for type_ in specs}
     _write_status(store, kind, job, status)
 
@@ -142,7 +143,7 @@ def _clean_pods(store, job):
 
 
 def _make_pods(store, kind, job, prefix, specs):
-    """Makes those that are missing, and removes those that are to be made anew: the types of these."""
+    """Create missing pods and delete those to be restarted; return the types of the restarted ones."""
     meta, restarted = job["metadata"], set()
     there = {pod["metadata"]["name"]: pod for pod in pods_of(store, job)}
     for type_, spec in specs.items():
@@ -323,9 +324,9 @@ def _make_indexed_pods(store, job, pods):
 
 
 def train_job_step(store, kind, job):
-    """The nodes of a TrainJob are one Job here; the JobSet between the two is left out.
+    """The nodes of a TrainJob are one Job here; the JobSet between them is left out.
 
-    Source: Kubeflow Trainer 2.2, or 2.1 where the definition has podTemplateOverrides.
+    Source: Kubeflow Trainer 2.2, or 2.1 if the definition has podTemplateOverrides.
     """
     meta = job["metadata"]
     if "deletionTimestamp" in meta or is_true(job, "Complete", "Failed"):
@@ -369,7 +370,7 @@ def _runtime(store, job):
 
 
 def _nodes(store, kind, job, runtime):
-    """The Job of a runtime's nodes, with all that the TrainJob changes."""
+    """The Job of a runtime's nodes, with all changes of the TrainJob."""
     meta, spec = job["metadata"], job["spec"]
     (node,) = [
         each for each in runtime["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == _NODE
@@ -421,7 +422,7 @@ def _patches(store, kind, spec):
 
 
 def _queue(store, kind, job):
-    """A job with a queue is suspended as soon as it is there, and goes on when its queue takes it."""
+    """A job with a queue is suspended at its creation and resumed when its queue admits it."""
     meta, spec = job["metadata"], job["spec"]
     name = meta.get("labels", {}).get(QUEUE)
     served = store.kinds.get((LOCAL_QUEUES.group, LOCAL_QUEUES.plural))
@@ -435,7 +436,7 @@ def _queue(store, kind, job):
 
 
 def queued(store, queue):
-    """The kinds and documents of all that wait in a queue."""
+    """The kinds and documents of all jobs that wait in a queue."""
     meta = queue["metadata"]
     for kind in list(store.kinds.values()):
         if (kind.group, kind.plural) in STEPS:

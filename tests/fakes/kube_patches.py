@@ -1,10 +1,10 @@
-"""The three ways in which a client says what to change of an object."""
+"""The three kinds of patches to Kubernetes objects."""
 
 import copy
 
 from kube_store import Refused
 
-# Lists whose items are told apart by one of their keys. All other lists are replaced.
+# Lists whose items are identified by one of their keys. All other lists are replaced.
 _KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -30,7 +30,7 @@ def merged(found, change):
 
 
 def strategically_merged(found, change, key=""):
-    """As a merge patch, but items of some lists are merged with those that have the same name."""
+    """A strategic merge patch: like a merge patch, but items of some lists are merged by name."""
     if isinstance(change, list) and key in _KEYS and all(isinstance(each, dict) for each in change):
         name, made = _KEYS[key], [dict(each) for each in found or []]
         for item in change:

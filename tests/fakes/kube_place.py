@@ -1,6 +1,6 @@
-"""Where whole experiments on Kubernetes run: on a cluster of our own, or on the one that TEST_KUBECONFIG names.
+"""Whole experiments on Kubernetes: on the fake cluster, or on the one that TEST_KUBECONFIG names.
 
-For a cluster that is not ours, the TEST_K8S_* variables say what a test cannot know of it (CONTRIBUTING.md has them all).
+For a real cluster, the TEST_K8S_* variables contain what a test cannot find out (CONTRIBUTING.md lists them).
 """
 
 import contextlib
@@ -35,9 +35,10 @@ CLAIM = "nni"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A cluster, as whole experiments need to know it. `double`: the cluster itself, when it is our own and in this process.
+    """The properties of a cluster that whole experiments need. `double`: the fake cluster, if it runs in this
+    process.
 
-    `storage` is what an experiment file says of it, `storage_here` the folder that it is on this machine.
+    `storage` is the storage section of the experiment file, `storage_here` its folder on this machine.
     """
 
     kubeconfig: Path
@@ -51,7 +52,7 @@ class Surroundings:
 
 
 def storage_of(text, here):
-    """What an experiment file says of `nfs:SERVER:/path`, or of `pvc:NAME`, which this machine has at `here`."""
+    """The storage section for `nfs:SERVER:/path` or `pvc:NAME`; this machine has the storage at `here`."""
     kind, _, rest = text.partition(":")
     if kind == "nfs":
         server, _, path = rest.partition(":")
@@ -60,7 +61,7 @@ def storage_of(text, here):
 
 
 def named_cluster(environ):
-    """The cluster that the variables name; a test is skipped where they leave out something that it needs."""
+    """The cluster that the variables name; the test is skipped if a required variable is missing."""
     missing = [name for name in ("STORAGE", "STORAGE_HERE", "IMAGE") if not environ.get(f"TEST_K8S_{name}")]
     if missing:
         pytest.skip(f"{', '.join(f'TEST_K8S_{name}' for name in missing)} not set")
@@ -78,7 +79,7 @@ def named_cluster(environ):
 
 @contextlib.contextmanager
 def our_cluster(folder, runs=None):
-    """A cluster of our own, with what experiments need there. `runs`: see Kubelet."""
+    """The fake cluster with everything that experiments need. `runs`: see Kubelet."""
     for name in ("node", "storage"):
         (folder / name).mkdir()
     with KubeCluster(folder / "node", {CLAIM: folder / "storage"}, runs) as cluster:
@@ -95,7 +96,7 @@ def our_cluster(folder, runs=None):
 
 @contextlib.contextmanager
 def surroundings(folder):
-    """The cluster that is named, or one of our own."""
+    """The named cluster, or the fake one."""
     if os.environ.get("TEST_KUBECONFIG"):
         yield named_cluster(os.environ)
         return
@@ -104,7 +105,7 @@ def surroundings(folder):
 
 
 class Place:
-    """A home with an experiment, and the cluster that it is for. `config` and `environ` may be changed before `create`."""
+    """A home with an experiment and its cluster. Tests may change `config` and `environ` before `create`."""
 
     def __init__(self, folder, around, train):
         self.folder, self.around = folder, around
@@ -129,13 +130,13 @@ class Place:
 
     @property
     def cluster(self):
-        """Our own; the test is skipped on any other."""
+        """The fake cluster; on any other cluster the test is skipped."""
         if self.around.double is None:
-            pytest.skip("this looks into a cluster of our own")
+            pytest.skip("needs the fake cluster")
         return self.around.double
 
     def uses(self, resource):
-        """The test is about an operator that runs these: it is skipped where they are not served."""
+        """Skip the test if the cluster does not serve this resource."""
         with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
             if not cluster.serves(resource):
                 pytest.skip(f"{cluster.login.address} has no {resource.plural} of {resource.api_version}")
@@ -168,7 +169,9 @@ class Place:
         return Workspace(self.storage / experiment_id)
 
     def left(self, workspace, resource: Resource):
-        """What the cluster still has of the experiment: its jobs, pods and secrets; in our own, of anybody's."""
+        """The experiment's remaining jobs, pods and secrets on the cluster; on the fake cluster, all
+        remaining objects.
+        """
         selector = selector_of(workspace.root.name)
         with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
             found = [
@@ -184,7 +187,7 @@ class Place:
 
 
 def worker_role(command, image=None):
-    """A role of one task of FrameworkController, as experiment files describe it; the trial ends with it."""
+    """A FrameworkController role of one task, as in experiment files; the trial ends with it."""
     role = {
         "name": "worker",
         "taskNum": 1,
@@ -203,6 +206,6 @@ def trials_of(workspace):
 
 
 def output_of(workspace, trial_id, task="worker-0"):
-    """What a trial has printed."""
+    """The output of a trial."""
     folder = AttemptNumbers(workspace).folder(AttemptKey(trial_id, attempt_id(0), task))
     return folder.stream(Stream.STDOUT).read_text()

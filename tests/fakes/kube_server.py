@@ -1,7 +1,7 @@
-"""A cluster of our own in a process of its own: `python kube_server.py FOLDER`, until its standard input ends.
+"""The fake cluster as a separate process: `python kube_server.py FOLDER`, until its standard input ends.
 
-Once FOLDER/kubeconfig and FOLDER/storage, the volume of its claim `nni`, are there, it prints `ready`; at the end, as JSON, how
-often it was asked for what.
+It prints `ready` once FOLDER/kubeconfig and FOLDER/storage, the volume of its claim `nni`, exist; at its end
+it prints the number of calls by kind as JSON.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Jobs of one experiment on a cluster of our own, their keepers scripts, and the services of managers that follow one another."""
+"""Jobs of one experiment on the fake cluster, scripts as their keepers, and the services of successive
+managers.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +27,7 @@ NAME = "nniexpexpttrialtrial1"
 
 
 class KubeSite:
-    """The site. `config` and `share` may be changed before a manager begins."""
+    """The site. Tests may change `config` and `share` before a manager starts."""
 
     def __init__(self, folder, cluster):
         self.cluster, self.folder = cluster, folder
@@ -39,13 +41,13 @@ class KubeSite:
         self.runs("exec sleep 100")
 
     def runs(self, script):
-        """What a container runs in the place of its keeper."""
+        """The script that a container runs instead of its keeper."""
         (self.folder / "EXPT").mkdir(exist_ok=True)
         (self.folder / "EXPT" / "run.sh").write_text(script)
 
     @contextlib.asynccontextmanager
     async def manager(self):
-        """A manager's service from its start to its end."""
+        """A manager's service, which is closed with the block."""
         kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
         workspace = Workspace(self.folder / "EXPT")
         operator = operator_of(self.config)
@@ -73,16 +75,16 @@ class KubeSite:
         return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
 
     async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, "the end is told", DEADLINE_S)
+        await until(lambda: len(self.ends) >= count, "the end is reported", DEADLINE_S)
         return self.ends[-1]
 
     async def is_running(self, name=NAME):
-        await until(lambda: self.state(name) == "AttemptRunning", "it runs", DEADLINE_S)
+        await until(lambda: self.state(name) == "AttemptRunning", "the job runs", DEADLINE_S)
 
 
 @contextlib.contextmanager
 def a_site(folder, monkeypatch, runs=None):
-    """A cluster that has FrameworkController and an export. `runs`: see Kubelet. What is asked again is asked soon."""
+    """A cluster with FrameworkController and an NFS export. `runs`: see Kubelet. Retries are fast."""
     monkeypatch.setattr(resource_calls, "_FIRST_RETRY_DELAY_S", 0.05)
     monkeypatch.setattr(watch_module, "_FIRST_PAUSE_S", 0.05)
     node = folder / "node"
@@ -94,5 +96,5 @@ def a_site(folder, monkeypatch, runs=None):
 
 
 def run(work):
-    """What a test does on a loop of its own, in time."""
+    """Run a test's coroutine on a new loop with a timeout."""
     asyncio.run(asyncio.wait_for(work, scaled_s(150)))

@@ -1,7 +1,8 @@
-"""What a Kubernetes API server keeps: objects of many kinds under one counter, and all that ever happened to them.
+"""The state of a fake Kubernetes API server: objects of all kinds under one counter, and their complete
+history.
 
-Everything else (the HTTP server, controllers, the kubelet) works on this through the same few calls, each of which is one
-transaction. Objects go in and out as copies.
+The HTTP server, the controllers and the kubelet use it through the same few calls, each of which is one
+transaction. Objects are copied in both directions.
 """
 
 import base64
@@ -21,7 +22,7 @@ FOREGROUND = "foregroundDeletion"
 
 
 class Refused(Exception):
-    """What the server answers in place of what was asked for."""
+    """An error response of the server."""
 
     def __init__(self, status, reason, message, **details):
         super().__init__(message)
@@ -39,7 +40,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of objects. `has_status`: their status is written through a resource of its own, and only there."""
+    """A kind of object. `has_status`: the status is a subresource and written only through it."""
 
     group: str
     version: str
@@ -88,7 +89,7 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that happened: `before` None is the beginning of an object, `after` its last version in any case."""
+    """One change: `before` is None for a new object; `after` is always its last version."""
 
     version: int
     kind: Kind
@@ -102,7 +103,7 @@ def now():
 
 
 def labels_match(selector, labels):
-    """Whether these labels are chosen by `a=b,c!=d,e,!f` or `a in (b, c)`."""
+    """True if the labels match `a=b,c!=d,e,!f` or `a in (b, c)`."""
     for term in filter(None, re.split(r",(?![^(]*\))", selector or "")):
         if found := re.fullmatch(r"\s*(\S+)\s+(in|notin)\s+\(([^)]*)\)\s*", term):
             among = labels.get(found[1]) in {value.strip() for value in found[3].split(",")}
@@ -130,14 +131,14 @@ def fields_match(selector, found):
 
 
 class Store:
-    """`changed` is the lock as well, and is told of every change."""
+    """`changed` is the lock, and is notified of every change."""
 
     def __init__(self):
         self.changed = threading.Condition(threading.RLock())
         self.kinds = {(kind.group, kind.plural): kind for kind in BUILT_IN}
         self.schemas = {}
         self.history: list[Entry] = []
-        # Nobody's first version is 1, so that 1 is always long ago.
+        # No object has version 1, so that version 1 is always expired.
         self.version = self.oldest = 1000
         self._objects: dict[Kind, dict[tuple[str, str], dict]] = {kind: {} for kind in BUILT_IN}
         self._owned: dict[str, set] = {}
@@ -148,7 +149,7 @@ class Store:
     # ---- reading
 
     def kind(self, group, version, plural):
-        """The kind that is served there; None where nothing is."""
+        """The kind that is served under this name; None if there is none."""
         found = self.kinds.get((group, plural))
         return found if found is not None and found.version == version else None
 
@@ -162,7 +163,7 @@ class Store:
             return copy.deepcopy(found)
 
     def list(self, kind, namespace="", labels="", fields=""):
-        """In the order of their names; of all namespaces where `namespace` is empty."""
+        """All objects, sorted by name; of all namespaces if `namespace` is empty."""
         with self.changed:
             return [
                 copy.deepcopy(found)
@@ -171,18 +172,18 @@ class Store:
             ]
 
     def count(self, kind, is_one=lambda found: True):
-        """How many there are; nothing is copied, and `is_one` changes nothing."""
+        """The number of objects, without copies; `is_one` must not change them."""
         with self.changed:
             return sum(map(is_one, self._objects.get(kind, {}).values()))
 
     def chosen(self, kind, is_one):
-        """Those of which `is_one` says so, of all namespaces, in the order of their names; the others are not copied."""
+        """Objects of all namespaces for which `is_one` is true, sorted by name; the others are not copied."""
         with self.changed:
             found = sorted(self._objects.get(kind, {}).items())
             return [copy.deepcopy(each) for _, each in found if is_one(each)]
 
     def dependents(self, uid):
-        """The kinds, namespaces and names of those that this one owns."""
+        """The kinds, namespaces and names of objects that this one owns."""
         with self.changed:
             return sorted(self._owned.get(uid, ()), key=str)
 
@@ -230,7 +231,7 @@ class Store:
             return self._write(kind, "ADDED", None, new)
 
     def replace(self, kind, namespace, name, body, part=""):
-        """`part` "status" writes that and nothing else."""
+        """`part` "status" writes only the status."""
         with self.changed:
             before = self._get(kind, namespace, name)
             given = body.get("metadata", {}).get("resourceVersion")
@@ -268,14 +269,14 @@ class Store:
             return self._write(kind, "MODIFIED", before, after)
 
     def change(self, kind, namespace, name, change, part=""):
-        """What `change` makes of the object's newest version, in place."""
+        """Change the object's newest version in place with `change`."""
         with self.changed:
             found = self.get(kind, namespace, name)
             change(found)
             return self.replace(kind, namespace, name, found, part)
 
     def delete(self, kind, namespace, name, options=None):
-        """The object as it is then, and whether it is gone."""
+        """Return the object as it is then, and whether it is deleted."""
         options = options or {}
         with self.changed:
             found = copy.deepcopy(self._get(kind, namespace, name))
@@ -295,7 +296,7 @@ class Store:
                 if grace_s is None:
                     grace_s = found["spec"]["terminationGracePeriodSeconds"]
                 if grace_s and meta.get("deletionGracePeriodSeconds", grace_s + 1) <= grace_s:
-                    return copy.deepcopy(found), False  # it is being done
+                    return copy.deepcopy(found), False  # the deletion is already in progress
             elif kind is PODS:
                 grace_s = 0
             if not finalizers and not (kind is PODS and grace_s) and kind is not NAMESPACES:
@@ -312,12 +313,12 @@ class Store:
             ), False
 
     def remove(self, kind, namespace, name):
-        """The object is gone, whoever still holds it."""
+        """Remove the object regardless of its finalizers."""
         with self.changed:
             return self._remove(kind, copy.deepcopy(self._get(kind, namespace, name)))
 
     def forget_history(self):
-        """As a compaction does: nobody can watch from any earlier version."""
+        """Like a compaction: no earlier version can be watched."""
         with self.changed:
             self.version += 1
             self.oldest = self.version
@@ -361,7 +362,7 @@ class Store:
                 )
 
     def _check_quota(self, namespace, name):
-        """Of how many pods there may be, the one limit that is kept to here."""
+        """Check the number of pods, the only quota that is enforced here."""
         used = sum(
             pod["status"]["phase"] not in ("Succeeded", "Failed") for pod in self.list(PODS, namespace)
         )
@@ -439,7 +440,7 @@ class Store:
 
 
 def chosen(found, labels, fields):
-    """Whether an object is among those that both selectors choose."""
+    """True if both selectors match the object."""
     return labels_match(labels, found["metadata"].get("labels") or {}) and fields_match(fields, found)
 
 

@@ -1,4 +1,6 @@
-"""Experiments that nobody ran: their stores are written at once, with as many trials as one likes, and served as a view."""
+"""Experiments that never ran: their stores are written directly, with any number of trials, and served as
+a view.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +39,7 @@ NUMBERS = [f"x{number}" for number in range(8)]
 
 
 def made_trial(number: int, now_s: float) -> Trial:
-    """One that has succeeded."""
+    """A trial that has succeeded."""
     value = number / 7
     return Trial(
         trial_id=f"{number:05d}",
@@ -64,7 +66,7 @@ def made_experiment(
     make_trial: Callable[[int, float], Trial] = made_trial,
     **config: Any,
 ) -> RealExperiment:
-    """One that is over, as its manager left it."""
+    """A finished experiment, as its manager left it."""
     experiment = RealExperiment(folder, "pass\n", maxTrialNum=max(trials, 1), **config)
     experiment.create()
     now_s = time.time()
@@ -83,7 +85,7 @@ def write(folder: ExperimentFolder, *rows: Any) -> None:
 
 
 class ServedView:
-    """A view of an experiment, or what a test plays, served from a thread of this process."""
+    """Serves a view of an experiment, or a scripted one, from a thread of this process."""
 
     def __init__(
         self, folder: ExperimentFolder, view: "StoredExperimentReader | Played | None" = None
@@ -111,27 +113,27 @@ class ServedView:
 
     @property
     def origin(self) -> str:
-        """How the addresses of its pages begin."""
+        """The origin of the addresses of its pages."""
         return self.process.origin
 
     def link(self) -> str:
-        """What lets one browser in, once."""
+        """A login link for one browser."""
         return f"{self.origin}/enter#{self.session_auth.new_login_code()}"
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
-        """What the HTTP API answers to the experiment's owner."""
+        """The response of the HTTP API to the experiment's owner."""
         with session_with(self.process) as session:
             url = f"{self.origin}/api/v1/nni{path}"
             return session.request(verb, url, **{"timeout": 30, **options})
 
     def get(self, path: str) -> Any:
-        """A document of it."""
+        """A document of the HTTP API."""
         response = self.ask("GET", path)
         assert response.status_code == 200, response.text
         return response.json()
 
     def close(self) -> None:
-        """End it, with all connections."""
+        """End the server with all connections."""
         self.server.should_exit = True
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
@@ -140,7 +142,7 @@ class ServedView:
 
 @contextlib.contextmanager
 def served_view(folder: ExperimentFolder, view: "Played | None" = None) -> Iterator[ServedView]:
-    """A view of an experiment, or what a test plays, while it is needed."""
+    """A served view of an experiment, or of a scripted one."""
     served = ServedView(folder, view)
     try:
         yield served
@@ -149,7 +151,7 @@ def served_view(folder: ExperimentFolder, view: "Played | None" = None) -> Itera
 
 
 def events_of(response: requests.Response) -> Iterator[dict[str, Any]]:
-    """The documents of a text/event-stream, as they come."""
+    """The documents of a text/event-stream, as they arrive."""
     lines = response.iter_lines(chunk_size=None)
     for line in lines:
         if line.startswith(b"data: "):
@@ -157,10 +159,10 @@ def events_of(response: requests.Response) -> Iterator[dict[str, Any]]:
 
 
 class Played:
-    """An experiment that goes on as a test says: what an engine has for the HTTP side, with nothing behind it."""
+    """A scripted experiment: the interface of an engine towards the HTTP API, without an engine."""
 
     def __init__(self, folder: ExperimentFolder) -> None:
-        """`folder`: of an experiment without trials."""
+        """`folder`: the folder of an experiment without trials."""
         self.folder = folder
         stored = ExperimentSnapshot.stored(folder)
         self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), maximize=True)
@@ -168,15 +170,15 @@ class Played:
         self._picture = dataclasses.replace(stored, experiment=self.experiment)
 
     def snapshot(self) -> ExperimentSnapshot:
-        """The experiment at this moment."""
+        """The current state of the experiment."""
         now_s = time.monotonic()
         duration_s = self.experiment.budget.duration_s(now_s)
         return dataclasses.replace(self._picture, duration_s=duration_s, now_s=now_s)
 
     def apply(self, *events: Event) -> None:
-        """Say what happens, on the loop that serves it."""
+        """Apply events, on the loop that serves the experiment."""
         for event in events:
             self.experiment.handle(event, time.monotonic())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,4 +1,4 @@
-"""Builds the driver's library of nvml_driver.c, for tests of GPUs on machines that have none."""
+"""Builds the fake NVIDIA library of nvml_driver.c, for GPU tests on machines without GPUs."""
 
 import importlib.util
 import shutil
@@ -10,7 +10,9 @@ from deadlines import DEADLINE_S
 
 
 def build_driver(folder: Path) -> dict[str, str]:
-    """The environment in which a new process finds two GPUs; skips the test where that cannot be had."""
+    """The environment in which a new process finds two GPUs; skips the test if the library cannot be
+    built.
+    """
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs gcc, to build the stand-in for the NVIDIA driver's library")

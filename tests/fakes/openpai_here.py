@@ -1,4 +1,4 @@
-"""A local OpenPAI on a real socket, in a thread of the test, and its clients."""
+"""A local OpenPAI on a real socket, in a thread of the test process, and its clients."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}
 
 @contextlib.contextmanager
 def an_openpai_here(folder, **settings):
-    """OpenPAI over a real cluster with two storages, of which `team` is the default."""
+    """OpenPAI with a real cluster and two storages, of which `team` is the default."""
     for name in ("team", "data"):
         (folder / name).mkdir()
     storages = tuple(StorageSettings(name, folder / name, name == "team") for name in ("team", "data"))
@@ -36,7 +36,7 @@ def an_openpai_here(folder, **settings):
 
 
 def refused(answer, status, code):
-    """The message of an answer that says no."""
+    """The message of a refusal with this status and code."""
     document = answer.json()
     assert (answer.status_code, document["code"]) == (status, code), answer.text
     assert document.keys() == {"code", "message"}
@@ -45,12 +45,14 @@ def refused(answer, status, code):
 
 @functools.cache
 def _users():
-    """Made once: hashing a password is slow on purpose."""
+    """Created once, because hashing a password is slow by design."""
     return [new_user(name, password, is_admin=name == "ada") for name, password in PASSWORDS.items()]
 
 
 class OpenPaiHere:
-    """Serves a cluster until it is closed. `ada` is the administrator, `bob` is not. `clock.now_s` may be moved."""
+    """Serves a cluster until it is closed. `ada` is an administrator, `bob` is not. Tests may change
+    `now_s`.
+    """
 
     def __init__(self, cluster):
         self.cluster = cluster
@@ -94,7 +96,7 @@ class OpenPaiHere:
         assert not self._thread.is_alive()
 
     def stop_all(self):
-        """End every job, and wait until it has."""
+        """Stop every job and wait for its end."""
         ada = self.client()
         states = {"username": "ada,bob", "state": "WAITING,RUNNING,STOPPING"}
         for job in ada.get(JOBS, params=states).json():
@@ -102,14 +104,16 @@ class OpenPaiHere:
         wait_until(lambda: not ada.get(JOBS, params=states).json(), "all jobs have ended")
 
     def client(self, user="ada", application=True, token=None):
-        """A session of this user, by a token of this kind or by the token given; of nobody, with None for both."""
+        """A session of this user with a new token of this kind, or with the given token; without a login
+        if both are None.
+        """
         if token is None and user is not None:
             token = self.accounts.issue(user, self.now_s, None if application else 3600)
         return Client(self.url, token)
 
 
 class Client(requests.Session):
-    """The `requests` that every client of OpenPAI has, with the server's address and a token."""
+    """A requests session with the server's address and a token."""
 
     def __init__(self, url, token):
         super().__init__()
@@ -120,7 +124,7 @@ class Client(requests.Session):
             self.headers["Authorization"] = f"Bearer {token}"
 
     def request(self, method, path, **options):
-        # Paths are sent as they are written, dots and all.
+        # Paths are sent unchanged, including dots.
         options.pop("allow_redirects", None)
         request = requests.Request(method, self.root, **options)
         prepared = self.prepare_request(request)

@@ -1,4 +1,4 @@
-"""A home with an OpenPAI of its own and an experiment file for it, which end-to-end tests share."""
+"""A home with its own OpenPAI and an experiment file for it, shared by end-to-end tests."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ paiConfig: {userName: your_pai_user, token: your_pai_token, host: local}
 
 
 def environ_of(home):
-    """The environment of a user whose home this is."""
+    """The environment of the user of this home."""
     outside = {
         name: value
         for name, value in os.environ.items()
@@ -60,7 +60,7 @@ def environ_of(home):
 
 
 def processes_of(home):
-    """The service, managers, keepers and trials of this home, all of which have its name in their environment."""
+    """The service, managers, keepers and trials of this home; their environment contains its path."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -77,7 +77,7 @@ def created(done):
 
 
 def jobs(nnictl):
-    """State by name of every job."""
+    """The state of every job by name."""
     listed = json.loads(nnictl("openpai", "jobs", "--json").stdout)
     return {each["name"]: each["state"] for each in listed}
 

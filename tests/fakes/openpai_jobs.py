@@ -1,4 +1,4 @@
-"""Jobs for tests: one that runs, and what differs from it."""
+"""Jobs for tests: a valid one, and variations of it."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ WORKER = ("taskRoles", "worker")
 
 
 def a_job(*changes, **top):
-    """JOB with each change, a path and the value to be there (REMOVED: none), and with these keys at the top."""
+    """JOB with each change, a path and its new value (REMOVED: no value), and with these top-level keys."""
     job = copy.deepcopy(JOB)
     for *path, last, value in [*((*path, value) for path, value in changes), *top.items()]:
         place = job
@@ -50,7 +50,7 @@ def text_of(job):
 RESOURCES = (*WORKER, "resourcePerInstance")
 PLUGINS = "com.microsoft.pai.runtimeplugin"
 
-# What a real server answered 202 to.
+# A real server answers these with 202.
 ACCEPTED = {
     "protocolVersion as text": a_job(protocolVersion="2"),
     "version as a number": text_of(a_job(version=1.0)),
@@ -73,7 +73,7 @@ ACCEPTED = {
     "deployment for an unknown role": a_job(
         deployments=[{"name": "x", "taskRoles": {"nope": {"preCommands": ["a"]}}}]
     ),
-    # Beyond the table, from the tables of fields.
+    # Not in the table of examples; from the tables of fields.
     "script without uri and with other keys": a_job(
         (("prerequisites", 2), {"name": "s", "type": "script", "other": 1})
     ),
@@ -87,7 +87,7 @@ ACCEPTED = {
     "prerequisite with a foreign plugin": a_job((("prerequisites", 2, "plugin"), "org.other")),
 }
 
-# What a real server answered 400 to, with where the mistake is said to be.
+# A real server answers these with 400; with the place of the error.
 REJECTED = {
     "protocolVersion 1": (a_job(protocolVersion=1), "protocolVersion"),
     "name with ~": (a_job(name="a~b"), "name"),
@@ -130,7 +130,7 @@ REJECTED = {
     "a list": ("- a", ""),
     "null": ("null", ""),
     "nothing": ("", ""),
-    # Mistakes of sense.
+    # Semantic errors.
     "prerequisite twice": (a_job((("prerequisites", 4), JOB["prerequisites"][0])), "prerequisites[4].name"),
     "unknown image": (a_job(((*WORKER, "dockerImage"), "nope")), "taskRoles.worker.dockerImage"),
     "unknown data": (a_job(((*WORKER, "data"), "nope")), "taskRoles.worker.data"),
@@ -144,11 +144,11 @@ REJECTED = {
         "deployments[1].name",
     ),
     "unknown default deployment": (a_job(defaults={"deployment": "nope"}), "defaults.deployment"),
-    # 500 there.
+    # A real server answers these with 500.
     "YAML that is none": ("a: b: c", ""),
     "key twice": (text_of(a_job()).replace('"type": "job"', '"type": "job", "type": "job"'), "type"),
     "two documents": ("a: 1\n---\nb: 1", ""),
-    # 202 there, and then the job fails, or something worse happens.
+    # A real server answers these with 202; then the job fails, or worse.
     "dockerImage toString": (a_job(((*WORKER, "dockerImage"), "toString")), "taskRoles.worker.dockerImage"),
     "names one cluster name": (
         a_job((("taskRoles", "WORKER_"), JOB["taskRoles"]["worker"])),

@@ -1,4 +1,4 @@
-"""Jobs as the local OpenPAI's cluster tells of them, for what makes answers of that."""
+"""Job snapshots of the local OpenPAI's cluster, for tests of the REST responses."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from nni_manager.local_openpai.jobs import JobDetail, JobSummary
 
 
 def a_summary(**changes):
-    """A job that waits, with these changes."""
+    """A waiting job with these changes."""
     user, name = changes.get("user", "ada"), changes.get("name", "job")
     values = {
         "job_id": 1,
@@ -36,7 +36,7 @@ def a_summary(**changes):
 
 
 def a_failed_job(**changes):
-    """All there is to tell of a job that failed."""
+    """The complete detail of a failed job."""
     end = TaskExit(255, 255, 3, "the commands ended with 3", "Traceback")
     times = {"launched_at_s": 2.0, "completed_at_s": 3.25}
     job = a_summary(sub_state=SubState.COMPLETED, code=255, tags=("a",), **times, **changes)

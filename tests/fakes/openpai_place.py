@@ -1,4 +1,4 @@
-"""Where whole experiments on an OpenPAI of ours run: a home with an experiment file, and nnictl."""
+"""Whole experiments on the fake OpenPAI: a home with an experiment file, and nnictl."""
 
 import os
 import re
@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 
 
 def make_place(tmp_path, server, train):
-    """The folder of an experiment for the server, whose storage is a folder of this machine at its own path."""
+    """The folder of an experiment for the server; the storage is a folder with the same path in jobs."""
     folder = tmp_path / "work"
     folder.mkdir()
     storage = tmp_path / "storage"
@@ -56,7 +56,7 @@ paiConfig:
 
 
 def run_nnictl(place, *arguments, replace=()):
-    """Run nnictl to its end, for a user whose files nobody else may read by default."""
+    """Run nnictl and wait for its end, as a user with a umask that denies others."""
     config = place / "config.yml"
     for old, new in dict(replace).items():
         assert old in config.read_text()
@@ -75,6 +75,6 @@ def run_nnictl(place, *arguments, replace=()):
 
 
 def workspace_of(place, done):
-    """That of the experiment which `nnictl create` has made."""
+    """The workspace of the experiment that `nnictl create` has created."""
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
     return Workspace(place.parent / "storage" / experiment_id)

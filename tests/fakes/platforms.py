@@ -1,7 +1,8 @@
-"""The kinds of training services, each with the same operations, for the contract suite that all of them must pass.
+"""The kinds of training services with a common interface, for the contract suite that all of them must pass.
 
-The service under test is the real one. Its cluster is this machine, our OpenPAI for one machine, or a server of ours. A job's
-keeper is the real one, or a script of the test. An operation that a platform does not have skips the test with the reason.
+The service under test is the real one. Its cluster is this machine, the local OpenPAI, or a fake server. A
+job's keeper is the real one, or a script of the test. An operation that a platform does not have skips the
+test with the reason.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ class Platform:
     settings_arrived = '[ "$TRIAL_KEEPER_TOKEN" = c0ffee ]'
     """A test, in bash, that a job's settings have arrived."""
     failure = ""
-    """The first words of the message about a failed job, from the cluster."""
+    """The start of the cluster's message about a failed job."""
     keeps_last_lines = True
     """False if a cluster does not keep the last lines of a container."""
     stopped = (None, ExitReason.JOB_LOST)
@@ -79,7 +80,7 @@ class Platform:
         return Workspace(self.storage / "EXPT")
 
     def runs(self, script):
-        """Every job runs this in place of its keeper, after it has created the file `JOB.started`."""
+        """Every job runs this script instead of its keeper, after it has created the file `JOB.started`."""
         self.workspace.root.mkdir(exist_ok=True)
         started = 'touch "$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.started"'
         self.workspace.run_sh.write_text(f"{script}\n".replace("STARTED", started))
@@ -94,7 +95,7 @@ class Platform:
 
     @contextlib.asynccontextmanager
     async def manager(self):
-        """A manager's service from its start to its end."""
+        """A manager's service, which is closed with the block."""
         service = self.service(self.ends.append)
         try:
             yield service
@@ -119,7 +120,7 @@ class Platform:
         raise NotImplementedError
 
     def left(self):
-        """What the cluster still has of jobs that were to end."""
+        """What the cluster still has of jobs that should have ended."""
         raise NotImplementedError
 
     def is_over(self, job_id):
@@ -127,7 +128,7 @@ class Platform:
         raise NotImplementedError
 
     def remove(self, job_id):
-        """Somebody else removes the job from the cluster."""
+        """Another client removes the job from the cluster."""
         raise NotImplementedError
 
     def fill_memory(self, job_id):
@@ -141,8 +142,8 @@ class Platform:
         raise NotImplementedError
 
     def answer_submissions(self, how, times=1, resource=None):
-        """So many submissions, by default of jobs, get this answer."""
-        self._lacks("no server of ours answers submissions")
+        """The next `times` submissions, by default of jobs, get this answer."""
+        self._lacks("there is no fake server")
 
     def answer_submissions_well(self):
         """Submissions of jobs are accepted again."""
@@ -152,18 +153,20 @@ class Platform:
         raise NotImplementedError
 
     async def create_job_of_others(self):
-        """Another user has a job with the name of trial1's. Returns whether it is still as it was, as a function."""
+        """Create another user's job with the name of trial1's; return a function that checks that it is
+        unchanged.
+        """
         self._lacks("only the experiment names its jobs")
 
     def have_no_room(self, monkeypatch):
-        """No new job can start. Returns words of the reason."""
+        """Make new jobs wait; return words of the reason."""
         self._lacks("a job starts when it is submitted")
 
     def have_room(self):
         raise NotImplementedError
 
     def delay_details(self):
-        """What the cluster stores of failed containers arrives later than the end of the job."""
+        """The cluster's details of failed containers arrive later than the end of the job."""
 
     # ---- whole experiments
 
@@ -176,13 +179,13 @@ class Platform:
         return make_service(experiment.config, experiment.folder)
 
     def close(self):
-        """End what this platform has started."""
+        """End everything that this platform has started."""
 
 
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
-    adopted_exit_code = None  # it is no child of the second manager
+    adopted_exit_code = None  # not a child of the second manager
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)
@@ -252,7 +255,7 @@ class OpenPaiPlatform(Platform):
 
 
 class OpenPai18(OpenPaiPlatform):
-    """A server of ours with the answers of OpenPAI 1.8."""
+    """A fake server with the responses of OpenPAI 1.8."""
 
     removal_kills = True
     removed_message = "job nni_exp_EXPT_trial_trial1 on OpenPAI no longer exists: it was removed there"
@@ -332,7 +335,7 @@ class OpenPai18(OpenPaiPlatform):
 
 
 class OpenPaiOfThisMachine(OpenPaiPlatform):
-    """Our OpenPAI for one machine, whose tasks are processes."""
+    """The local OpenPAI, whose tasks are processes."""
 
     removed_message = "job nni_exp_EXPT_trial_trial1 was stopped on OpenPAI, but not by this manager"
     user, storage_name = "ada", "team"
@@ -382,7 +385,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-# The roles of a job beside its worker, the version of its kind, and other fields of the configuration.
+# By operator: the kind, its version, the other role of a job, and other fields of the configuration.
 _OPERATORS = {
     "frameworkcontroller": (FRAMEWORKS, None, None, {}),
     "tf-operator": (TF_JOBS, "v1", "ps", {}),
@@ -393,7 +396,7 @@ _OPERATORS = {
 
 
 class OnKubernetes(Platform):
-    """An operator on a Kubernetes cluster of our own."""
+    """An operator on the fake Kubernetes cluster."""
 
     unreachable = "does not answer"
     settings_arrived = (

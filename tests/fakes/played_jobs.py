@@ -1,4 +1,4 @@
-"""Jobs of the local OpenPAI cluster without processes: what happens to them is what a test says."""
+"""Scripted jobs of the local OpenPAI cluster, without processes."""
 
 from itertools import count
 
@@ -55,7 +55,7 @@ def a_plan(*roles, is_gang=True, job_retries=0, task_retries=0):
 
 
 class Played:
-    """A job, and all that it wanted done."""
+    """A job, and all effects that it requested."""
 
     def __init__(self, plan, most_platform_retries=3):
         numbers = count()
@@ -73,7 +73,7 @@ class Played:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def begin(self):
-        """Submitted, placed, started: all tasks."""
+        """Submit, place and start all tasks."""
         self.happens(Submitted())
         self.place_all()
         return self.start_all()

@@ -1,4 +1,4 @@
-"""Real clusters for tests, and the processes they have started."""
+"""Real local OpenPAI clusters for tests, and the processes that they have started."""
 
 import asyncio
 import contextlib
@@ -18,21 +18,21 @@ LARGE = {"default": ResourceCounts(cpu=64, memory_mb=1_000_000, gpu=4)}
 
 
 def settings(folder, **changes):
-    """Of a cluster with room for anything, which loses no time."""
+    """Settings of a cluster with ample resources and short delays."""
     return ClusterSettings(
         **{"state_dir": folder / "state", "virtual_clusters": LARGE, "grace_s": 5.0, **changes}
     )
 
 
 def commands(*lines, instances=1, name="job", **top):
-    """The text of a job of one role, `worker`, that runs these lines."""
+    """The text of a job with one role, `worker`, that runs these lines."""
     return text_of(
         a_job(((*WORKER, "commands"), list(lines)), ((*WORKER, "instances"), instances), name=name, **top)
     ).encode()
 
 
 def roles(name="job", top=None, **by_name):
-    """The text of a job with these roles: their commands, or all that differs from the usual."""
+    """The text of a job with these roles: their commands, or a dict of changed fields."""
     base = a_job()["taskRoles"]["worker"]
     made = {
         role: {**base, "instances": 1, **(it if isinstance(it, dict) else {"commands": it})}
@@ -43,7 +43,7 @@ def roles(name="job", top=None, **by_name):
 
 @contextlib.asynccontextmanager
 async def running(cluster_settings):
-    """A cluster that is started, and closed at the end. Its jobs are stopped before."""
+    """A started cluster; at the end its jobs are stopped and it is closed."""
     cluster = Cluster(cluster_settings)
     await cluster.start()
     try:
@@ -53,35 +53,35 @@ async def running(cluster_settings):
 
 
 async def over(cluster, name="job", user="alice"):
-    """The job's detail once it is over."""
+    """The job's detail after its end."""
     while (detail := await cluster.read(JobStore.detail, user, name)).job.completed_at_s is None:
         await asyncio.sleep(0.01)
     return detail
 
 
 async def run(cluster, text, user="alice"):
-    """Submit a job, and its detail once it is over."""
+    """Submit a job; return its detail after its end."""
     return await over(cluster, await cluster.submit(user, text), user)
 
 
 async def summary(cluster, name="job", user="alice"):
-    """The job as in a list."""
+    """The job as it is listed."""
     return await cluster.read(JobStore.summary, user, name)
 
 
 async def stop(cluster, name="job"):
-    """Ask for the end of a job."""
+    """Request the end of a job."""
     await cluster.stop(await summary(cluster, name))
 
 
 async def until(is_true):
-    """Return once it is."""
+    """Return once it is true."""
     while not await is_true():
         await asyncio.sleep(0.01)
 
 
 async def log(cluster, name="job", role="worker", index=0, file="stdout", attempt=0, task_attempt=0):
-    """All of a log as text."""
+    """A whole log as text."""
     logs = await cluster.logs_of("alice", name, attempt, role, index, task_attempt)
     return read_log(logs, file, 0, 10**7).data.decode()
 
@@ -92,7 +92,7 @@ def states(detail):
 
 
 def processes_of(folder):
-    """Numbers of the processes that containers of clusters below this folder have started, supervisors included."""
+    """The pids of all processes of clusters below this folder, supervisors included."""
     mark = os.fsencode(f"{folder}/")
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -108,7 +108,7 @@ def processes_of(folder):
 
 
 def end_processes_of(folder):
-    """Leave nothing behind."""
+    """Kill all processes of clusters below this folder."""
     for pid in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""Real containers, in a store of the tests' own: the user's podman settings, images and containers are not touched.
+"""Real containers in a store of the tests' own; the user's podman settings, images and containers are not
+touched.
 
-Nothing here is a fake; it is kept with them because many tests may share it. The store lies in the virtual environment and keeps
-the base image and the newest images of the project; a container is gone when its test is.
+Nothing here is a fake; many tests share it. The store lies in the virtual environment and keeps the base
+image and the newest images of the project; a container is removed with its test.
 """
 
 import fcntl
@@ -18,11 +19,11 @@ from pathlib import Path
 from deadlines import scaled_s
 
 REPOSITORY = Path(__file__).parents[2]
-# Debian 12's; wheels for the images are made by the Python that runs the tests.
+# Debian 12's; the Python that runs the tests makes the wheels for the images.
 BASE_PYTHON = (3, 11)
 BUILD_TIMEOUT_S = scaled_s(400)
 STEP_TIMEOUT_S = scaled_s(60)
-# A container whose test was killed ends by itself.
+# The container of a killed test ends by itself.
 MAX_LIFE_S = 120
 
 _CONTAINERS_CONF = """\
@@ -46,7 +47,7 @@ runroot = "{store}/run"
 
 
 def why_not_here() -> str | None:
-    """Why this machine runs no containers for tests; None if it does."""
+    """Why this machine cannot run containers for tests; None if it can."""
     missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
@@ -60,30 +61,32 @@ def why_not_here() -> str | None:
 
 
 class Podman:
-    """podman with a store of its own, and the images of this checkout in it."""
+    """podman with a separate store that contains the images of this checkout."""
 
     def __init__(self, store: Path) -> None:
         self.folder = store
-        """The store; podman is run in it, for conmon leaves a file `oom` where it runs when a container is out of memory."""
+        """The store, and podman's working folder, because conmon writes a file `oom` there when a
+        container is out of memory.
+        """
         store.mkdir(parents=True, exist_ok=True)
         settings = {
             "CONTAINERS_CONF": (store / "containers.conf", _CONTAINERS_CONF),
             "CONTAINERS_STORAGE_CONF": (store / "storage.conf", _STORAGE_CONF),
         }
         for file, content in settings.values():
-            # In one step: other tests may be reading it.
+            # Replaced atomically: other tests may read it.
             new = file.with_name(f"{file.name}.{os.getpid()}")
             new.write_text(content.format(store=store))
             new.replace(file)
         self.environ = {
             **os.environ,
             **{name: str(file) for name, (file, _) in settings.items()},
-            "BUILDAH_LAYERS": "false",  # a layer for each line of a Dockerfile costs time and is never used again
+            "BUILDAH_LAYERS": "false",  # one layer per line of a Dockerfile costs time and is never reused
             "PYTHON": sys.executable,
         }
 
     def run(self, *command: str, within_s: float = STEP_TIMEOUT_S, **environ: str) -> str:
-        """What the command printed; its failure is the test's."""
+        """The output of the command; an error fails the test."""
         result = subprocess.run(
             command,
             env=self.environ | environ,
@@ -98,7 +101,7 @@ class Podman:
         return result.stdout
 
     def image(self, kind: str) -> str:
-        """The tag of the keeper's or the manager's image, built from this checkout unless it is here already."""
+        """The tag of the keeper's or the manager's image, built from this checkout unless it exists."""
         sources = [
             REPOSITORY / "images" / "build.sh",
             REPOSITORY / "images" / kind / "Dockerfile",
@@ -119,7 +122,7 @@ class Podman:
         return tag
 
     def base(self) -> str:
-        """The tag of the base image, made from Debian's packages unless it is here already."""
+        """The tag of the base image, built from Debian's packages unless it exists."""
         with self._locked():
             return self._base()
 
@@ -129,14 +132,14 @@ class Podman:
         if not self._has(tag):
             tar_file = self.folder / "base.tar"
             self.run(str(script), str(tar_file), within_s=BUILD_TIMEOUT_S)
-            # As python:3.11-slim has them; the keeper's image must inherit the one and not the other.
+            # As in python:3.11-slim; the keeper's image must inherit PATH but not the command.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
             tar_file.unlink()
         return tag
 
     def _remove_older(self, title: str) -> None:
-        """Images of sources as they were an hour ago; not those that another test run uses at the moment."""
+        """Remove images older than an hour, which no other current test run uses."""
         which = ("--filter", "until=1h", "--filter", f"label=org.opencontainers.image.title={title}")
         self.run("podman", "image", "prune", "--all", "--force", *which)
 
@@ -146,7 +149,7 @@ class Podman:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Two test runs at once make an image once."""
+        """Concurrent test runs build an image only once."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -180,26 +183,26 @@ class Container:
             )
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end; return the exit code."""
         return self._process.wait(STEP_TIMEOUT_S)
 
     @property
     def stdout(self) -> str:
-        """What it has printed."""
+        """The standard output."""
         return self._stdout.read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has complained about."""
+        """The standard error."""
         return self._stderr.read_text()
 
     @property
     def pid(self) -> int:
-        """Its first process, by this machine's count."""
+        """The pid of its first process on this machine."""
         return int(self._podman.run("podman", "inspect", "--format", "{{.State.Pid}}", self.name))
 
     def stop(self, grace_s: int) -> None:
-        """SIGTERM to its first process, after `grace_s` SIGKILL to all."""
+        """Send SIGTERM to the first process, and SIGKILL to all after `grace_s`."""
         self._podman.run("podman", "stop", "--time", str(grace_s), self.name)
 
     def signal(self, name: str) -> None:
@@ -207,6 +210,6 @@ class Container:
         self._podman.run("podman", "kill", "--signal", name, self.name)
 
     def remove(self) -> None:
-        """Leave nothing of it."""
+        """Remove the container."""
         self._podman.run("podman", "rm", "--force", "--ignore", "--time", "0", self.name)
         self.wait()

@@ -1,6 +1,6 @@
-"""A whole experiment as a user has it: a folder with code and config, a manager's process, keepers' processes.
+"""A whole experiment as a user has it: a folder with code and config, a manager process, keeper processes.
 
-Nothing here is a fake; it is kept with them because many tests share it.
+Nothing here is a fake; many tests share it.
 """
 
 import asyncio
@@ -43,7 +43,9 @@ _RETRY_DELAY_S = 0.05
 def wait_until(
     is_true: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S, every_s: float = _RETRY_DELAY_S
 ) -> Any:
-    """Look until it is so; what it returned. Other processes' progress has no event to wait for."""
+    """Poll until it is true and return its value. The progress of other processes has no event to wait
+    for.
+    """
     deadline_s = time.monotonic() + timeout_s
     never = threading.Event()
     while not (result := is_true()):
@@ -54,7 +56,7 @@ def wait_until(
 
 
 async def until(is_true: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> None:
-    """As `wait_until`, on the loop of an engine."""
+    """Like `wait_until`, on the loop of an engine."""
     deadline_s = time.monotonic() + within_s
     while not is_true():
         assert time.monotonic() < deadline_s, f"after {within_s:g} s still not: {what}"
@@ -67,9 +69,9 @@ async def a_manager_here(
     make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
     told: str | None = None,
 ) -> AsyncIterator[Engine]:
-    """What a manager's process is made of, from its start to its end, over any training service.
+    """The parts of a manager process, from start to end, with any training service.
 
-    `told`: the address that keepers are told in place of the manager's own.
+    `told`: the address in manager.json instead of the manager's own.
     """
     port = experiment.port = free_port_pair()
     engine = Engine(
@@ -92,7 +94,7 @@ async def a_manager_here(
 
 
 def values(rows: list[MetricRow]) -> list[Any]:
-    """What was reported."""
+    """The reported values."""
     return [json.loads(row.value) for row in rows]
 
 
@@ -109,7 +111,9 @@ class RealExperiment:
         files: dict[str, str] | None = None,
         **config: Any,
     ) -> None:
-        """`train` is the training script, `files` lie beside it; `config` overrides keys of the experiment file."""
+        """`train` is the training script, `files` are stored beside it; `config` overrides keys of the
+        experiment file.
+        """
         self.code = folder / "code"
         self.code.mkdir(parents=True)
         (self.code / "train.py").write_text(train)
@@ -135,12 +139,12 @@ class RealExperiment:
         self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
         self.environ = os.environ | (environ or {})
         self.program = ["-m", "nni_manager"]
-        """What Python runs as the manager."""
+        """Python's arguments that run the manager."""
         self.port = 0
         self.manager: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
-        """Make the experiment's folder and database."""
+        """Create the experiment's folder and database."""
         self.folder.make(storage_here(self.config))
         Store.create(
             self.folder.database,
@@ -180,7 +184,7 @@ class RealExperiment:
         return process is not None and process.pid == self.manager.pid
 
     def kill_manager(self) -> None:
-        """As a lost machine would."""
+        """Kill the manager, as if its machine were lost."""
         assert self.manager is not None
         self.manager.kill()
         self.manager.wait()
@@ -192,7 +196,7 @@ class RealExperiment:
         return response.json()
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
-        """What the HTTP API answers to the experiment's owner; `options` are those of requests."""
+        """The HTTP API's response to the experiment's owner; `options` are those of requests."""
         process = self.folder.process()
         assert process is not None
         with session_with(process) as session:
@@ -203,14 +207,14 @@ class RealExperiment:
         self.ask("DELETE", path).raise_for_status()
 
     def summary(self) -> dict[str, Any]:
-        """The experiment at a glance."""
+        """The summary of the experiment."""
         summary: dict[str, Any] = self.get("/summary")
         return summary
 
     def wait_for_status(
         self, *statuses: str, timeout_s: float = 90.0, every_s: float = _RETRY_DELAY_S
     ) -> dict[str, Any]:
-        """Wait for one of the experiment's states; the summary then."""
+        """Wait for a state of the experiment; return the summary."""
         summary = wait_until(
             lambda: (seen := self.summary())["status"] in statuses and seen,
             f"the experiment is {statuses}",
@@ -226,15 +230,15 @@ class RealExperiment:
             return metrics_of(reader, trial_id)
 
     def row_count(self) -> int:
-        """Records that count, of all trials."""
+        """The number of records that count, of all trials."""
         with StoreReader(self.folder.database) as reader:
             return len(reader.metrics())
 
     def keeper_pids(self) -> list[int]:
-        """The processes of jobs, running or not."""
+        """The pids of all jobs, running or not."""
         pids = []
         for entry in self.folder.jobs.glob("*.json"):
-            with contextlib.suppress(ValueError):  # a test has torn it
+            with contextlib.suppress(ValueError):  # a test has truncated the file
                 pids.append(json.loads(entry.read_bytes())["pid"])
         return pids
 
@@ -244,7 +248,7 @@ class RealExperiment:
         return AttemptNumbers(self.folder.workspace).folder(key).stream(stream)
 
     def close(self) -> None:
-        """End every process this experiment started."""
+        """End every process that this experiment started."""
         if self.manager is not None and self.manager.poll() is None:
             with contextlib.suppress(requests.RequestException):
                 self.ask("DELETE", "/experiment", timeout=5)
@@ -260,7 +264,7 @@ class RealExperiment:
 def assert_rows_are_what_was_written(
     experiment: RealExperiment, trial_id: str, attempt: int = 0
 ) -> list[MetricRow]:
-    """Compare the stored records of a trial with its metrics file; the records."""
+    """Compare the stored records of a trial with its metrics file; return the records."""
     written = decode(experiment.stream(trial_id, Stream.METRICS, attempt).read_bytes(), 0)
     assert not written.garbage
     rows = experiment.rows(trial_id)

@@ -1,4 +1,4 @@
-"""An experiment of one trial, saved as an archive, and archives that somebody has changed."""
+"""A saved experiment with one trial, and modified archives."""
 
 import io
 import json
@@ -27,7 +27,7 @@ SECRET = b"the secret of keepers"
 
 
 def move_to(monkeypatch, path):
-    """To another machine: another home, with nothing in it."""
+    """Switch to another machine: an empty home."""
     monkeypatch.setenv("HOME", str(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     path.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def move_to(monkeypatch, path):
 
 
 def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE, **changes):
-    """Make an experiment in this home, and save it; the archive."""
+    """Create an experiment in this home and save it; return the archive."""
     code = here / "code"
     code.mkdir()
     (code / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
@@ -68,7 +68,7 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
 
 
 def repacked(path, change=None, add=()):
-    """The archive with its database changed (a function of a connection) and members added."""
+    """The archive with its database changed by a function of a connection, and with added members."""
     new = path.with_name("y.tar.gz")
     with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
         for member in old:

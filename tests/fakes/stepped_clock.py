@@ -1,4 +1,4 @@
-"""A wall clock that a test sets while processes run: builds stepped_clock.c."""
+"""A wall clock that a test changes while processes run; builds stepped_clock.c."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from deadlines import scaled_s
 
 
 class SteppedClock:
-    """Right until `set_by` is called. `environ` is for the processes that are to live by it."""
+    """Shows the real time until `set_by` is called. `environ` is for the processes that use this clock."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("gcc")
@@ -24,7 +24,7 @@ class SteppedClock:
         self.environ = {"LD_PRELOAD": str(library), "TEST_CLOCK_FILE": str(self._file)}
 
     def set_by(self, seconds: int) -> None:
-        """Whoever asks from now on is told a time so far from the right one."""
+        """Shift the clock by so many seconds from the real time."""
         temporary = self._file.with_suffix(".new")
         temporary.write_text(str(seconds))
         temporary.rename(self._file)

@@ -1,4 +1,4 @@
-"""Another user of this machine, who listens where a program of ours did."""
+"""Another user of this machine who takes over a listener of a test."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ NOBODY = 65534
 
 
 def give_away(port: int, uid: int = NOBODY) -> None:
-    """Let the sockets of this process that listen at a port be another user's, as far as the kernel tells."""
+    """Give this process's sockets that listen at a port to another user, as far as the kernel reports."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a socket to another user")
     given = [descriptor for descriptor in map(int, os.listdir("/proc/self/fd")) if _listens(descriptor, port)]

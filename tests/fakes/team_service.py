@@ -1,4 +1,4 @@
-"""A cluster of our own whose jobs have several tasks: one real keeper each, told by PAI_* variables which it is."""
+"""A fake cluster whose jobs have several tasks: one real keeper per task, identified by PAI_* variables."""
 
 import asyncio
 import contextlib
@@ -66,9 +66,9 @@ class TeamService(TrainingService):
         )
 
     def replace_keeper(self, job_id: str, task: str) -> None:
-        """Kill a task's keeper and start another, as a cluster does that restarts a container within its job."""
+        """Kill a task's keeper and start another, like a cluster that restarts a container within its job."""
         keeper = self.keepers[job_id][task]
-        self._start(job_id, task, self._environs[job_id, task])  # first, so that the job never ends
+        self._start(job_id, task, self._environs[job_id, task])  # started first, so that the job never ends
         keeper.kill()
         keeper.wait()
 
@@ -85,7 +85,7 @@ class TeamService(TrainingService):
         return JobPresence.UNKNOWN
 
     async def reap_orphans(self, job_id, trial_ids):
-        """Each keeper's guard has."""
+        """The guard of each keeper has done it."""
 
     async def close(self):
         for watch in list(self._watching):
@@ -103,7 +103,7 @@ class TeamService(TrainingService):
 
     async def _code_of(self, job_id: str, task: str) -> int:
         keeper = None
-        while keeper is not self.keepers[job_id][task]:  # it may have been replaced meanwhile
+        while keeper is not self.keepers[job_id][task]:  # the keeper may have been replaced
             keeper = self.keepers[job_id][task]
             code = await asyncio.to_thread(keeper.wait)
         return code

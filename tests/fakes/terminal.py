@@ -1,4 +1,4 @@
-"""A person at a terminal: a real pseudo terminal with a shell in it, which is typed at and read."""
+"""A real pseudo terminal with a shell: tests type commands and read the output."""
 
 import fcntl
 import os
@@ -16,30 +16,30 @@ from pathlib import Path
 
 from deadlines import DEADLINE_S
 
-# What moves a cursor or colours a letter is no text.
+# Escape sequences that move the cursor or set colours are removed.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
-# The shell gets the terminal as its own, so that Ctrl-C reaches what runs in it and not the shell.
+# The shell controls the terminal, so that Ctrl-C reaches the foreground program and not the shell.
 _SHELL = """\
 import fcntl, os, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"])
 """
-# Each prompt tells how the command before it ended.
+# Each prompt shows the exit code of the previous command.
 _PROMPT = re.compile(r"\[(\d+)\]ready> $")
 
 
 class Terminal:
-    """One shell. Everything that is waited for is waited for with an end."""
+    """One shell. Every wait has a timeout."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], within_s: float = DEADLINE_S) -> None:
         self._within_s = within_s
         self._screen = ""
         self.told = ""
-        """All that was ever shown, for whoever looks into a test that failed."""
+        """The complete output, for the message of a failed test."""
         self._main, side = pty.openpty()
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         attributes = termios.tcgetattr(side)
-        attributes[3] &= ~termios.ECHO  # what is typed is not read as what was answered
+        attributes[3] &= ~termios.ECHO  # typed text must not be read as output
         termios.tcsetattr(side, termios.TCSANOW, attributes)
         outside = {name: value for name, value in environ.items() if name not in ("COLUMNS", "LINES")}
         self._shell = subprocess.Popen(
@@ -55,27 +55,27 @@ class Terminal:
         self._until_prompt()
 
     def run(self, command: str) -> tuple[int, str]:
-        """Type a command and wait for its end; its exit code and what it said."""
+        """Type a command and wait for its end; return its exit code and output."""
         self.type(command)
         return self._until_prompt()
 
     def type(self, command: str) -> None:
-        """Type a command, and do not wait."""
+        """Type a command without waiting."""
         os.write(self._main, f"{command}\n".encode())
 
     def press(self, key: bytes) -> tuple[int, str]:
-        """Press a key that ends what runs; its exit code and what it said since."""
+        """Press a key that ends the running program; return its exit code and its output since."""
         os.write(self._main, key)
         return self._until_prompt()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Read until this is shown; what is before it is done with."""
+        """Read until the output matches, and discard it up to the match."""
         found = self._read_until(re.compile(pattern))
         self._screen = self._screen[found.end() :]
         return found
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the terminal and kill the shell."""
         os.close(self._main)
         self._shell.send_signal(signal.SIGKILL)
         self._shell.wait()
@@ -92,7 +92,7 @@ class Terminal:
             ready, _, _ = select.select([self._main], [], [], max(0.0, deadline_s - time.monotonic()))
             assert ready, f"after {self._within_s:g} s still not: {pattern.pattern}\n{self.told}"
             raw += os.read(self._main, 65536)
-            # A letter, or an escape sequence, may come in two pieces.
+            # A character or an escape sequence may arrive in two parts.
             whole = re.sub(rb"(\x1b(\[[0-9;?]*)?|[\xc0-\xff][\x80-\xbf]{0,2})$", b"", raw)
             raw, text = raw[len(whole) :], _CONTROLS.sub("", whole.decode(errors="replace"))
             self._screen += text

@@ -1,14 +1,14 @@
-"""A TCP proxy as a process of its own: between keepers and a manager, and as bad a proxy as it is told to be.
+"""A TCP proxy process between keepers and a manager that can delay, hold and break connections.
 
-Told line by line on its stdin; it ends with it:
+It reads commands from its stdin, one per line, and ends with it:
 
     delay SECONDS   every piece arrives that much later, in both directions
-    hold            nothing goes through, and new connections get no answer
-    pass            all goes through again, what was held as well
-    break           the connections of now are dead from now on, and nobody is told; new ones work
-    reset           the connections of now are reset
+    hold            nothing is forwarded, and new connections get no response
+    pass            everything is forwarded again, also what was held
+    break           the current connections are dead without a notice; new ones work
+    reset           the current connections are reset
 
-It answers `done`, and how many connections there were.
+It answers `done` and the number of connections.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 
 _READ_BYTES = 64 * 1024
-# As much as a network holds of one connection: a keeper that finds no proxy must feel that.
+# As much as a network buffers per connection, so that a keeper notices a blocked proxy.
 _MAX_QUEUE = 16
 
 
@@ -40,7 +40,7 @@ class _Connection:
             ways = [asyncio.ensure_future(self._carry(*pair)) for pair in pairs]
             await asyncio.gather(*ways)
         except OSError:
-            pass  # one end is gone; the other hears of it now
+            pass  # one end has closed; the other is closed now
         finally:
             for way in ways:
                 way.cancel()
@@ -79,7 +79,7 @@ class _Connection:
                 self.is_dead = True
 
     def reset(self) -> None:
-        """As a firewall does that forgot the connection."""
+        """Reset the connection, like a firewall that has lost its state."""
         for writer in (self._near, self.far):
             if writer is not None:
                 with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ class _Connection:
 
 
 class Proxy:
-    """What the proxy does to all its connections at present."""
+    """The proxy's current behaviour for all its connections."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -110,7 +110,7 @@ class Proxy:
         self._server = await asyncio.start_server(accept, *at)
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._server.close()
         self.reset_all()
         while self._connections:
@@ -121,7 +121,7 @@ class Proxy:
             connection.reset()
 
     def obey(self, order: list[str]) -> int:
-        """How many connections there were."""
+        """Execute a command; return the number of connections."""
         count = len(self._connections)
         match order:
             case ["delay", seconds]:
@@ -141,7 +141,7 @@ class Proxy:
 
 
 class ProxyProcess:
-    """The proxy, for those who give it orders. `prefix` starts it, in another network for example."""
+    """Starts and controls a proxy process. `prefix` starts it, in another network for example."""
 
     def __init__(
         self, at: str, to: str, prefix: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
@@ -156,20 +156,20 @@ class ProxyProcess:
         self._wait_for("ready")
 
     def order(self, text: str) -> int:
-        """Returns when it is done; how many connections there were."""
+        """Send a command and wait until it is executed; return the number of connections."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{text}\n")
         self._process.stdin.flush()
         return int(self._wait_for("done"))
 
     def close(self) -> None:
-        """Reset all connections, and end."""
+        """Reset all connections and end."""
         self._process.communicate()
 
     def _wait_for(self, word: str) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.split()[:1] == [word], f"the proxy said {line!r}"
+        assert line.split()[:1] == [word], f"the proxy answered {line!r}"
         return line.removeprefix(word)
 
 

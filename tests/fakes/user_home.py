@@ -1,6 +1,6 @@
-"""The home of a user of a test's own: what runs in it, and what is left of that.
+"""The home of a test's own user: the processes that run in it, and those that are left.
 
-Nothing here is a fake; it is kept with them because several tests share it. A test's folder lies in its home.
+Nothing here is a fake; several tests share it. A test's folder lies in its home.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
-    """What still runs, after those that are just ending had their time: a keeper outlives its manager by a moment."""
+    """The processes that still run after a short wait: a keeper ends a moment after its manager."""
     for process in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(process.pid)
@@ -36,8 +36,8 @@ def left_in(folder: Path) -> list[psutil.Process]:
 
 
 def environ_of(folder: Path) -> dict[str, str]:
-    """What programs of this user have in their environment."""
-    # The width of whoever runs the tests is none of what is tested.
+    """The environment of this user's programs."""
+    # The terminal width of the person who runs the tests must not matter.
     ours = ("NNI_", "TRIAL_KEEPER_", "COLUMNS")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return outside | {

@@ -1,4 +1,4 @@
-"""A manager's process over a training service that runs no job: its keepers are what a test makes of them."""
+"""A manager process whose training service runs no job; a test plays its keepers."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from nni_manager.tuner.registry import make_tuner
 
 
 async def serve(folder: ExperimentFolder, port: int) -> None:
-    """Until somebody ends this process."""
+    """Serve until the process is killed."""
     with StoreReader(folder.database) as reader:
         config = ExperimentSpec.from_json(reader.experiment().config)
     engine = Engine(config, folder, Void, make_tuner)

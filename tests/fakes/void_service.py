@@ -1,4 +1,4 @@
-"""A training service of our own that takes jobs and runs none, and engines over it."""
+"""A training service that accepts jobs without running them, and engines that use it."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from nni_manager.tuner.registry import make_tuner
 
 
 class Void(TrainingService):
-    """Takes every job and runs none."""
+    """Accepts every job and runs none."""
 
     run_script = "#!/bin/bash\n"
 
@@ -66,6 +66,6 @@ def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void, make_tuner=make_
 
 
 async def start(engine, addresses=("192.0.2.1:8081",)):
-    """As a manager's process starts its engine."""
+    """Start the engine like a manager process does."""
     await engine.restore()
     await engine.start(addresses)

@@ -1,4 +1,4 @@
-"""One experiment on a site: its manager comes and goes, and faults are done to it."""
+"""One experiment on a site, with restarts of its manager and with faults."""
 
 import contextlib
 import json
@@ -35,12 +35,13 @@ from trial_keeper.wire.workspace import Workspace
 REPORTS, SHORT_REPORTS = 1000, 400
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_TIMEOUT_S = scaled_s(60.0)
-# A keeper that has tried in vain for long tries again within a minute; a machine under load takes its time for all the rest.
+# A keeper that has failed to connect for long retries within a minute; the rest is time for a machine under
+# load.
 DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
-# While trials run: nothing has to be waited for.
+# While trials run: nothing else has to be waited for.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# A stop has a deadline for each of its steps; nnictl gives up after the last of them.
+# Each step of a stop has a deadline; nnictl gives up after the last one.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
@@ -50,7 +51,7 @@ _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.MANAGER_ENDED,
     Kind.STATE_TORN,
 }
-# As `nnictl stop` does. What it could not record is not looked at here.
+# Like `nnictl stop`. What it could not record is not checked here.
 _STOP = """
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ _BUG = re.compile(r"\bbug\b", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Experiment:
-    """One experiment on a site: its manager comes and goes."""
+    """One experiment on a site; its manager can be killed and restarted."""
 
     plan: Plan
     site: Site
@@ -117,7 +118,7 @@ class Experiment:
             "experimentName": "faults",
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
-            # Hours of a stepped wall clock must not end it.
+            # Changes of the wall clock by hours must not end it.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
             "searchSpacePath": "search_space.json",
@@ -142,7 +143,7 @@ class Experiment:
         ).close()
 
     def start_manager(self) -> bool:
-        """Start a manager; whether it became ready."""
+        """Start a manager; return whether it became ready."""
         site, port = self.site, self.site.next_port()
         announced, listens_at = site.open_road(port, self.has_moved)
         apart = Apart(
@@ -159,7 +160,7 @@ class Experiment:
                 [
                     *site.manager_prefix,
                     *(sys.executable, _FAKES / "apart.py"),
-                    # A word of its own: nnictl finds a manager's process by it.
+                    # A separate argument: nnictl finds a manager's process by it.
                     *("--folder", self.folder.path, f"--port={port}"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -189,8 +190,8 @@ class Experiment:
         lines = (self.site.folder / "manager.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
-    def look_after_manager(self) -> None:
-        """A manager ends by no fault but its own killing."""
+    def check_manager(self) -> None:
+        """Check that the manager has ended only when it was killed."""
         if self.manager is not None and self.manager.poll() is not None:
             self.wrong.append(
                 f"the manager ended by itself, exit code {self.manager.returncode}: {self._last_words()}"
@@ -205,7 +206,7 @@ class Experiment:
             self.manager = None
 
     def resume(self) -> bool:
-        """Bring a manager back, if there is none; a full disk may keep it from starting."""
+        """Start a manager if none runs; a full disk may prevent it."""
         if self.manager is not None and self.manager.poll() is None:
             return True
         if self.start_manager():
@@ -219,7 +220,7 @@ class Experiment:
         return 0
 
     def is_done(self) -> bool:
-        self.look_after_manager()
+        self.check_manager()
         if self.manager is None and not self.resume():
             return False
         return self._is_over()
@@ -230,10 +231,10 @@ class Experiment:
         return False
 
     def end(self) -> None:
-        """End the manager with SIGTERM, as a user does."""
-        self._tell_to_end(END_TIMEOUT_S)
+        """End the manager with SIGTERM, like a user."""
+        self._terminate(END_TIMEOUT_S)
 
-    def _tell_to_end(self, within_s: float) -> None:
+    def _terminate(self, within_s: float) -> None:
         assert self.manager is not None
         told_s = time.monotonic()
         self.manager.terminate()
@@ -249,7 +250,7 @@ class Experiment:
         self.manager = None
 
     def bugs(self) -> list[str]:
-        """What managers have called a bug of their own; one that is told to end, or killed, has none."""
+        """Lines in which managers report a bug; ends by a signal are no bugs."""
         logs = [path for path in (self.folder.manager_log, self.site.folder / "manager.log") if path.exists()]
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         return [f"a manager said: {line}" for line in lines if _BUG.search(line)]
@@ -257,8 +258,8 @@ class Experiment:
     # ---- faults
 
     def begin(self, fault: Fault) -> None:
-        """Do it, and take note of whether anything was there for it."""
-        self.look_after_manager()
+        """Start a fault, and record whether it affected anything."""
+        self.check_manager()
         missed = "the experiment was over" if self._is_over() else self._do(fault)
         if missed:
             self.missed.append(f"{fault.kind.value}: {missed}")
@@ -267,7 +268,7 @@ class Experiment:
             self.hit.append(fault)
 
     def _do(self, fault: Fault) -> str:
-        """Why it hit nothing; empty when it hit something."""
+        """Start a fault; return why it affected nothing, or an empty text."""
         if fault.kind in STOPS:
             if not self.resume():
                 return "none ran"
@@ -286,16 +287,16 @@ class Experiment:
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
-                # Nobody may be connected between two trials.
+                # Possibly no keeper is connected between two trials.
                 try:
-                    wait_until(lambda: self.site.begin(fault), "it hits something", _RUNS_TIMEOUT_S)
+                    wait_until(lambda: self.site.begin(fault), "the fault affects something", _RUNS_TIMEOUT_S)
                 except TimeoutError:
                     return "nobody was connected"
                 self.note(str(fault).split("s  ", 1)[1])
                 return ""
 
     def _hit_manager(self, fault: Fault) -> str:
-        # It may not have come back from the last one, which met a full disk.
+        # It may not have restarted after the last fault because of a full disk.
         if not self.resume():
             return "none ran"
         assert self.manager is not None
@@ -306,7 +307,7 @@ class Experiment:
             case Kind.MANAGER_STOPPED:
                 self.manager.send_signal(signal.SIGSTOP)
             case Kind.MANAGER_ENDED:
-                self._tell_to_end(_LEAVES_TIMEOUT_S)
+                self._terminate(_LEAVES_TIMEOUT_S)
             case _:
                 self.kill_manager()
         if kind is Kind.STATE_TORN:
@@ -341,13 +342,15 @@ class Experiment:
     def _trials(self) -> list[Trial]:
         with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
             return reader.trials()
-        return []  # a full disk may keep it from being read
+        return []  # a full disk may prevent the read
 
     def _stop(self, fault: Fault) -> None:
-        """Stop the experiment under the fault, see that nothing of it runs, and resume it without the fault."""
+        """Stop the experiment under the fault, check that no process runs, and resume it without the
+        fault.
+        """
         is_under_way = not self._is_over() and self.resume()
         if is_under_way:
-            self._stop_and_look()
+            self._stop_and_check()
         else:
             self.hit.remove(fault)
             self.missed.append(f"{fault.kind.value}: the experiment was over before it could be stopped")
@@ -358,14 +361,14 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The end of a full disk is a later step, and no manager comes back before it.
+            # The end of a full disk is a later step, and no manager can start before it.
             for full in [each for each in self.hit if each.kind is Kind.MANAGER_DISK_FULL]:
                 self.site.heal(full)
-            wait_until(self.resume, "a manager is back after the stop", DONE_TIMEOUT_S)
-            wait_until(self._goes_on, "the experiment goes on after the stop", _READY_TIMEOUT_S)
+            wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
+            wait_until(self._continues, "the experiment continues after the stop", _READY_TIMEOUT_S)
             self.stopped |= {trial.trial_id for trial in self._trials()} - self._over_before[fault]
 
-    def _stop_and_look(self) -> None:
+    def _stop_and_check(self) -> None:
         assert self.manager is not None
         began_s = time.monotonic()
         done = subprocess.run(
@@ -389,13 +392,13 @@ class Experiment:
             wait_until(lambda: not self.site.leftovers(), "no process is left", _RUNS_TIMEOUT_S)
         self.wrong += [f"runs after a stop: {left}" for left in self.site.leftovers()]
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
             return reader.experiment().state is not ExperimentState.STOPPED
         return False
 
     def heal(self, fault: Fault) -> None:
-        """The end of one that hit something."""
+        """End a fault that affected something."""
         match fault.kind:
             case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED | Kind.MANAGER_ENDED | Kind.STATE_TORN:
                 self.resume()
@@ -426,7 +429,7 @@ class Experiment:
             else:
                 process.kill()
             match fault.kind:
-                # A stop ends what does not answer.
+                # A stop kills a process that does not respond.
                 case Kind.KEEPER_KILLED | Kind.STOP_WITH_FROZEN_KEEPER:
                     self.keepers_killed.add(name)
                 case Kind.TRIAL_KILLED:
@@ -438,11 +441,11 @@ class Experiment:
 
     def _wait_for(self, find: _Find) -> list[tuple[str, psutil.Process]]:
         with contextlib.suppress(TimeoutError):
-            wait_until(find, "one runs", _RUNS_TIMEOUT_S)  # none does between two trials
+            wait_until(find, "a process runs", _RUNS_TIMEOUT_S)  # none does between two trials
         return find()
 
     def _keepers(self) -> list[tuple[str, psutil.Process]]:
-        """Those that run, with their jobs."""
+        """The running keepers, with their jobs."""
         return self._keepers_or_guards(are_guards=False)
 
     def _guards(self) -> list[tuple[str, psutil.Process]]:
@@ -451,7 +454,7 @@ class Experiment:
     def _keepers_or_guards(self, *, are_guards: bool) -> list[tuple[str, psutil.Process]]:
         found = self._running("TRIAL_KEEPER_JOB_ID", "trial_keeper")
         pids = {process.pid for _, process in found}
-        # Each keeper has a guard, which is a copy of it. Its children are copies until they become another program.
+        # Each keeper has a guard, which is a fork of it. Its children are forks until they call exec.
         return [
             (job_id, process)
             for job_id, process in found
@@ -492,11 +495,11 @@ _PROCESSES: dict[Kind, Callable[[Experiment], list[tuple[str, psutil.Process]]]]
     Kind.TRIAL_KILLED: Experiment._running_trials,
     Kind.TRIAL_STOPPED: Experiment._running_trials,
 }
-"""Which processes a fault may hit."""
+"""The processes that a fault may affect."""
 
 
 def _is_guard(process: psutil.Process) -> bool:
-    """Guards wait at a pipe for the end of their keepers, which have no input."""
+    """Guards wait at a pipe for the end of their keepers, which have no such input."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
     return False

@@ -1,4 +1,4 @@
-"""What a fault does to files that manager and keepers trust: an attempt is removed or forged, a state file is torn."""
+"""Faults of files that manager and keepers trust: a removed or forged attempt, or a truncated state file."""
 
 import contextlib
 import json
@@ -19,16 +19,18 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 FORGED_VALUE = 424_242
-"""No run reports it: see RUN_STRIDE of fault_judge.py."""
+"""No run reports this value: see RUN_STRIDE of fault_judge.py."""
 _TASK = "main-0"
-# Of a token that whoever forges can only guess.
+# A forger does not know the token, and can only guess the signature.
 _SIGNATURE = {"signature": secrets.token_hex(32)}
 
 
 def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path) -> bool:
-    """Remove an attempt's directory at once, whatever writes in it; whether it was there. `aside`: a new name beside it."""
+    """Remove an attempt's folder atomically while processes write to it; return whether it existed.
+    `aside`: a new name beside it.
+    """
     try:
-        # One step: what is removed file by file could be made again meanwhile.
+        # One rename: files deleted one by one could be created again meanwhile.
         (storage.trial(trial_id).attempts / attempt).rename(aside)
     except FileNotFoundError:
         return False
@@ -37,7 +39,8 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
 
 
 def forge_attempts(storage: Workspace, trial_id: str) -> str:
-    """Write two attempts of a trial that never ran, with invented names. Where this user is root, as another user.
+    """Write two attempts of a trial that never ran, with invented names. If this user is root, as another
+    user.
 
     Returns:
         Why the file system refused; empty if it did not.
@@ -59,9 +62,9 @@ def forge_attempts(storage: Workspace, trial_id: str) -> str:
 
 
 def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
-    """Write two attempts of a trial that never ran as this user; `attempts`: a descriptor of the folder.
+    """Write two attempts of a trial that never ran, as this user; `attempts`: a descriptor of the folder.
 
-    All but the signature is as a keeper of the trial's own job would write it.
+    Everything but the signature is as a keeper of the trial's own job would write it.
 
     Raises:
         OSError: the file system refuses.
@@ -83,7 +86,7 @@ def _as_second_user() -> Iterator[None]:
 
 
 def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
-    """`attempts`: a descriptor, because another user may be unable to pass the folders above."""
+    """`attempts`: a descriptor, because another user may be unable to pass the parent folders."""
     folder = AttemptFolder(Path(name) / _TASK)
     metrics = encode(0, trial_id, "FINAL", 0, FORGED_VALUE)
     now_s = time.time()
@@ -93,7 +96,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
         **key,
         "reason": ExitReason.SUCCEEDED.value,
         "exit_code": 0,
-        # Later than any true attempt began.
+        # Later than the start of any real attempt.
         "started_at_s": now_s + 3600,
         "ended_at_s": now_s + 3601,
         "final_sizes": {"metrics": len(metrics)},
@@ -103,7 +106,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     files = {
         folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
         folder.stream(Stream.METRICS): metrics,
-        # Last: whoever finds the end reads all.
+        # Last: a reader that finds the exit record reads all files.
         folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
     }
     for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):
@@ -115,13 +118,13 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
 
 
 def state_files(folder: ExperimentFolder, storage: Workspace) -> list[Path]:
-    """The files in which a manager keeps what it needs after a restart, besides its database."""
+    """The manager's files, besides its database, that it needs after a restart."""
     mine = [*folder.path.glob("*.json"), *folder.path.glob("*.pem"), *folder.jobs.glob("*.json")]
     return sorted(path for path in {*mine, storage.manager_json} if path.is_file())
 
 
 def tear(files: list[Path], pick: float) -> str:
-    """Empty one of the files, or cut it in half; which and how, by a number from 0 to 1. What was done, for people."""
+    """Empty one of the files or cut it in half, chosen by a number from 0 to 1; return a description."""
     number = int(pick * 2 * len(files))
     path, is_emptied = files[number // 2], number % 2 == 0
     os.truncate(path, 0 if is_emptied else path.stat().st_size // 2)

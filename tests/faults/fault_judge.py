@@ -1,7 +1,8 @@
-"""What is true after a run: compares what the trials themselves noted with what the manager stored.
+"""Checks a run: compares the trials' own records with what the manager stored.
 
-A trial notes each report before and after it, in a ledger that no fault reaches. A report whose call returned must be stored
-once, one whose call raised never, and one in whose middle the trial was killed at most once; all in the order of the calls.
+A trial records each report before and after its call, in a ledger that no fault reaches. A report whose call
+returned must be stored once, one whose call raised never, and one during which the trial was killed at most
+once; all in the order of the calls.
 """
 
 from collections import Counter
@@ -23,15 +24,17 @@ from trial_keeper.wire.workspace import Workspace
 
 TASK = "main-0"
 BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
-# Each run of a command reports numbers of its own, so that rows of two runs are told apart.
+# Each run of a command reports its own numbers, so that rows of two runs can be distinguished.
 RUN_STRIDE = 10_000
-# A trial that storage keeps from starting, or from going on.
+# The reasons of a trial that a storage fault keeps from starting or running.
 _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What one attempt noted. `made`: reports that returned; `open`: one that was begun, and neither returned nor raised."""
+    """The records of one attempt. `made`: reports that returned; `open`: a report that neither returned
+    nor raised.
+    """
 
     made: list[str] = field(default_factory=list)
     open: str | None = None
@@ -60,7 +63,7 @@ class Ledger:
         return ledger
 
     def differences(self, stored: list[str]) -> "Differences":
-        """What is wrong with the rows of this attempt."""
+        """The differences between this attempt and its stored rows."""
         expected, found = Counter(self.made), Counter(stored)
         lost = sum((expected - found).values())
         surplus = found - expected
@@ -81,30 +84,32 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What the suite did that a trial may die of."""
+    """The faults that may make a trial fail."""
 
     trials_killed: Collection[str] = ()
     keepers_killed: Collection[str] = ()
-    """Jobs."""
+    """Job ids."""
     storage_failed: bool = False
     attempts_removed: Collection[str] = ()
-    """Trials that ran in a directory which was removed."""
+    """Trials whose attempt folder was removed."""
     stopped: Collection[str] = ()
     """Trials that a stop of the experiment may have cancelled."""
     manager_was_away: bool = False
-    """Then a job's exit code is known to nobody: what its keeper said of the storage has to do."""
+    """Without a manager, a job's exit code is unknown; the keeper's message about the storage is used
+    instead.
+    """
 
 
 @dataclass(slots=True)
 class Verdict:
-    """Whether a run went as promised; `wrong` says what did not."""
+    """Whether a run was correct; `wrong` lists all violations."""
 
     reports: int = 0
     refused: int = 0
     lost: int = 0
     doubled: int = 0
     removed: int = 0
-    """Reports that went with the directory of their attempt before they were replicated."""
+    """Reports that were removed with the folder of their attempt before they were replicated."""
     states: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -124,12 +129,14 @@ class Verdict:
 
 
 def ledger_path(ledgers: Path, trial_id: str, attempt: int | str, run: int) -> Path:
-    """Where a run notes what it does. An attempt has one run; `attempt`: the name of its directory."""
+    """The ledger file of a run. An attempt has one run; `attempt`: the name of its folder."""
     return ledgers / f"{trial_id}.{attempt}.{run}"
 
 
 def _ledgers_of(ledgers: Path, trial: Trial, attempt_id: str | None) -> dict[int, Ledger]:
-    """What the runs of the attempt that counts noted, the earliest first; of a trial without one, what any run noted."""
+    """The ledgers of the attempt that counts, earliest run first; of any run for a trial without an
+    attempt.
+    """
     attempt = attempt_id or "*"
     paths = sorted(ledgers.glob(f"{trial.trial_id}.{attempt}.*"), key=lambda path: path.stat().st_mtime_ns)
     return {int(path.suffix[1:]): Ledger.read(path) for path in paths}
@@ -143,9 +150,9 @@ def judge(
     trial_count: int,
     took_s: float,
 ) -> Verdict:
-    """Look at everything that is left of an experiment; its manager has ended. `storage`: the workspace as it really is.
+    """Check all data of an ended experiment. `storage`: the workspace without faults.
 
-    `took_s`: how long all of it took, by a clock that nobody stepped.
+    `took_s`: the duration of the run, by a clock without changes.
     """
     verdict = Verdict()
     with StoreReader(folder.database) as reader:
@@ -220,7 +227,7 @@ def _offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[S
         file = attempt.stream(stream)
         content = file.read_bytes() if file.exists() else b""
         offset = durable.get(stream, 0)
-        # Where nobody could tell the end, a torn last record is waited for.
+        # If the end is unknown, the manager waits for the rest of a partial last record.
         whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
         if offset not in (len(content), whole):
             wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")
@@ -242,7 +249,7 @@ def _logs_that_differ(folder: ExperimentFolder, storage: Workspace, key: Attempt
 
 
 def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) -> list[str]:
-    """A trial that came to its end has made its one final report last; another has made none that is known of."""
+    """A succeeded trial has reported its final result last; any other trial has no known final result."""
     if trial.state is not TrialState.SUCCEEDED or not ledger.made:
         return []
     wrong, final, intermediates = [], ledger.made[-1], len(ledger.made) - 1
@@ -258,7 +265,7 @@ def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) ->
 
 
 def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
-    """Why the state of a trial is not what happened to it; empty when it is."""
+    """Why the state of a trial is wrong; empty if it is correct."""
     was_killed = trial.trial_id in harm.trials_killed
     keeper_was_killed = trial.job_id in harm.keepers_killed
     told = f"it is {trial.state.value} ({trial.reason and trial.reason.value}, exit code {trial.exit_code}: {trial.message!r})"
@@ -271,7 +278,7 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     if trial.trial_id in harm.attempts_removed:
         return []
     match trial.reason:
-        # What could not be recorded of a stop is found out after it.
+        # The manager detects after a stop what it could not record during it.
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
             return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:

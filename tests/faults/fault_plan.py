@@ -1,7 +1,7 @@
-"""What goes wrong in one run, and when: drawn from a seed, and from nothing else.
+"""The faults of one run and their times, drawn only from a seed.
 
-Faults of one thing follow each other; faults of different things overlap as they like. The first two of a plan come from the
-list of all kinds in turn, so that a few seeds in a row meet every kind; the rest is chance.
+Faults of one thing follow each other; faults of different things may overlap. The first two of a plan come
+from the list of all kinds in turn, so that a few consecutive seeds cover every kind; the rest is random.
 """
 
 import random
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Need(Enum):
-    """What a fault needs of the machine, in the words of a report."""
+    """What a fault needs of the machine, as shown in reports."""
 
     ROOT = "root"
     NETWORKS = "network namespaces and iptables"
@@ -21,7 +21,7 @@ class Need(Enum):
 
 
 class Kind(Enum):
-    """What can go wrong."""
+    """The kinds of faults."""
 
     MANAGER_KILLED = "manager killed"
     LINK_DOWN = "link down"
@@ -54,7 +54,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """Faults of one `thing` follow each other. `longest_s` short and long; 0: over at once."""
+    """Faults of one `thing` follow each other. `longest_s` for short and long plans; 0: the fault has no
+    duration.
+    """
 
     thing: str
     need: Need
@@ -84,7 +86,7 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 2, 20),
     Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 3, 20),
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
-    # The forger keeps the keepers from the manager meanwhile, where the suite can cut the link.
+    # The forger also blocks the keepers' link to the manager, if the suite can.
     Kind.ATTEMPT_FORGED: _Sort("link", Need.NOTHING, 1, 3, 60),
     Kind.ATTEMPT_REMOVED: _Sort("attempts", Need.NOTHING, 0, 0, 0),
     Kind.STATE_TORN: _Sort("manager", Need.NOTHING, 0.1, 1, 10),
@@ -94,15 +96,15 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STOP_WITH_FROZEN_GUARD: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
 }
 STOPS = frozenset({Kind.STOP_ON_FULL_DISK, Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD})
-"""Last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
+"""These last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
 NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
-"""What the proxy does."""
+"""Faults that the proxy implements."""
 
 LOSS_SHARE = 0.05
 DELAY_S = 0.2
 SLOW_STORAGE_S = 0.02
 STALE_STORAGE_S = 3.0
-"""What NFS clients keep attributes for at least (acregmin of nfs(5))."""
+"""The minimum time for which NFS clients cache attributes (acregmin of nfs(5))."""
 _CLOCK_STEPS_S = (-86_400, -3_600, -90, 90, 3_600, 86_400)
 _FEWEST, _MOST = 3, 8
 _SIDES = ("manager", "jobs")
@@ -110,7 +112,7 @@ _SIDES = ("manager", "jobs")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong, `at_s` after the first trials report. `pick` chooses among those it could hit then."""
+    """One fault, `at_s` after the first trials report. `pick` chooses among the possible targets."""
 
     at_s: float
     kind: Kind
@@ -140,7 +142,7 @@ class Plan:
     faults: tuple[Fault, ...]
     left_out: tuple[tuple[Kind, Need], ...]
     among: tuple[Kind, ...] = tuple(Kind)
-    """The kinds that it was drawn from."""
+    """The kinds from which it was drawn."""
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -148,7 +150,7 @@ class Plan:
 
     @property
     def has_road(self) -> bool:
-        """Whether a proxy stands between keepers and manager."""
+        """Whether a proxy is between keepers and manager."""
         return bool(self.kinds & NEEDS_ROAD)
 
     @property
@@ -160,7 +162,7 @@ class Plan:
         return any(SORTS[kind].need is Need.CLOCK for kind in self.kinds)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The plan as text."""
         jobs = "jobs are reused" if self.reuses_jobs else "one job for each trial"
         left_out = [f"left out, needs {need.value}: {kind.value}" for kind, need in self.left_out]
         return [
@@ -171,10 +173,10 @@ class Plan:
 
 
 def kinds_named(words: str) -> tuple[Kind, ...]:
-    """The kinds in whose names one of the words occurs; words are separated by commas.
+    """The kinds whose names contain one of these comma-separated words.
 
     Raises:
-        ValueError: a word occurs in none.
+        ValueError: no name contains one of the words.
     """
     named = [[kind for kind in Kind if word.strip() in kind.value] for word in words.split(",")]
     if not all(named):
@@ -191,9 +193,10 @@ def plan_of(
     missing: frozenset[Need] = frozenset(),
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Plan:
-    """The plan of a seed on a machine without what is `missing`; other faults are the same with and without it.
+    """The plan of a seed on a machine without the `missing` capabilities, which do not change its other
+    faults.
 
-    `kinds`: those that it is drawn from.
+    `kinds`: the kinds to draw from.
     """
     dice = random.Random(seed)
     first = 2 * (seed - 1)
@@ -205,9 +208,9 @@ def plan_of(
     for kind in wanted:
         sort = SORTS[kind]
         longest_s = sort.longest_short_s if is_short else sort.longest_s
-        # Short ones as often as long ones: as many below the geometric mean as above it.
+        # A log-uniform duration: half of them are below the geometric mean.
         lasts_s = sort.shortest_s * (longest_s / sort.shortest_s) ** dice.random() if sort.shortest_s else 0.0
-        # A moment between two faults of one thing, so that each is met.
+        # A pause between two faults of one thing, so that each has an effect.
         at_s = max(dice.uniform(0.2, horizon_s), free_at_s.get(sort.thing, 0.0) + 0.5)
         free_at_s[sort.thing] = at_s + lasts_s
         side = (

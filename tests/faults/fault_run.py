@@ -31,9 +31,9 @@ _AT_ONCE_S = 0.2
 
 @dataclass(slots=True)
 class Outcome:
-    """A run and what came of it. `evidence`: where everything is kept when it did not go well.
+    """A run and its result. `evidence`: the folder with all data of a failed run.
 
-    `hit`: the faults that something was there for. `missed`: the others, and why each hit nothing.
+    `hit`: the faults that affected something. `missed`: the others, and why.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Outcome:
     evidence: Path | None = None
 
     def report(self) -> str:
-        """Plan, what happened, verdict, and the command that repeats it."""
+        """The plan, what happened, the verdict, and the command that repeats the run."""
         kinds = ",".join(kind.value for kind in self.plan.among)
         if self.plan.among == tuple(Kind):
             kinds = ""
@@ -72,14 +72,14 @@ class Outcome:
 
 
 def _play(experiment: Experiment, plan: Plan) -> None:
-    """The experiment under its plan, to its end."""
+    """Run the experiment with its plan to its end."""
     experiment.create()
     if not experiment.start_manager():
         raise RuntimeError("the first manager did not start")
     wait_until(lambda: experiment.row_count() > 0, "the first trials report", DONE_TIMEOUT_S)
     began_s = time.monotonic()
     steps = [(fault.at_s, experiment.begin, fault) for fault in plan.faults]
-    # What is over at once needs no healing.
+    # A fault without a duration is not healed.
     steps += [(fault.until_s, experiment.heal, fault) for fault in plan.faults if fault.lasts_s]
     for at_s, step, fault in sorted(steps, key=lambda each: each[0]):
         with contextlib.suppress(TimeoutError):
@@ -87,9 +87,9 @@ def _play(experiment: Experiment, plan: Plan) -> None:
         due_s = began_s + at_s
         if step == experiment.begin or fault in experiment.hit:
             step(fault)
-        # A manager needs seconds to come back: what is to follow its return then follows it.
+        # A manager needs seconds to restart, so later steps are delayed by that time.
         began_s += max(time.monotonic() - due_s - _AT_ONCE_S, 0.0)
-    wait_until(experiment.resume, "a manager is back", DONE_TIMEOUT_S)
+    wait_until(experiment.resume, "a manager runs", DONE_TIMEOUT_S)
     wait_until(experiment.is_done, "the experiment is over", DONE_TIMEOUT_S)
     experiment.note("the experiment is over")
     experiment.end()
@@ -97,9 +97,9 @@ def _play(experiment: Experiment, plan: Plan) -> None:
 
 
 def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trials: int = 0) -> Outcome:
-    """Play one plan and judge it. What is left of a run that did not go well is kept; of another nothing is.
+    """Run one plan and check it. The data of a failed run is kept, that of others is deleted.
 
-    `trials`: how many; 0: as many as usual.
+    `trials`: their number; 0: the default.
     """
     trials = trials or (SHORT_TRIALS if plan.is_short else TRIALS)
     began_s = time.monotonic()
@@ -134,7 +134,7 @@ def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trial
 
 
 def _keep(experiment: Experiment, evidence: Path) -> None:
-    """The disks are gone with the site."""
+    """Copy the evidence, because the disks are removed with the site."""
     evidence.mkdir()
     for disk in (experiment.site.manager_disk, experiment.site.storage):
         shutil.copytree(
@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     kinds = kinds_named(arguments.kinds) if arguments.kinds else tuple(Kind)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that cleanup code runs
     seeds = [arguments.seed] if arguments.seed is not None else range(1, arguments.seeds + 1)
     outcomes = []
     for seed in seeds:

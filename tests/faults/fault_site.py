@@ -1,6 +1,6 @@
-"""Where a run takes place: two networks, two disks, two views of one storage, two clocks. Made by the suite, and gone after it.
+"""The environment of a run: two networks, two disks, two views of one storage, two clocks.
 
-Everything has the name of its run. A janitor, a process of its own, removes it all when the run ends, however it ends: it
+Everything is named after the run. A janitor process removes it when the run ends, however that happens: it
 waits for the end of a pipe that only the run holds open.
 """
 
@@ -26,14 +26,15 @@ from stepping_clock import Clock, build_clock, can_step_clocks
 from transport_proxy import ProxyProcess
 
 RUN = "FAULTS_RUN"
-"""The variable by which all processes of a run are found: its value is the run's name."""
+"""The variable that marks all processes of a run; its value is the run's name."""
 SUITE = "FAULTS_SUITE"
-"""The variable that the suite's own processes have beside it."""
+"""The variable that also marks the suite's own processes."""
 _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
 _STEP_TIMEOUT_S = scaled_s(30)
 _RETRY_DELAY_S = 0.05
-# The addresses of the manager, between which it moves, and that of the jobs. Neither network has a route to any other.
+# The addresses of the manager, which moves between them, and that of the jobs. The networks have no other
+# routes.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
 _JOBS_ADDRESS = "10.77.0.2"
 _HERE = "127.0.0.1"
@@ -41,7 +42,7 @@ _ROAD_HERE = ("127.0.0.2", "127.0.0.3")
 
 
 def run(*command: str | Path) -> str:
-    """What the command printed.
+    """The output of the command.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -59,7 +60,7 @@ def run(*command: str | Path) -> str:
 
 @functools.cache
 def missing_here() -> frozenset[Need]:
-    """What this machine cannot give."""
+    """The capabilities that this machine lacks."""
     missing = set()
     is_root = os.geteuid() == 0
     if not is_root or not _works(_try_disk):
@@ -74,7 +75,7 @@ def missing_here() -> frozenset[Need]:
 
 
 def has_fuse() -> bool:
-    """Whether this user can mount folders that a program of ours serves."""
+    """Whether this user can mount FUSE file systems."""
     return os.access("/dev/fuse", os.W_OK) and _works(_try_fuse)
 
 
@@ -123,12 +124,12 @@ def _try_fuse() -> None:
 
 
 def _inside(network: str) -> tuple[str, ...]:
-    # Not `ip netns exec`, which makes a view of all mounts besides: new ones must be seen on both sides.
+    # Not `ip netns exec`, which also creates a mount namespace: new mounts must be visible on both sides.
     return ("nsenter", f"--net=/run/netns/{network}")
 
 
 def processes_of(name: str) -> list[psutil.Process]:
-    """All processes of a run that have not ended."""
+    """All running processes of a run."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -138,7 +139,7 @@ def processes_of(name: str) -> list[psutil.Process]:
 
 
 def mounts_of(folder: Path) -> list[str]:
-    """What is mounted in a run's folder, the newest first."""
+    """The mounts in a run's folder, newest first."""
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [each for each in reversed(mounted) if each.startswith(f"{folder}{os.sep}")]
 
@@ -151,9 +152,9 @@ def networks_of(name: str) -> list[str]:
 
 
 def clean_up(name: str, folder: Path) -> None:
-    """Remove whatever a run has left, but its evidence: processes, mounts, networks."""
+    """Remove everything of a run except its evidence: processes, mounts, networks."""
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not _killed(name), "all of its processes are gone", DEADLINE_S)
+        wait_until(lambda: not _killed(name), "all of its processes have ended", DEADLINE_S)
     for mounted in mounts_of(folder):
         subprocess.run(["umount", "-l", mounted], check=False, timeout=_STEP_TIMEOUT_S)
     for network in networks_of(name):
@@ -169,13 +170,13 @@ def _killed(name: str) -> list[psutil.Process]:
 
 
 class Janitor:
-    """Cleans up after a run, also when this process is killed."""
+    """Cleans up after a run, also if this process is killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, name, folder],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the suite; this one comes after it
+            start_new_session=True,  # Ctrl-C is for the suite; the janitor runs after it
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(_FAKES), os.environ.get("PYTHONPATH", "")]),
@@ -189,7 +190,7 @@ class Janitor:
 
 
 class Disk:
-    """A small disk of its own, that can be full; without root a folder, that cannot."""
+    """A small separate disk that can be filled; without root a folder, which cannot."""
 
     def __init__(self, path: Path, is_real: bool) -> None:
         self.path = path
@@ -211,11 +212,11 @@ class Disk:
                         pass
 
     def empty(self) -> None:
-        self._filler.unlink(missing_ok=True)  # two faults may have filled it
+        self._filler.unlink(missing_ok=True)  # two faults may have filled the disk
 
 
 class Site:
-    """The place of one run. What is broken is fixed by `heal`; all of it is removed by `close`."""
+    """The environment of one run. `heal` ends a fault; `close` removes everything."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.name = f"tkf-{os.getpid():x}-{plan.seed}-{int(time.time() * 1000) % 0xFFFFF:x}"
@@ -263,7 +264,7 @@ class Site:
         view.mkdir()
         if not self._plan.has_far_storage:
             run("mount", "--bind", self.storage.path, view)
-            run("mount", "--make-private", view)  # what is done to one view must not show in the other
+            run("mount", "--make-private", view)  # changes of one view must not show in the other
             return
         with (self.folder / f"{view.name}.log").open("wb") as log:
             server = subprocess.Popen(
@@ -291,8 +292,8 @@ class Site:
         new.replace(file)
 
     def _make_read_only(self, side: str) -> None:
-        # A mount that is written to cannot turn read-only, so another one is laid over it that was read-only before
-        # anybody saw it. Files that are open stay writable.
+        # A mount with open writers cannot become read-only, so a read-only mount is put over it. Open files
+        # stay writable.
         view = self._view(side)
         unseen = self.folder / f"{view.name}-read-only"
         unseen.mkdir(exist_ok=True)
@@ -349,17 +350,19 @@ class Site:
         for network in self._networks if self.has_networks else ():
             run(*_inside(network), "iptables", "-w", "-F", "INPUT")
 
-    # ---- where the manager is
+    # ---- the manager's address
 
     def next_port(self) -> int:
         """A port for the manager's HTTP API; the next one is for keepers."""
         self._lives += 1
         if self.has_networks:
-            return 20_000 + 2 * self._lives  # nobody else is there
+            return 20_000 + 2 * self._lives  # no other program uses this network
         return free_port_pair()
 
     def open_road(self, port: int, has_moved: bool) -> tuple[str, str]:
-        """The address at which keepers reach a manager that is about to start, and where it listens itself."""
+        """The address at which keepers reach a manager that is about to start, and the address where it
+        listens.
+        """
         if self.has_networks:
             announced = _MANAGER_ADDRESSES[has_moved]
         else:
@@ -384,7 +387,7 @@ class Site:
     # ---- faults
 
     def begin(self, fault: Fault) -> bool:
-        """What is not done to a process; whether there was anything that it hit."""
+        """Start a fault that does not affect a process; return whether it affected anything."""
         match fault.kind:
             case Kind.MANAGER_DISK_FULL | Kind.STOP_ON_FULL_DISK:
                 self.manager_disk.fill()
@@ -417,7 +420,7 @@ class Site:
         return True
 
     def heal(self, fault: Fault) -> None:
-        """The end of what `begin` began and that lasts."""
+        """End a lasting fault that `begin` started."""
         match fault.kind:
             case Kind.MANAGER_DISK_FULL | Kind.STOP_ON_FULL_DISK:
                 self.manager_disk.empty()
@@ -443,10 +446,10 @@ class Site:
 
 
 def wait_until(is_true: Callable[[], object], what: str, timeout_s: float) -> None:
-    """Look until it is so. Other processes' progress has no event to wait for.
+    """Poll until it is true. The progress of other processes has no event to wait for.
 
     Raises:
-        TimeoutError: it never was.
+        TimeoutError: it was not true in time.
     """
     deadline_s = time.monotonic() + timeout_s
     never = threading.Event()
@@ -458,7 +461,7 @@ def wait_until(is_true: Callable[[], object], what: str, timeout_s: float) -> No
 
 @contextlib.contextmanager
 def a_site(plan: Plan, folder: Path) -> Iterator[Site]:
-    """A site, as long as it is needed."""
+    """A site for the duration of the block."""
     site = Site(plan, folder)
     try:
         yield site

@@ -1,6 +1,7 @@
-"""What the trials of a run do: they report, and note each report in a ledger that no fault reaches."""
+"""The trials of a run: they report, and record each report in a ledger that no fault reaches."""
 
-# One trial in two gives up when a report is refused, as most training code does. The others go on, and end well.
+# Every other trial gives up when a report is refused, like most training code. The others continue and
+# succeed.
 TRAIN = """
 import os, sys, time
 import nni_sdk as nni

@@ -1,4 +1,4 @@
-"""Floods the port of keepers as another user, until it is killed: python flooder.py PORT.
+"""Floods the keepers' port as another user, until it is killed: python flooder.py PORT.
 
 It prints the number of connections that it has opened, after every hundred.
 """
@@ -15,12 +15,12 @@ from strangers import NOBODY
 _OPEN_AT_ONCE = 300
 _PAUSE_S = 0.002
 _STEP = 100
-# Whoever forgets to kill it does not load the machine for ever.
+# Limits the load if it is never killed.
 _MAX_S = 300.0
 
 
 def main() -> None:
-    """Keep so many connections open, of which each oldest one makes room for a new one."""
+    """Keep a fixed number of connections open, and replace the oldest one by a new one."""
     os.setresuid(NOBODY, NOBODY, NOBODY)
     deadline_s = time.monotonic() + _MAX_S
     peers: collections.deque[socket.socket] = collections.deque()
@@ -32,7 +32,7 @@ def main() -> None:
             peer.sendall(OPENING)
             opened += 1
         except OSError:
-            pass  # refused, or let go of: what it is for
+            pass  # refused or closed, as intended
         if len(peers) > _OPEN_AT_ONCE:
             peers.popleft().close()
         if opened >= printed + _STEP:

@@ -1,7 +1,8 @@
 """Forges attempts in every trial's folder of a workspace as another user, until it is killed.
 
-`python forger.py WORKSPACE` forges where folders of attempts are open to all, as on the storage of a cluster, and prints the
-trials. With `--uninvited` it takes the modes of the workspace as they are, and also prints the first refusal.
+`python forger.py WORKSPACE` makes the folders of attempts world-writable, as on the storage of a cluster, and
+prints the forged trials. With `--uninvited` it leaves the modes of the workspace unchanged, and also prints
+the first refusal.
 """
 
 import argparse
@@ -14,13 +15,13 @@ from strangers import NOBODY
 
 from trial_keeper.wire.workspace import Workspace
 
-# It is a race, so it polls more often than any keeper needs to start.
+# It races with keepers, so it polls more often than any keeper needs to start.
 _POLL_INTERVAL_S = 0.005
 _READY = "ready"
 
 
 def main() -> None:
-    """Forge once in each folder, as soon as it is there."""
+    """Forge once in each folder as soon as it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--uninvited", action="store_true")
@@ -45,7 +46,7 @@ def _forge_invited(workspace: Workspace) -> None:
 
 
 def _forge_uninvited(workspace: Path) -> None:
-    # Folders above belong to the test, and may be private for reasons of their own.
+    # Parent folders belong to the test, and may be private.
     above = os.open(workspace.parent, os.O_DIRECTORY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     done: set[str] = set()

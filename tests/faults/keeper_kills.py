@@ -1,7 +1,7 @@
-"""Kills keepers with SIGKILL in the first moments of a trial, and judges what the manager makes of it.
+"""Kills keepers with SIGKILL in the first moments of a trial, and checks the result in the manager.
 
-Each trial notes its processes, their signs of life and its reports in a ledger that no fault reaches. A watcher reads the
-manager's database, and compares the ledger with what it has just seen there.
+Each trial records its processes, their heartbeats and its reports in a ledger that no fault reaches. A
+watcher reads the manager's database and compares it with the ledger.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Three helpers, which only a session or an ancestor tells apart from anybody's: with an empty environment; in a session of its
-# own; both. They write to a descriptor, and wait on a pipe that nobody closes. A trial whose keeper is to be killed never ends by
-# itself: the last helper would then be an orphan that nothing leads to.
+# Three helpers that can be found only by session or ancestor: with an empty environment; in a session of
+# their own; both. They write to a descriptor, and wait on a pipe that is never closed. A trial whose keeper
+# will be killed never ends by itself: the last helper would then be an orphan that cannot be found.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -61,18 +61,18 @@ while not (os.path.exists({ledgers!r} + "/../" + os.environ["NNI_TRIAL_JOB_ID"])
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a trial's processes noted of themselves."""
+    """The records of a trial's processes."""
 
     made: list[int]
-    """Reports that returned."""
+    """Completed reports."""
     pids: frozenset[int]
     last_sign_s: float
-    """When one of them was last alive, by the wall clock."""
+    """The wall-clock time of the last sign of life."""
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
         made, pids, signs = [], set(), [0.0]
-        # The last line may be written at this moment.
+        # The last line may be incomplete.
         for line in path.read_text().split("\n")[:-1]:
             at_s, pid, mark, *value = line.split(" ")
             pids.add(int(pid))
@@ -84,14 +84,14 @@ class Ledger:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of the kills; `wrong` says what should not be."""
+    """The result of the kills; `wrong` lists all violations."""
 
     kills: int = 0
     reports: int = 0
     lost: int = 0
     left: int = 0
     too_early: int = 0
-    """Trials that were terminal while a process of theirs lived."""
+    """Trials that were terminal while one of their processes was alive."""
     wrong: list[str] = field(default_factory=list)
 
     def line(self, kind: str) -> str:
@@ -102,12 +102,14 @@ class Verdict:
 
 
 class KeeperKiller:
-    """One experiment, one trial at a time. Keepers are killed at random moments after their trials have begun."""
+    """One experiment, one trial at a time. Kills keepers at random moments after the start of their
+    trials.
+    """
 
     def __init__(
         self, experiment: RealExperiment, ledgers: Path, exempt_sessions: Sequence[int], draw: random.Random
     ) -> None:
-        """`exempt_sessions`: for each kill, how many trials of the job end before it."""
+        """`exempt_sessions`: for each kill, the number of trials of the job that end before it."""
         self._experiment = experiment
         self._ledgers = ledgers
         self._spared = exempt_sessions
@@ -119,7 +121,7 @@ class KeeperKiller:
         self._is_over = threading.Event()
 
     def run(self, timeout_s: float) -> Verdict:
-        """Play all of it; the manager runs."""
+        """Run all kills; the manager must be running."""
         watcher = threading.Thread(target=self._watch_states)
         watcher.start()
         try:
@@ -139,9 +141,11 @@ class KeeperKiller:
             for _ in range(exempt_sessions):
                 (self._ledgers.parent / self._next_trial(deadline_s)).touch()
             trial_id = self._next_trial(deadline_s)
-            # On a busy machine all would otherwise die before their command has begun.
+            # On a busy machine all keepers would otherwise die before the command starts.
             if self._draw.random() < 0.5:
-                wait_until((self._ledgers / trial_id).exists, "the command has begun", 120, _LOOK_INTERVAL_S)
+                wait_until(
+                    (self._ledgers / trial_id).exists, "the command has started", 120, _LOOK_INTERVAL_S
+                )
             self._is_over.wait(self._draw.uniform(0.0, LATEST_KILL_S))
             for pid in self._experiment.keeper_pids():
                 if not _is_dead(pid):
@@ -151,13 +155,14 @@ class KeeperKiller:
         (self._ledgers.parent / "all").touch()
 
     def _next_trial(self, deadline_s: float) -> str:
-        """Wait for one whose keeper has just claimed it: what comes next is its start.
+        """Wait for a trial whose keeper has just claimed it; its start is next.
 
-        A keeper that is killed before it has written attempt.json has begun nothing: the trial would be given to the next job.
+        A keeper that is killed before it has written attempt.json has started nothing: the next job would run
+        the trial.
         """
         trials = self._experiment.folder.workspace.trials
         while True:
-            assert time.monotonic() < deadline_s, f"no trial begins; {len(self._begun)} have"
+            assert time.monotonic() < deadline_s, f"no further trial starts after {len(self._begun)} trials"
             for path in trials.glob("*/attempts/*/*/attempt.json"):
                 trial_id = path.parents[3].name
                 if trial_id not in self._begun:
@@ -165,7 +170,7 @@ class KeeperKiller:
                     return trial_id
             self._is_over.wait(_LOOK_INTERVAL_S)
 
-    # ---- judging
+    # ---- checks
 
     def _watch_states(self) -> None:
         with contextlib.closing(sqlite3.connect(self._experiment.folder.database)) as database:
@@ -193,7 +198,7 @@ class KeeperKiller:
         for path in self._ledgers.iterdir():
             ledger, stored = Ledger.read(path), values(self._experiment.rows(path.name))
             verdict.reports += len(ledger.made)
-            # One whose call did not return may be stored as well.
+            # A report whose call did not return may be stored too.
             if stored[: len(ledger.made)] != ledger.made or len(stored) > len(ledger.made) + 1:
                 verdict.lost += len(set(ledger.made) - set(stored))
                 verdict.wrong.append(f"trial {path.name} reported {ledger.made}, stored are {stored}")
@@ -206,14 +211,16 @@ class KeeperKiller:
                 verdict.wrong.append(f"trial {trial_id} is {trial['status']}: {trial.get('message')}")
         with contextlib.suppress(AssertionError):
             wait_until(
-                lambda: not self._own_processes(), "nothing of the experiment is left", timeout_s=DEADLINE_S
+                lambda: not self._own_processes(),
+                "no process of the experiment is left",
+                timeout_s=DEADLINE_S,
             )
         left = self._own_processes()
         verdict.left += len(left)
         verdict.wrong += [f"is left: {process}" for process in left]
 
     def _own_processes(self) -> list[Any]:
-        """What the experiment has started, the manager left out."""
+        """The experiment's processes, without the manager."""
         marks = (str(self._experiment.folder.path), str(self._ledgers))
         manager = self._experiment.manager
         found = []

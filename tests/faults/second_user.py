@@ -1,4 +1,6 @@
-"""What a second user of this machine does beside an experiment: forges attempts, and floods the port of keepers. Needs root."""
+"""A second user of this machine beside an experiment: forges attempts, and floods the keepers' port. Needs
+root.
+"""
 
 import contextlib
 import os
@@ -13,7 +15,9 @@ from real_experiment import wait_until
 
 @contextlib.contextmanager
 def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]]:
-    """A process that forges attempts; the lines that it has printed: whose folders it was, or why it was refused."""
+    """A process that forges attempts; yields its printed lines: the trials whose folders it forged, or why
+    it was refused.
+    """
     with _a_process("forger.py", str(workspace), *options) as printed:
         wait_until(printed, "the forger is ready")
         yield lambda: printed()[1:]
@@ -21,7 +25,7 @@ def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]
 
 @contextlib.contextmanager
 def a_flood(port: int) -> Iterator[Callable[[], int]]:
-    """Unauthenticated connections to this port, one after the other and many at once; the number opened so far, in hundreds."""
+    """Unauthenticated connections to this port, many at once and repeatedly replaced; yields the number opened, in hundreds."""
     with _a_process("flooder.py", str(port)) as printed:
         yield lambda: int((printed() or ["0"])[-1])
 

@@ -1,4 +1,6 @@
-"""The wall clock is set while an experiment runs: nothing ends, nothing begins anew, order and durations stay true."""
+"""The wall clock changes during an experiment: no trial ends or restarts, and order and durations stay
+correct.
+"""
 
 import os
 import signal
@@ -44,9 +46,7 @@ def assert_durations_are_true(experiment, began_s):
 @pytest.mark.any_machine
 @STEPS
 @pytest.mark.parametrize("reuse", [False, True], ids=["a job per trial", "reused jobs"])
-def test_an_experiment_goes_on_when_the_clock_is_set_and_its_manager_is_killed(
-    a_real_experiment, clock, step_s, reuse
-):
+def test_an_experiment_survives_a_clock_change_and_a_killed_manager(a_real_experiment, clock, step_s, reuse):
     began_s = time.monotonic()
     experiment = a_real_experiment(
         TRAIN,
@@ -62,10 +62,10 @@ def test_an_experiment_goes_on_when_the_clock_is_set_and_its_manager_is_killed(
     clock.set_by(step_s)
     experiment.kill_manager()
     experiment.start()
-    wait_until(lambda: experiment.summary()["keepers"] == 2, "both keepers are back")
+    wait_until(lambda: experiment.summary()["keepers"] == 2, "both keepers have reconnected")
     assert [trial["status"] for trial in experiment.get("/trial-jobs")] == ["RUNNING", "RUNNING"]
     assert experiment.summary()["status"] == "RUNNING"
-    clock.set_by(-step_s // 2)  # and the other way, with the manager there
+    clock.set_by(-step_s // 2)  # and back, while the manager runs
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
     trials = experiment.get("/trial-jobs")
@@ -79,7 +79,7 @@ def test_an_experiment_goes_on_when_the_clock_is_set_and_its_manager_is_killed(
 
 
 @STEPS
-def test_a_trial_whose_keeper_is_lost_after_the_clock_was_set_lasted_as_long_as_it_did(
+def test_the_duration_of_a_trial_with_a_lost_keeper_is_correct_after_a_clock_change(
     a_real_experiment, clock, step_s
 ):
     began_s = time.monotonic()

@@ -26,21 +26,21 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder
 
-# A minute on an idle machine; other tests may be running.
+# A minute on an idle machine; other tests may run at the same time.
 pytestmark = pytest.mark.timeout(900)
 
-# Together these meet every kind of fault.
+# Together these seeds cover every kind of fault.
 SEEDS = (38, 56, 188, 365)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_or_doubled_and_every_state_is_true_under_the_plan_of(seed):
+def test_no_report_is_lost_or_duplicated_and_every_state_is_correct_under_a_fault_plan(seed):
     outcome = run_plan(plan_of(seed, is_short=True, missing=missing_here()))
     print(outcome.report())
     assert outcome.verdict.is_good, outcome.report()
 
 
-# What is received and not committed comes again when the link is lost and the manager is not.
+# After a lost link, bytes that were received and not committed are sent again to the same manager.
 RESETS = tuple(Fault(at_s, Kind.LINK_RESET, 0.0, 0.0) for at_s in (0.3, 0.8, 1.3, 1.8))
 KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
 
@@ -55,8 +55,8 @@ KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_the_suite_sees_what_a_manager_does_that(tmp_path, planted, faults, seen):
-    # The long form: its trials still report when the faults come.
+def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, planted, faults, seen):
+    # The long form, so that its trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
     verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict
     assert verdict.is_good == (not seen), verdict.lines()
@@ -64,7 +64,7 @@ def test_the_suite_sees_what_a_manager_does_that(tmp_path, planted, faults, seen
 
 
 @pytest.mark.any_machine
-def test_a_fault_that_comes_when_all_is_over_has_hit_nothing_and_the_report_says_so(tmp_path):
+def test_a_fault_after_the_end_of_the_experiment_is_reported_as_missed(tmp_path):
     late = Fault(6.0, Kind.MANAGER_KILLED, 0.1, 0.0)
     plan = dataclasses.replace(plan_of(2, is_short=True), faults=(late,), left_out=())
     outcome = run_plan(plan, tmp_path, trials=1)
@@ -76,7 +76,7 @@ def test_a_fault_that_comes_when_all_is_over_has_hit_nothing_and_the_report_says
     assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
-def test_every_kind_of_fault_is_in_the_plans_of_this_file_and_in_the_first_twenty():
+def test_the_seeds_of_this_file_and_the_first_twenty_cover_every_kind_of_fault():
     plans = [plan_of(seed, is_short=True) for seed in SEEDS]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     plans = [plan_of(seed, is_short=False) for seed in range(1, 21)]
@@ -85,12 +85,12 @@ def test_every_kind_of_fault_is_in_the_plans_of_this_file_and_in_the_first_twent
     assert all(3 <= len(plan.faults) <= 8 for plan in plans)
 
 
-def test_a_seed_has_one_plan():
+def test_a_seed_always_gives_the_same_plan():
     assert plan_of(17, is_short=False) == plan_of(17, is_short=False)
     assert plan_of(17, is_short=False) != plan_of(18, is_short=False)
 
 
-def test_a_plan_says_what_it_leaves_out_and_keeps_the_rest():
+def test_a_plan_names_its_unavailable_kinds_and_keeps_its_other_faults():
     whole, reduced = (
         plan_of(2, is_short=True, missing=missing) for missing in (frozenset(), frozenset({Need.FUSE}))
     )
@@ -98,7 +98,7 @@ def test_a_plan_says_what_it_leaves_out_and_keeps_the_rest():
     assert "left out, needs FUSE, libfuse and mfusepy: storage slow" in reduced.lines()
 
 
-def test_a_plan_can_be_drawn_from_some_kinds_alone():
+def test_a_plan_can_be_restricted_to_some_kinds():
     frozen = (Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD)
     assert kinds_named("frozen") == frozen
     assert kinds_named("torn, forged") == (Kind.ATTEMPT_FORGED, Kind.STATE_TORN)
@@ -108,7 +108,7 @@ def test_a_plan_can_be_drawn_from_some_kinds_alone():
     assert plan.among == frozen
 
 
-def test_a_kind_that_there_is_not_is_refused_with_those_there_are():
+def test_an_unknown_kind_is_refused_with_a_list_of_the_known_ones():
     with pytest.raises(ValueError, match=r"cannot find 'torn,froze n' among .*manager killed, "):
         kinds_named("torn,froze n")
 
@@ -126,7 +126,7 @@ def a_trial_folder(tmp_path):
     return folder, attempt
 
 
-def test_an_attempt_is_removed_under_the_hands_of_whoever_writes(a_trial_folder, tmp_path):
+def test_an_attempt_is_removed_while_a_process_writes_to_it(a_trial_folder, tmp_path):
     folder, attempt = a_trial_folder
     with attempt.stream(Stream.METRICS).open("ab") as writing:
         assert remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
@@ -136,7 +136,7 @@ def test_an_attempt_is_removed_under_the_hands_of_whoever_writes(a_trial_folder,
     assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
 
 
-def test_forged_attempts_are_those_of_another_user_and_claim_a_result(a_trial_folder):
+def test_forged_attempts_belong_to_another_user_and_contain_a_result(a_trial_folder):
     folder, attempt = a_trial_folder
     assert forge_attempts(folder.workspace, "trial1") == ""
     forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
@@ -153,7 +153,7 @@ def test_forged_attempts_are_those_of_another_user_and_claim_a_result(a_trial_fo
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_one_state_file_is_torn(a_trial_folder, pick, left, done):
+def test_tear_truncates_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -178,7 +178,7 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        (["0", "1", "3"], 0, 0, True),  # killed in the middle of it
+        (["0", "1", "3"], 0, 0, True),  # killed during its call
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),
@@ -187,7 +187,7 @@ def a_ledger(tmp_path, *lines):
         (["3", "0", "1"], 0, 0, False),
     ],
 )
-def test_rows_are_held_against_the_ledger(tmp_path, stored, lost, doubled, is_in_order):
+def test_stored_rows_are_compared_with_the_ledger(tmp_path, stored, lost, doubled, is_in_order):
     ledger = a_ledger(tmp_path, "? 0", "+ 0", "? 1", "+ 1", "? 2", "- 2", "? 3")
     found = ledger.differences(stored)
     assert (found.lost, found.doubled, found.is_in_order) == (lost, doubled, is_in_order)
@@ -229,7 +229,9 @@ def a_trial(state, reason, exit_code):
         ),
     ],
 )
-def test_a_state_is_held_against_what_was_done(tmp_path, state, reason, exit_code, ledger, harm, is_true):
+def test_the_state_of_a_trial_is_compared_with_the_faults(
+    tmp_path, state, reason, exit_code, ledger, harm, is_true
+):
     wrong = state_that_is_false(a_trial(state, reason, exit_code), a_ledger(tmp_path, *ledger), harm)
     assert (not wrong) == is_true
 
@@ -239,7 +241,9 @@ NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
 
 @pytest.fixture
 def a_run(tmp_path):
-    """A run of one trial that reported 0, 1 and at last 2, and wrote a line; what is wrong when `changes` are stored of it."""
+    """A run of one trial that reported 0, 1 and finally 2, and wrote a line; returns the errors found
+    after `changes`.
+    """
 
     def judged(final_at=2, log=b"a line\n", reported=(0, 1, 2), runs=(0,), harm=NO_HARM, **changes):
         folder, ledgers = ExperimentFolder(tmp_path / "FAULTS"), tmp_path / "ledgers"
@@ -278,7 +282,7 @@ def a_run(tmp_path):
     return judged
 
 
-def test_a_run_in_which_all_is_as_it_was_has_nothing_wrong(a_run):
+def test_a_correct_run_has_no_errors(a_run):
     assert a_run() == []
 
 
@@ -294,11 +298,11 @@ def test_a_run_in_which_all_is_as_it_was_has_nothing_wrong(a_run):
     ],
     ids=str,
 )
-def test_what_is_stored_of_a_trial_is_held_against_what_it_wrote(a_run, stored, wrong):
+def test_the_stored_data_of_a_trial_is_compared_with_its_files(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
-def test_rows_of_two_runs_are_never_those_of_one_attempt(a_run):
+def test_rows_of_two_runs_in_one_attempt_are_an_error(a_run):
     second = 3 * RUN_STRIDE
     wrong = " ".join(a_run(reported=(0, 1, second, second + 1), runs=(0, 3), harm=REMOVED))
     assert "its rows are those of 2 runs" in wrong
@@ -306,15 +310,15 @@ def test_rows_of_two_runs_are_never_those_of_one_attempt(a_run):
     assert "1 reports lost, 2 doubled" in wrong
 
 
-def test_reports_of_a_trial_of_which_no_attempt_is_known_are_lost(a_run):
+def test_reports_of_a_trial_without_a_known_attempt_are_lost(a_run):
     assert "3 reports lost" in " ".join(a_run(reported=(), attempt=None, state=TrialState.FAILED))
 
 
-def test_a_forged_row_is_of_no_run(a_run):
+def test_a_forged_row_is_detected_although_its_attempt_was_removed(a_run):
     assert "2 doubled" in " ".join(a_run(reported=(FORGED_VALUE, FORGED_VALUE), harm=REMOVED))
 
 
-def test_a_removed_attempt_may_lose_its_end_and_nothing_else(a_run):
+def test_a_removed_attempt_may_lose_only_its_last_reports(a_run):
     assert a_run(reported=(0,), harm=REMOVED) == []
 
 
@@ -327,7 +331,7 @@ def test_a_removed_attempt_keeps_the_order_of_its_reports(a_run, reported):
 
 
 @pytest.mark.any_machine
-def test_a_suite_that_is_killed_leaves_nothing(tmp_path):
+def test_a_killed_suite_leaves_no_process_mount_or_network(tmp_path):
     import signal
     import subprocess
     import sys
@@ -361,7 +365,9 @@ def test_a_suite_that_is_killed_leaves_nothing(tmp_path):
         finally:
             suite.send_signal(signal.SIGKILL)
     wait_until(
-        lambda: not (processes_of(name) or mounts_of(folder) or networks_of(name)), "all is gone", DEADLINE_S
+        lambda: not (processes_of(name) or mounts_of(folder) or networks_of(name)),
+        "everything is removed",
+        DEADLINE_S,
     )
     clean_up(name, folder)  # finds nothing
     shutil.rmtree(folder)

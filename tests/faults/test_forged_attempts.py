@@ -1,4 +1,5 @@
-"""Attempts that no keeper made, and attempts whose directory is gone: no result changes, and no two runs are spliced.
+"""Forged attempts, and attempts whose folder was removed: no result changes, and rows of two runs are never
+mixed.
 
 FORGED_TRIALS=50 for the long form.
 """
@@ -51,13 +52,13 @@ nni.report_final_result(run * 1000 + 42)
 
 
 class OnSharedStorage(JobsHere):
-    """Where other users may write, what they have made is looked for when a job is over."""
+    """On storage where other users may write, the manager checks for forged attempts at the end of a job."""
 
     uses_snapshot = True
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch):
+def short_timeouts(monkeypatch):
     monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 0.5)
     monkeypatch.setattr(transports_module, "POLL_INTERVAL_S", 0.2)
 
@@ -70,7 +71,9 @@ def ended_keepers():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
 @pytest.mark.parametrize("reached", [False, True], ids=["storage", "stream"])
-def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment, tmp_path, reached):
+def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
+    a_real_experiment, tmp_path, reached
+):
     """As on the storage of a cluster, where other users may write; keepers reach the manager, or not; its port is flooded."""
     gate = tmp_path / "the port is flooded"
     experiment = a_real_experiment(TRAIN.format(gate=str(gate)), maxTrialNum=TRIALS, trialConcurrency=4)
@@ -92,7 +95,7 @@ def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment
                 return list(engine.experiment.trials.values()), forged()
 
     trials, forged = asyncio.run(play())
-    assert set(forged) == {trial.trial_id for trial in trials}, "each trial had forged attempts beside it"
+    assert set(forged) == {trial.trial_id for trial in trials}, "each trial must have forged attempts"
     assert [(trial.state.value, trial.value) for trial in trials] == [
         ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
     ]
@@ -105,7 +108,7 @@ def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_two_runs_are_never_spliced_when_the_first_ones_directory_is_gone(a_real_experiment, retries):
+def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed(a_real_experiment, retries):
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 42, "the first run has reported")
@@ -128,4 +131,4 @@ def test_two_runs_are_never_spliced_when_the_first_ones_directory_is_gone(a_real
         assert second.name != first.name
     else:
         assert trial["state"] == "FAILED"
-        assert rows == [1000 + number for number in range(len(rows))], "what had arrived stays"
+        assert rows == [1000 + number for number in range(len(rows))], "stored rows must be kept"

@@ -1,6 +1,7 @@
-"""Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is terminal before.
+"""Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is
+terminal too early.
 
-KEEPER_KILLS says how many are killed of each kind, 4 unless set.
+KEEPER_KILLS is the number of kills per kind, 4 by default.
 """
 
 import os
@@ -11,7 +12,7 @@ import pytest
 from keeper_kills import REPORTS, TRAIN, KeeperKiller
 
 KILLS = int(os.environ.get("KEEPER_KILLS", "4"))
-# What a kill costs: a new job, some trials before the next kill.
+# The time per kill: a new job, and some trials before the next kill.
 _MAX_KILL_S = 12.0
 
 pytestmark = pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)
@@ -20,7 +21,7 @@ REUSE = {"localConfig": {"reuse": True}}
 KINDS = {
     "plain": ({}, (0,)),
     "reuse": (REUSE, (0, 1, 2)),
-    # The first trial of a job is never a fork.
+    # The first trial of a job is always a cold start.
     "warm": (REUSE | {"warmImports": ["time", "nni_sdk"]}, (1, 2)),
 }
 

@@ -1,6 +1,7 @@
-"""What goes wrong on a Kubernetes cluster while jobs run there: each is told for what it is, and nothing is left on the cluster.
+"""Failures of a Kubernetes cluster with running jobs: each is reported correctly, and no object is left on
+the cluster.
 
-The real client and the real service on a cluster of our own; a keeper here is a script that the test tells when to end.
+The real client and service use the fake cluster; a keeper here is a script that the test ends.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from nni_manager.errors import RetryableError
 from trial_keeper.wire.reasons import ExitReason
 
 POD = f"{NAME}-worker-0"
-# Ends when the file says how.
+# Ends with the exit code that appears in its file.
 KEEPER = """\
 end="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID"
 while [ ! -s "$end" ]; do sleep 0.05; done
@@ -34,18 +35,18 @@ def site(tmp_path, monkeypatch):
     with a_site(tmp_path, monkeypatch) as site:
         site.runs(KEEPER)
         yield site
-        # Whatever went wrong: no custom resource, secret, pod or config map is left in any namespace.
+        # In every case, no custom resource, secret, pod or config map is left in any namespace.
         left = {kind.plural: len(site.store.list(kind)) for kind in (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)}
         assert left == dict.fromkeys(left, 0)
 
 
 def end(site, job_id="trial1", code=0):
-    """The job's keeper ends with this code."""
+    """End the job's keeper with this code."""
     (site.folder / "EXPT" / job_id).write_text(f"{code}\n")
 
 
 async def gone(site):
-    """Everything was cleared away."""
+    """Wait until all objects are deleted."""
     kinds = (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)
     await until(
         lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", DEADLINE_S
@@ -59,25 +60,27 @@ async def both_run(site, service):
     await site.is_running("nniexpexpttrialtrial2")
 
 
-async def test_jobs_that_end_while_the_server_is_away_are_told_with_their_own_codes(site):
+async def test_jobs_that_end_during_an_outage_of_the_server_are_reported_with_their_codes(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
-        # Until the watches have noticed, it is the last that they told of the jobs.
+        # Until the watches fail, the last known state of the jobs is the current one.
         told = ("the connection to ", "does not answer")
-        await until(lambda: any(part in service.problem for part in told), "it is told", DEADLINE_S)
+        await until(
+            lambda: any(part in service.problem for part in told), "the problem is reported", DEADLINE_S
+        )
         end(site, "trial1", 7)
-        await until(lambda: site.state() == "Completed", "one has ended meanwhile", DEADLINE_S)
-        assert site.ends == [], "nobody could know"
+        await until(lambda: site.state() == "Completed", "one job has ended", DEADLINE_S)
+        assert site.ends == [], "no end can be known yet"
         site.cluster.api.start()
         end(site, "trial2")
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": 0}
-        await until(lambda: not service.problem, "all is well", DEADLINE_S)
+        await until(lambda: not service.problem, "the problem is cleared", DEADLINE_S)
         await gone(site)
 
 
-async def test_jobs_that_end_while_the_server_forgets_are_told_once(site):
+async def test_jobs_that_end_while_the_server_drops_its_history_are_reported_once(site):
     async with site.manager() as service:
         await both_run(site, service)
         for _ in range(3):
@@ -92,13 +95,13 @@ async def test_jobs_that_end_while_the_server_forgets_are_told_once(site):
 
 
 @pytest.mark.parametrize("how", ["conflict", 429, 503])
-async def test_a_storm_of_refusals_costs_no_job_and_doubles_none(site, how):
+async def test_many_refused_calls_lose_and_duplicate_no_job(site, how):
     api = site.cluster.api
     for verb in ("create", "delete", "list", "watch"):
         api.misbehave(how, 7, at=(verb, ""), retry_after=0)
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
-            for _ in range(20):  # the engine does so, with pauses
+            for _ in range(20):  # like the engine, which also pauses
                 with contextlib.suppress(RetryableError):
                     await service.submit(site.settings(job_id))
                     break
@@ -113,31 +116,31 @@ async def test_a_storm_of_refusals_costs_no_job_and_doubles_none(site, how):
     assert len(made) == 2
 
 
-async def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_once_it_is_renewed(site):
+async def test_an_expired_login_is_reported_and_missed_changes_are_seen_after_its_renewal(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.tokens = {"newer"}
         site.cluster.api.drop_watches()
         await until(
             lambda: "rejects the login; renew the login in your kubeconfig file" in service.problem,
-            *("it is told", DEADLINE_S),
+            *("the problem is reported", DEADLINE_S),
         )
         with pytest.raises(RetryableError, match="rejects the login"):
             await service.submit(site.settings("trial3"))
         end(site, "trial1", 7)
         assert await service.stop("trial2")
-        await until(lambda: site.state() == "Completed", "one has ended meanwhile", DEADLINE_S)
+        await until(lambda: site.state() == "Completed", "one job has ended", DEADLINE_S)
         (site.folder / "kubeconfig").write_text(site.cluster.api.kubeconfig("newer"))
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
-        await until(lambda: not service.problem, "all is well", DEADLINE_S)
-        # What could not be told of the third: it was never made.
+        await until(lambda: not service.problem, "the problem is cleared", DEADLINE_S)
+        # The third job was never created.
         assert not await service.stop("trial4")
         assert await service.stop("trial3")
         await gone(site)
 
 
-async def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site):
+async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
     site.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     site.config = replace(site.config, namespace="team")
     async with site.manager() as service:
@@ -151,25 +154,27 @@ async def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
             assert "in namespace team was deleted, but not by this manager" in ended.message
             assert ended.message.startswith(f"Framework {NAME.replace('trial1', ended.job_id)} ")
-        await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", DEADLINE_S)
+        await until(
+            lambda: not site.store.find(NAMESPACES, "", "team"), "the namespace is deleted", DEADLINE_S
+        )
         with pytest.raises(RetryableError, match='namespaces "team" not found'):
             await service.submit(site.settings("trial2"))
         assert await service.stop("trial2")
         await gone(site)
 
 
-async def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
+async def test_a_lost_node_ends_the_job_with_the_warning_of_kubernetes(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
         site.cluster.node.lose()
         await until(
             lambda: "deletionTimestamp" in site.store.get(PODS, "default", POD)["metadata"],
-            *("the pod is given up", DEADLINE_S),
+            *("the pod is being deleted", DEADLINE_S),
         )
-        assert site.ends == [], "it may come back"
-        # Events have a watch of their own, which may be later than that of the job. An earlier warning may be there
-        # already: a kubelet that was faster than the job's Secret warned of it.
+        assert site.ends == [], "the node may come back"
+        # Events have a watch of their own, which may be later than that of the job. An earlier warning is
+        # possible: the kubelet warns if it is faster than the creation of the job's Secret.
         warnings = service._observed.warnings
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S
@@ -186,7 +191,7 @@ async def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
         await gone(site)
 
 
-async def test_an_evicted_pod_ends_its_job_with_the_nodes_reason_said_once(site):
+async def test_an_evicted_pod_ends_its_job_with_the_nodes_reason(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -197,7 +202,7 @@ async def test_an_evicted_pod_ends_its_job_with_the_nodes_reason_said_once(site)
         await gone(site)
 
 
-async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it_is_stopped(site):
+async def test_a_job_whose_image_cannot_be_pulled_stays_pending_until_it_can_or_is_stopped(site):
     site.cluster.node.missing_images.add("me/train:1")
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
@@ -205,7 +210,7 @@ async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can
         why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
         await until(
             lambda: [service.pending_reason(job_id) for job_id in ("trial1", "trial2")] == [why, why],
-            *("both say why", DEADLINE_S),
+            *("both jobs have the reason", DEADLINE_S),
         )
         assert service.problem.startswith("Kubernetes has not started 2 of 2 jobs; ")
         assert await service.stop("trial2")
@@ -216,7 +221,7 @@ async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can
         await site.is_running()
         await until(
             lambda: (service.problem, service.pending_reason("trial1")) == ("", ""),
-            *("nothing is told any more", DEADLINE_S),
+            *("the reason is cleared", DEADLINE_S),
         )
         end(site, "trial1")
         assert (await site.has_ended(2)).exit_code == 0
@@ -231,7 +236,7 @@ async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can
         ("trainjob", "v1alpha1", "FailedCreate: "),
     ],
 )
-async def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, word, version, said):
+async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(site, word, version, said):
     for each in definitions.OF_KUBEFLOW:
         site.store.create(DEFINITIONS, "", each)
     site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
@@ -245,9 +250,9 @@ async def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, w
         await until(lambda: service.pending_reason("trial2"), "the second waits", DEADLINE_S)
         why = service.pending_reason("trial2")
         assert "is forbidden: exceeded quota: of-the-team, requested: pods=1, used: pods=1" in why
-        # Each try has a pod of another name.
+        # Each retry creates a pod with another name.
         told = f'{said}Error creating: pods "nni-exp-expt-trial-trial2-'
-        await until(lambda: told in service.problem, "and the first runs", DEADLINE_S)
+        await until(lambda: told in service.problem, "the problem names the quota", DEADLINE_S)
         end(site, "trial1")
         end(site, "trial2", 7)
         await site.has_ended(2)
@@ -257,12 +262,12 @@ async def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, w
         await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", DEADLINE_S)
 
 
-async def test_a_manager_that_dies_in_the_middle_of_all_this_leaves_nothing_that_the_next_does_not_find(site):
+async def test_jobs_of_a_dead_manager_are_adopted_with_their_ends_by_the_next_one(site):
     async with site.manager() as first:
         await both_run(site, first)
         first.on_job_ended = lambda ended: None
     end(site, "trial1", 7)
-    await until(lambda: site.state() == "Completed", "one ends while nobody looks", DEADLINE_S)
+    await until(lambda: site.state() == "Completed", "one job ends without a manager", DEADLINE_S)
     site.cluster.api.forget_history()
     async with site.manager() as second:
         found = [(await second.adopt(job_id)).value for job_id in ("trial1", "trial2")]

@@ -15,8 +15,8 @@ nni.get_next_parameter()
 nni.report_intermediate_result(1)
 time.sleep(600)
 """
-# The first attempt waits to be killed with its keeper.
-SECOND_TIME_LUCKY = """
+# The first attempt waits until its keeper is killed.
+SUCCEEDS_ON_RETRY = """
 import os, time
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -29,7 +29,7 @@ nni.report_final_result(5)
 """
 
 
-def test_a_trials_time_is_counted_from_its_start_also_by_the_next_manager(a_real_experiment):
+def test_max_trial_duration_counts_from_the_trials_start_across_a_resume(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
@@ -40,11 +40,11 @@ def test_a_trials_time_is_counted_from_its_start_also_by_the_next_manager(a_real
     experiment.wait_for_status("DONE")
     (trial,) = experiment.get("/trial-jobs")
     assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
-    assert trial["endTime"] - trial["startTime"] > 3500, "it had its time"
+    assert trial["endTime"] - trial["startTime"] > 3500, "the trial must run until its limit"
 
 
-def test_a_trial_whose_keeper_is_killed_is_begun_again_and_only_its_last_attempt_counts(a_real_experiment):
-    experiment = a_real_experiment(SECOND_TIME_LUCKY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+def test_a_trial_with_a_killed_keeper_is_retried_and_its_last_attempt_counts(a_real_experiment):
+    experiment = a_real_experiment(SUCCEEDS_ON_RETRY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the first attempt reports")
     (pid,) = experiment.keeper_pids()
@@ -59,4 +59,4 @@ def test_a_trial_whose_keeper_is_killed_is_begun_again_and_only_its_last_attempt
         first, second = reader.attempts(trial["id"])
         lost = reader.offsets(first.key)
     assert (first.is_lost, second.is_lost) == (True, False)
-    assert lost[Stream.METRICS] > 0, "what the lost attempt said stays"
+    assert lost[Stream.METRICS] > 0, "results of the lost attempt must be kept"

@@ -1,4 +1,4 @@
-"""The local OpenPAI cluster killed, full, crowded: what it says of its jobs afterwards is true."""
+"""The local OpenPAI cluster killed, on a full disk, or overloaded: the states of its jobs stay correct."""
 
 import asyncio
 import collections
@@ -43,7 +43,7 @@ def folder(tmp_path):
 def wait_for(what, within_s=DEADLINE_S):
     deadline_s = time.monotonic() + within_s
     while not (found := what()):
-        assert time.monotonic() < deadline_s, "it did not come"
+        assert time.monotonic() < deadline_s, "the condition was not met in time"
         time.sleep(0.01)
     return found
 
@@ -53,7 +53,7 @@ def lines_of(path):
 
 
 def supervisor_of(folder, name):
-    """The pid of the supervisor of the only container of this job that is there."""
+    """The supervisor's pid of the only running container of this job."""
     for document in (folder / "state/containers").glob("*/process.json"):
         pid = json.loads(document.read_text())["pid"]
         environ = psutil.Process(pid).children()[0].environ()
@@ -62,8 +62,10 @@ def supervisor_of(folder, name):
     raise AssertionError(name)
 
 
-def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder):
-    """20 jobs run when it is killed. Some end meanwhile, some are killed, some go on, one is being stopped."""
+def test_a_restarted_cluster_finds_what_happened_to_its_jobs_meanwhile(folder):
+    """The cluster is killed with 20 jobs: some end meanwhile, some are killed, some continue, and one is
+    being stopped.
+    """
     begun = folder / "begun"
     begin = f"echo $PAI_JOB_NAME >> {begun}"
 
@@ -94,7 +96,7 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
     (folder / "down").touch()
     for pid in supervisors:
         os.kill(pid, 9)
-    # Four that fail and one that ends do so while nobody looks.
+    # Four jobs fail and one succeeds while no cluster runs.
     wait_for(lambda: len(list((folder / "state/containers").glob("*/exit.json"))) == 6)
 
     async def look():
@@ -126,11 +128,11 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a_time(folder, seed):
-    """Killed again and again while jobs are submitted, start and end."""
+def test_a_cluster_killed_at_random_moments_loses_and_duplicates_no_confirmed_job(folder, seed):
+    """Killed repeatedly while jobs are submitted, start and end."""
     chance = random.Random(seed)
     ran = folder / "ran"
-    # A second run of the same attempt would find the folder.
+    # A second run of the same attempt would fail at mkdir.
     line = f"mkdir {folder}/$PAI_JOB_NAME-$FC_FRAMEWORK_ATTEMPT_ID && sleep 0.0$RANDOM && echo $PAI_JOB_NAME >> {ran}"
     confirmed, number = [], 0
     for _ in range(3):
@@ -138,7 +140,7 @@ def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a
         for _ in range(8):
             cluster.order(submit=json.dumps({**json.loads(commands(line)), "name": f"j{number}"}))
             number += 1
-        time.sleep(chance.random() * 0.6)  # the moment is the point
+        time.sleep(chance.random() * 0.6)  # a random moment
         confirmed += cluster.kill()
 
     async def look():
@@ -157,7 +159,7 @@ def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a
     assert processes_of(folder) == []
 
 
-def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder):
+def test_500_concurrent_jobs_are_all_run_once_in_bounded_memory(folder):
     ran = folder / "ran"
     names = [f"j{number}" for number in range(500)]
 
@@ -193,7 +195,7 @@ def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder
             print(
                 f"500 jobs: submitted in {submitted_s:.1f} s, over in {took_s:.1f} s, {after} MB, then {await rss_mb()}"
             )
-            # Each job that waits is a few kilobytes; the text of none is kept.
+            # Each waiting job needs a few kilobytes; no job text is kept.
             assert after[-1] - after[0] < 20
             assert await rss_mb() - after[0] < 20
             assert not cluster._worker._jobs
@@ -206,8 +208,8 @@ def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder
     assert len(os.listdir("/proc/self/fd")) < min(soft, 60)
 
 
-def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch):
-    """The database refuses for a while, as one on a full disk does."""
+def test_a_full_disk_delays_state_changes_and_loses_none(folder, monkeypatch):
+    """The database refuses writes for a while, as on a full disk."""
     is_full = False
     commit, add_job = JobStore.commit, JobStore.add_job
 
@@ -248,8 +250,8 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(folder, monkeypatch):
-    """One job ends while the disk is full, so that its end waits for room; two are stopped after that."""
+def test_jobs_are_stopped_once_although_the_disk_is_full(folder, monkeypatch):
+    """One job ends while the disk is full, so its end is recorded later; two are stopped after that."""
     is_full = False
     commit = JobStore.commit
 
@@ -259,7 +261,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
         commit(self, writes)
 
     monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
-    # A second SIGTERM would end the grace, and with it the sleep.
+    # A second SIGTERM would end the grace period during the sleep.
     saves = (
         f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"
     )
@@ -295,7 +297,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
     asyncio.run(asyncio.wait_for(scenario(), scaled_s(120)))
 
 
-def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, caplog):
+def test_a_bug_stops_the_cluster_and_the_next_one_continues_its_jobs(folder, monkeypatch, caplog):
     async def broken():
         cluster = Cluster(settings(folder))
         await cluster.start()
@@ -321,7 +323,7 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
 
 
 @pytest.mark.parametrize("written", [None, "", '{"pid": 1'], ids=["another process", "nothing", "torn"])
-def test_what_is_written_of_a_killed_tasks_process_is_not_taken_on_trust(folder, written):
+def test_a_wrong_or_truncated_process_record_of_a_killed_task_is_not_trusted(folder, written):
     async def begin():
         async with running(settings(folder)) as cluster:
             await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
@@ -340,7 +342,7 @@ def test_what_is_written_of_a_killed_tasks_process_is_not_taken_on_trust(folder,
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # Time went by, and this process got its number; or the machine lost its power.
+    # The pid was reused by this process, or a power cut truncated the file.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

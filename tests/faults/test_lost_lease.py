@@ -1,4 +1,6 @@
-"""A manager that is frozen for longer than its lease lasts, with writes in its queue, and is replaced: none of them is stored."""
+"""A manager suspended for longer than its lease, with queued writes, is replaced: none of the writes is
+stored.
+"""
 
 import contextlib
 import os
@@ -30,7 +32,7 @@ nni.report_final_result(i)
 """
 
 
-# In the manager's process only.
+# Only in the manager process.
 NO_HEARTBEAT = """
 import sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -41,7 +43,7 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 
 @contextlib.contextmanager
 def the_database_is_locked(experiment):
-    """By another process that writes: what the manager would store waits in its queue."""
+    """Another process holds a write transaction, so the manager's writes wait in its queue."""
     with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as writer:
         writer.execute("PRAGMA busy_timeout = 60000")
         writer.execute("BEGIN IMMEDIATE")
@@ -64,7 +66,7 @@ def processes_of(experiment):
 
 
 @pytest.mark.parametrize("wakes_first", ["its heartbeat", "its queue"])
-def test_a_manager_that_was_frozen_and_replaced_stores_nothing_of_what_waited_in_its_queue(
+def test_a_suspended_and_replaced_manager_stores_none_of_its_queued_writes(
     a_real_experiment, tmp_path, wakes_first
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)
@@ -87,7 +89,7 @@ def test_a_manager_that_was_frozen_and_replaced_stores_nothing_of_what_waited_in
 
         experiment.start()
         wait_until(lambda: experiment.row_count() > stored + 50, "the other manager stores what they report")
-        # From here on only the first one could write: the other is not stopped in a write of its own.
+        # From here on only the first manager could write: the second is suspended outside a write.
         with the_database_is_locked(experiment):
             stopped(experiment.manager)
         with StoreReader(experiment.folder.database) as reader:

@@ -1,4 +1,6 @@
-"""A firewall between containers and manager: everything comes over the shared storage, once, in order, and soon."""
+"""A firewall between containers and manager: everything arrives over the shared storage, once and in
+order.
+"""
 
 import asyncio
 import contextlib
@@ -26,7 +28,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes, exit_to_bytes, replace_file
 
-NOBODY = "127.0.0.1:9"  # discard: nobody listens there in a test
+NO_MANAGER = "127.0.0.1:9"  # the discard port: no program listens there in a test
 TRAIN = """
 import os
 import nni_sdk as nni
@@ -65,8 +67,8 @@ while True:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Minutes of transports in seconds."""
+def short_timeouts(monkeypatch):
+    """Short timeouts of the transports."""
     monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 0.5)
     monkeypatch.setattr(transports_module, "POLL_INTERVAL_S", 0.2)
 
@@ -78,7 +80,7 @@ def ended_keepers():
 
 
 class NoSignals(JobsHere):
-    """As OpenPAI, which never forwards a signal to what runs in its containers."""
+    """Like OpenPAI, which never forwards a signal into containers."""
 
     async def stop(self, job_id):
         return job_id in self._running
@@ -105,15 +107,15 @@ def exit_of(experiment, trial):
     return exit_from_bytes(AttemptNumbers(experiment.folder.workspace).folder(key).exit_json.read_bytes())
 
 
-def test_a_whole_experiment_comes_over_the_shared_storage_while_it_runs(a_real_experiment):
+def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, trialConcurrency=2, logCollection="http")
     os.mkfifo(experiment.code / "gate")
 
     async def play():
-        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
+        async with a_manager_here(experiment, jobs_here(experiment), told=NO_MANAGER) as engine:
             await until(
                 lambda: (trial := trial_of(engine, 0)) and trial.intermediate_count == 200,
-                "half of it",
+                "half of the results are stored",
             )
             first = trial_of(engine, 0)
             assert len(experiment.rows(first.trial_id)) == 200
@@ -139,15 +141,17 @@ def test_a_whole_experiment_comes_over_the_shared_storage_while_it_runs(a_real_e
         assert stdout.read_bytes() == experiment.stream(trial.trial_id, Stream.STDOUT).read_bytes()
 
 
-def test_another_manager_goes_on_where_the_first_one_stopped_reading(a_real_experiment):
+def test_a_second_manager_continues_at_the_offset_where_the_first_stopped(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=1, trialConcurrency=1)
     os.mkfifo(experiment.code / "gate")
 
     async def play():
-        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY):
-            await until(lambda: experiment.row_count() == 200, "half of it")
-        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
-            await until(lambda: transports(engine) == {0: "shared_storage"}, "the next one has found it")
+        async with a_manager_here(experiment, jobs_here(experiment), told=NO_MANAGER):
+            await until(lambda: experiment.row_count() == 200, "half of the results are stored")
+        async with a_manager_here(experiment, jobs_here(experiment), told=NO_MANAGER) as engine:
+            await until(
+                lambda: transports(engine) == {0: "shared_storage"}, "the second manager polls the storage"
+            )
             with (experiment.code / "gate").open("w"):
                 pass
             await until(engine.finished.is_set, "the experiment is over")
@@ -158,12 +162,12 @@ def test_another_manager_goes_on_where_the_first_one_stopped_reading(a_real_expe
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
 
 
-def test_a_stop_reaches_a_trial_that_no_stream_and_no_signal_reaches(a_real_experiment):
+def test_a_stop_reaches_a_trial_over_the_shared_storage_alone(a_real_experiment):
     experiment = a_real_experiment(SAVES_ON_SIGTERM, maxTrialNum=1, trialConcurrency=1)
 
     async def play():
-        async with a_manager_here(experiment, jobs_here(experiment, NoSignals), told=NOBODY) as engine:
-            await until(lambda: experiment.row_count() == 1, "it is ready")
+        async with a_manager_here(experiment, jobs_here(experiment, NoSignals), told=NO_MANAGER) as engine:
+            await until(lambda: experiment.row_count() == 1, "the trial is ready")
             trial = trial_of(engine, 0)
             engine.stop_trial(trial.trial_id)
             await until(engine.finished.is_set, "the experiment is over")
@@ -175,7 +179,7 @@ def test_a_stop_reaches_a_trial_that_no_stream_and_no_signal_reaches(a_real_expe
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == ["ready", "saved"]
 
 
-class Way:
+class LinkProxy:
     """A TCP proxy on this loop, open or closed."""
 
     def __init__(self, port):
@@ -205,29 +209,32 @@ class Way:
         self._writers.clear()
 
 
-def test_a_link_that_comes_and_goes_changes_the_road_in_the_middle_of_a_trial(a_real_experiment):
+def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a_real_experiment):
     experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")
     seen = []
 
     async def play():
-        way = Way(0)
-        proxy = await asyncio.start_server(way.carry, "127.0.0.1", 0)
+        proxy_link = LinkProxy(0)
+        proxy = await asyncio.start_server(proxy_link.carry, "127.0.0.1", 0)
         told = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         async with a_manager_here(experiment, jobs_here(experiment), told=told) as engine, proxy:
-            way.to = experiment.port
+            proxy_link.to = experiment.port
             for transport in ("shared_storage", "grpc", "shared_storage", "grpc", "shared_storage"):
                 before = experiment.row_count()
-                way.is_open = transport == "grpc"
-                if not way.is_open:
-                    way.shut()
+                proxy_link.is_open = transport == "grpc"
+                if not proxy_link.is_open:
+                    proxy_link.shut()
                 await until(
                     lambda each=transport: set(transports(engine).values()) == {each}, f"both use {transport}"
                 )
-                await until(lambda before=before: experiment.row_count() > before + 50, "rows come by it")
+                await until(
+                    lambda before=before: experiment.row_count() > before + 50,
+                    "rows arrive over this transport",
+                )
                 seen.append(transport)
-            way.is_open = True
+            proxy_link.is_open = True
             await until(engine.finished.is_set, "the experiment is over")
-            way.shut()
+            proxy_link.shut()
             return list(engine.experiment.trials.values())
 
     trials = asyncio.run(play())
@@ -237,15 +244,15 @@ def test_a_link_that_comes_and_goes_changes_the_road_in_the_middle_of_a_trial(a_
         assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(3000), 3000]
 
 
-# ---- storage that shows things late, wrongly, or not at all
+# ---- storage with late, wrong or no answers
 
 
 def frames(*numbers):
     return b"".join(encode(number, "x", "PERIODICAL", number, number) for number in numbers)
 
 
-class Shown:
-    """The files of an attempt as the manager's machine is shown them. The test is the keeper's machine."""
+class RemoteFiles:
+    """The files of an attempt as the manager's machine sees them; the test plays the keeper's machine."""
 
     def __init__(self, experiment, trial_id, attempt=0):
         self.key = AttemptKey(trial_id, attempt_id(attempt), "main-0")
@@ -280,34 +287,35 @@ async def no_keepers(experiment):
         assert not engine.failed.is_set()
 
 
-async def some_looks():
-    """Long enough for several; nothing that could be waited for must happen."""
+async def several_polls():
+    """Wait long enough for several polls; nothing must happen meanwhile."""
     await asyncio.sleep(1.0)
 
 
-def test_an_end_that_is_shown_before_its_bytes_is_no_end_yet(a_real_experiment):
+def test_an_exit_record_that_appears_before_the_bytes_does_not_end_the_trial(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
     whole = frames(1, 2, 3) + encode(4, "x", "FINAL", 0, 7.0)
 
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            await some_looks()
+            await several_polls()
             assert trial.state.value == "WAITING"
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.show(b"the command runs\n", Stream.KEEPER)
-            await until(lambda: trial.state.value == "RUNNING", "it has begun")
+            await until(lambda: trial.state.value == "RUNNING", "the trial runs")
             shown.end(len(whole))
-            await until(lambda: trial.state.value == "CLOSING", "its end is known")
+            await until(lambda: trial.state.value == "CLOSING", "its exit record is found")
             for size in (len(frames(1)) + 9, len(frames(1, 2))):
                 shown.show(whole[:size])
                 await until(
-                    lambda size=size: engine.ingest.received(shown.key, Stream.METRICS) == size, "taken"
+                    lambda size=size: engine.ingest.received(shown.key, Stream.METRICS) == size,
+                    "the bytes are read",
                 )
-            await some_looks()
+            await several_polls()
             assert trial.state.value == "CLOSING"
             shown.show(whole)
-            await until(lambda: trial.state.is_terminal, "it is over")
+            await until(lambda: trial.state.is_terminal, "the trial has ended")
             return trial
 
     trial = asyncio.run(play())
@@ -316,24 +324,24 @@ def test_an_end_that_is_shown_before_its_bytes_is_no_end_yet(a_real_experiment):
     assert values(experiment.rows(trial.trial_id)) == [1, 2, 3, 7.0]
 
 
-def test_zeros_in_place_of_bytes_that_have_not_come_are_no_metrics(a_real_experiment):
+def test_zeros_in_place_of_missing_bytes_are_not_read_as_metrics(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.show(frames(1) + bytes(len(frames(2))) + frames(3))
-            await until(lambda: len(experiment.rows(trial.trial_id)) == 1, "the first record")
-            await some_looks()
+            await until(lambda: len(experiment.rows(trial.trial_id)) == 1, "the first record is stored")
+            await several_polls()
             shown.show(frames(1, 2, 3))
-            await until(lambda: len(experiment.rows(trial.trial_id)) == 3, "all of them")
+            await until(lambda: len(experiment.rows(trial.trial_id)) == 3, "all records are stored")
             return trial
 
     assert values(experiment.rows(asyncio.run(play()).trial_id)) == [1, 2, 3]
 
 
-def test_a_job_that_is_gone_is_given_time_to_show_what_it_left(a_real_experiment, monkeypatch):
+def test_the_files_of_an_ended_job_are_awaited_before_its_trial_ends(a_real_experiment, monkeypatch):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
@@ -342,16 +350,16 @@ def test_a_job_that_is_gone_is_given_time_to_show_what_it_left(a_real_experiment
             trial = await a_trial(engine, service)
             monkeypatch.setattr(
                 transports_module, "RECONNECT_GRACE_S", 1e6
-            )  # the job is over before anybody looks
+            )  # the job ends before the first poll
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.end(len(frames(1, 2)))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
             shown.show(frames(1, 2))
-            await until(lambda: trial.state.is_terminal, "it is over")
+            await until(lambda: trial.state.is_terminal, "the trial has ended")
             return trial
 
     trial = asyncio.run(play())
@@ -370,7 +378,7 @@ mfusepy.FUSE(Empty(), sys.argv[1], foreground=True, nothreads=True)
 
 @pytest.fixture
 def hang():
-    """Makes a folder whose storage does not answer."""
+    """Mounts a folder whose storage does not respond."""
     if not has_fuse():
         pytest.skip(f"needs {Need.FUSE.value}")
     mounted: list[tuple[Path, subprocess.Popen[bytes]]] = []
@@ -379,7 +387,7 @@ def hang():
         folder.mkdir(parents=True)
         server = subprocess.Popen([sys.executable, "-c", HANGING, folder])
         mounted.append((folder, server))
-        await until(lambda: os.path.ismount(folder), "it is mounted")
+        await until(lambda: os.path.ismount(folder), "the folder is mounted")
         server.send_signal(signal.SIGSTOP)
 
     yield make
@@ -390,26 +398,28 @@ def hang():
 
 
 @pytest.mark.any_machine
-def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_experiment, hang, monkeypatch):
+def test_a_hanging_folder_blocks_neither_other_trials_nor_the_manager(a_real_experiment, hang, monkeypatch):
     monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 1.0)
     experiment = a_real_experiment(TRAIN, maxTrialNum=3, trialConcurrency=2)
     os.mkfifo(experiment.code / "gate")
 
     async def play():
-        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
+        async with a_manager_here(experiment, jobs_here(experiment), told=NO_MANAGER) as engine:
             await until(
                 lambda: (trial := trial_of(engine, 0)) and len(experiment.rows(trial.trial_id)) == 200,
-                "half of it",
+                "half of the results are stored",
             )
             first = trial_of(engine, 0)
-            # Another attempt, as the manager is shown it.
+            # Another attempt, on storage that hangs for the manager.
             await hang(experiment.folder.workspace.trial(first.trial_id).attempts / "1")
-            # Before it hangs, it may have been asked for what it cannot do.
+            # The folder may report another error before it hangs.
             await until(
                 lambda: "shared storage has not answered" in (engine.snapshot().problem or ""),
-                "the problem is told",
+                "the problem is reported",
             )
-            await until(lambda: (third := trial_of(engine, 2)) and third.state.is_terminal, "the others end")
+            await until(
+                lambda: (third := trial_of(engine, 2)) and third.state.is_terminal, "the other trials end"
+            )
             others = [trial_of(engine, number) for number in (1, 2)]
             assert [trial.state.value for trial in others] == ["SUCCEEDED"] * 2
             assert not first.state.is_terminal
@@ -421,27 +431,27 @@ def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_e
         pass
 
 
-def test_storage_that_fails_is_told_and_asked_again_and_nothing_is_lost(a_real_experiment, monkeypatch):
+def test_a_storage_error_is_reported_and_retried_and_nothing_is_lost(a_real_experiment, monkeypatch):
     monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0.1)
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
             away = attempts.rename(attempts.with_name("away"))
-            os.symlink(attempts.name, attempts)  # a loop: every look is an error
-            await until(lambda: "cannot read" in engine.snapshot().problem, "the problem is told")
+            os.symlink(attempts.name, attempts)  # a symlink loop: every access is an error
+            await until(lambda: "cannot read" in engine.snapshot().problem, "the problem is reported")
             service.on_job_ended(JobEnded(trial.job_id, 1, ""))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
             assert "check the shared storage" in engine.snapshot().problem
             attempts.unlink()
             away.rename(attempts)
             shown.show(frames(1, 2))
             shown.end(len(frames(1, 2)))
-            await until(lambda: trial.state.is_terminal, "it is over")
+            await until(lambda: trial.state.is_terminal, "the trial has ended")
             assert engine.snapshot().problem == ""
             return trial
 

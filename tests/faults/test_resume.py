@@ -1,6 +1,7 @@
-"""A manager killed at one moment after another: the next one knows all it knew, runs nothing twice, and tells the tuner once.
+"""A manager killed at various moments: the next one knows all stored data, runs no trial twice, and reports
+each result to the tuner once.
 
-The first manager kills itself in the middle of a function; the second one notes what its tuner hears.
+The first manager kills itself inside a function; the second one records the calls of its tuner.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ for i in range(20):
     time.sleep(0.02)
 nni.report_final_result(x)
 """
-# In the manager's process only: dies at the nth call of one function, before or after it is done.
+# Only in the manager process: dies at the nth call of one function, before or after the call.
 DIES = """
 import os, signal, sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -100,24 +101,24 @@ JOBS, TUNER, STORE = (
 )
 LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
 MOMENTS = {
-    "the tuner has answered and nobody knows": (TUNER, "OptunaTuner", "ask", "after", 2),
-    "a trial is about to be handed in": (JOBS, "ClusterJobs", "_write_trial", "before", 2),
-    "a keeper runs and is not noted": (LOCAL, None, "replace_file", "before", 2),
-    "a keeper runs and is noted": (LOCAL, "LocalTrainingService", "submit", "after", 1),
-    "a trial has ended and its end is not known": (INGEST, "KeeperIngest", "end", "before", 1),
-    "a trial is over and the tuner has not heard": (TUNER, "OptunaTuner", "tell", "before", 2),
-    "something was stored and nobody acted on it": (STORE, "Store", "commit", "after", 5),
+    "after a suggestion of the tuner": (TUNER, "OptunaTuner", "ask", "after", 2),
+    "before the files of a trial are written": (JOBS, "ClusterJobs", "_write_trial", "before", 2),
+    "before the state file of a keeper is written": (LOCAL, None, "replace_file", "before", 2),
+    "after the start of a keeper": (LOCAL, "LocalTrainingService", "submit", "after", 1),
+    "before the end of a trial is handled": (INGEST, "KeeperIngest", "end", "before", 1),
+    "before the tuner receives a result": (TUNER, "OptunaTuner", "tell", "before", 2),
+    "after a commit": (STORE, "Store", "commit", "after", 5),
 }
 PAI = "nni_manager.training_services.openpai.rest"
 PAI_MOMENTS = {
-    "a job was handed in and nobody knows": (PAI, "OpenPai", "submit", "after", 1),
-    "a trial is over and the tuner has not heard": MOMENTS["a trial is over and the tuner has not heard"],
+    "after the submission of a job": (PAI, "OpenPai", "submit", "after", 1),
+    "before the tuner receives a result": MOMENTS["before the tuner receives a result"],
 }
 
 
 @contextlib.contextmanager
 def in_the_manager(experiment, folder, code):
-    """Managers that are started meanwhile run this first."""
+    """Managers that are started in this block run this code first."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
     before = experiment.environ.get("PYTHONPATH", "")
@@ -127,7 +128,7 @@ def in_the_manager(experiment, folder, code):
 
 
 def die_at(experiment, folder, moment):
-    """Run a manager until it kills itself, or was ready before that and then does."""
+    """Run a manager until it kills itself, during its start or later."""
     with in_the_manager(experiment, folder / "dies", DIES.format(moment=moment)):
         try:
             experiment.start()
@@ -138,7 +139,7 @@ def die_at(experiment, folder, moment):
     )
 
 
-def assert_nothing_is_lost_or_doubled(experiment, heard, ran):
+def assert_nothing_is_lost_or_duplicated(experiment, heard, ran):
     trials = experiment.get("/trial-jobs")
     assert [trial["sequenceId"] for trial in trials] == list(range(TRIALS))
     assert {(trial["status"], trial["attempt"]) for trial in trials} == {("SUCCEEDED", 0)}, trials
@@ -165,20 +166,20 @@ def resume_and_check(experiment, tmp_path, ran):
     with in_the_manager(experiment, tmp_path / "hears", HEARS.format(heard=str(heard))):
         experiment.start()
     experiment.wait_for_status("DONE")
-    wait_until(lambda: len(heard.read_text().splitlines()) >= TRIALS, "the tuner has heard of all")
+    wait_until(lambda: len(heard.read_text().splitlines()) >= TRIALS, "the tuner has received all results")
     with StoreReader(experiment.folder.database) as reader:
         wait_until(lambda: reader.jobs()[0] == [], "the last job has ended")
-    assert_nothing_is_lost_or_doubled(experiment, heard, ran)
+    assert_nothing_is_lost_or_duplicated(experiment, heard, ran)
 
 
-# Each moment with one kind of jobs: which kind matters to few of them.
+# Each moment with one kind of job; only few moments depend on the kind.
 PER_TRIAL, REUSED = list(MOMENTS)[::2], list(MOMENTS)[1::2]
 
 
 @pytest.mark.parametrize(
     ("moment", "reuse"), [*((each, False) for each in PER_TRIAL), *((each, True) for each in REUSED)]
 )
-def test_a_manager_killed_at_any_moment_is_replaced_without_a_trace(
+def test_a_manager_killed_at_any_moment_is_replaced_without_lost_or_duplicate_work(
     a_real_experiment, tmp_path, moment, reuse
 ):
     ran = tmp_path / "ran"
@@ -191,7 +192,7 @@ def test_a_manager_killed_at_any_moment_is_replaced_without_a_trace(
 
 
 @pytest.mark.parametrize(("moment", "reuse"), list(zip(PAI_MOMENTS, (False, True), strict=True)))
-def test_a_manager_of_openpai_killed_at_any_moment_asks_the_cluster_for_its_jobs(
+def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
     a_real_experiment, tmp_path, monkeypatch, moment, reuse
 ):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -223,7 +224,7 @@ def test_a_manager_of_openpai_killed_at_any_moment_asks_the_cluster_for_its_jobs
         experiment.close()
 
 
-# Waits for the test, and takes its time to end when it is told to.
+# Waits for the test, and ignores SIGTERM.
 SLOW_TO_STOP = """
 import os, signal, time
 import nni_sdk as nni
@@ -238,29 +239,29 @@ if nni.get_sequence_id() < 2:
 """
 
 
-def test_a_manager_killed_while_it_stops_has_not_forgotten_what_was_to_be_stopped(a_real_experiment):
+def test_a_manager_killed_during_a_stop_of_its_trials_remembers_the_stop(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 2, "both trials report")
     experiment.delete("/experiment")
     with StoreReader(experiment.folder.database) as reader:
         wait_until(
-            lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are to stop"
+            lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are stopping"
         )
         experiment.kill_manager()
         assert reader.experiment().state.value == "STOPPING"
-    (experiment.code / "gate").touch()  # they end while nobody is there
+    (experiment.code / "gate").touch()  # they end without a manager
     experiment.start()
     experiment.wait_for_status("DONE")
     ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trial-jobs")]
-    # What somebody stopped was not a failure, whenever it ended; and the search goes on.
+    # A trial that a user stopped is not a failure, whenever it ends; and the experiment continues.
     assert ended == [(0, "USER_CANCELED"), (1, "USER_CANCELED"), (2, "SUCCEEDED")]
 
 
 QUICK = "import nni_sdk as nni\nnni.report_final_result(nni.get_next_parameter()['x'])\n"
 
 
-def test_a_manager_killed_when_all_was_done_leaves_nothing_to_do(a_real_experiment):
+def test_a_manager_killed_after_the_end_of_its_experiment_resumes_with_the_same_results(a_real_experiment):
     experiment = a_real_experiment(QUICK, maxTrialNum=2)
     experiment.start()
     before = experiment.wait_for_status("DONE")
@@ -273,7 +274,7 @@ def test_a_manager_killed_when_all_was_done_leaves_nothing_to_do(a_real_experime
     assert after["best"] == before["best"]
 
 
-def test_the_duration_goes_on_from_what_was_stored_and_the_time_without_a_manager_does_not_count(
+def test_the_experiments_duration_does_not_include_time_without_a_manager(
     a_real_experiment,
 ):
     experiment = a_real_experiment(SLOW_TO_STOP, maxTrialNum=100, trialConcurrency=1, maxExecDuration="1h")
@@ -283,10 +284,10 @@ def test_the_duration_goes_on_from_what_was_stored_and_the_time_without_a_manage
         experiment.kill_manager()
         stored_s = reader.experiment().active_s
     killed_s = time.monotonic()
-    wait_until(lambda: time.monotonic() - killed_s > 3, "nobody is there for a while")
+    wait_until(lambda: time.monotonic() - killed_s > 3, "no manager runs for a while")
     started_s = time.monotonic()
     experiment.start()
     elapsed_s = experiment.summary()["elapsedS"]
     assert stored_s <= elapsed_s <= stored_s + time.monotonic() - started_s
     assert experiment.summary()["maxExecDurationS"] == 3600
-    (experiment.code / "gate").touch()  # the trial, which is deaf to signals, need not be waited for
+    (experiment.code / "gate").touch()  # the trial ignores SIGTERM, and need not be waited for

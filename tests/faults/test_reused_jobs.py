@@ -1,4 +1,4 @@
-"""Jobs that run many trials in turn, with whatever can die in the middle: no metric is lost or doubled, every state is true."""
+"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ for i in range(20):
     nni.report_intermediate_result(i)
 nni.report_final_result(x)
 """
-# Some trials wait for the test at a gate.
+# Trial 1 waits for the test at a gate.
 GATED = """
 import os
 import nni_sdk as nni
@@ -31,7 +31,7 @@ nni.report_final_result(2)
 """
 
 
-# After some trials of a moment one takes long, and only one.
+# After some short trials, exactly one takes long.
 LONG_AT_ONCE = """
 import os
 import nni_sdk as nni
@@ -63,7 +63,7 @@ def trial_of(experiment, sequence_id, status=None):
     )
 
 
-def test_two_jobs_run_fifty_trials_and_are_gone_afterwards(a_real_experiment):
+def test_two_reused_jobs_run_fifty_trials_and_exit(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=50, trialConcurrency=2, **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")
@@ -73,14 +73,15 @@ def test_two_jobs_run_fifty_trials_and_are_gone_afterwards(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # As long as its own command took, not as long as the job.
+    # The duration of its own command, not of the job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
-        lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()), "both jobs have left"
+        lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),
+        "both keepers have exited",
     )
 
 
-def test_a_keeper_killed_in_the_middle_fails_its_trial_and_the_search_goes_on(a_real_experiment):
+def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_continues(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -96,14 +97,14 @@ def test_a_keeper_killed_in_the_middle_fails_its_trial_and_the_search_goes_on(a_
     assert values(experiment.rows(failed["id"])) == [1]
 
 
-def test_a_manager_killed_in_the_middle_finds_its_jobs_again(a_real_experiment):
+def test_a_resumed_manager_adopts_its_reused_jobs(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=2, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
     gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
     experiment.kill_manager()
     with (experiment.code / "gate").open("w"):
-        pass  # it ends while nobody is there
+        pass  # the trial ends without a manager
     experiment.start()
     experiment.wait_for_status("DONE")
     assert states(experiment) == ["SUCCEEDED"] * 6
@@ -113,7 +114,7 @@ def test_a_manager_killed_in_the_middle_finds_its_jobs_again(a_real_experiment):
     assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} <= {"env-0", "env-1"}
 
 
-def test_a_trial_that_was_given_ahead_runs_while_no_manager_is_there(a_real_experiment):
+def test_a_prefetched_trial_runs_without_a_manager(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -121,13 +122,13 @@ def test_a_trial_that_was_given_ahead_runs_while_no_manager_is_there(a_real_expe
         lambda: trial_of(experiment, 1, "RUNNING") and trial_of(experiment, 2, "WAITING"),
         "the gated trial runs and another one waits for its end",
     )
-    wait_until(lambda: trial_of(experiment, 2)["jobId"] == "env-0", "it is given to the same job")
+    wait_until(lambda: trial_of(experiment, 2)["jobId"] == "env-0", "it is prefetched to the same job")
     folder = experiment.folder.workspace.trial(following["id"])
-    wait_until(folder.trial_json.exists, "it is written down for its keeper")
+    wait_until(folder.trial_json.exists, "its trial.json is written")
     experiment.kill_manager()
     with (experiment.code / "gate").open("w"):
         pass
-    wait_until(lambda: list(folder.attempts.glob("*/*/exit.json")), "it has run")
+    wait_until(lambda: list(folder.attempts.glob("*/*/exit.json")), "it has ended")
     experiment.start()
     experiment.wait_for_status("DONE")
     assert states(experiment) == ["SUCCEEDED"] * 4
@@ -136,7 +137,7 @@ def test_a_trial_that_was_given_ahead_runs_while_no_manager_is_there(a_real_expe
     assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} == {"env-0"}
 
 
-def test_what_was_given_ahead_to_a_job_whose_trial_takes_long_is_run_by_the_other(a_real_experiment):
+def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_by_the_other_job(a_real_experiment):
     experiment = a_real_experiment(LONG_AT_ONCE, maxTrialNum=24, trialConcurrency=2, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -159,7 +160,7 @@ def test_what_was_given_ahead_to_a_job_whose_trial_takes_long_is_run_by_the_othe
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
 
 
-def test_a_trial_that_was_given_ahead_and_is_stopped_is_never_begun(a_real_experiment):
+def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -174,7 +175,7 @@ def test_a_trial_that_was_given_ahead_and_is_stopped_is_never_begun(a_real_exper
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
-def test_a_final_result_whose_row_is_stored_counts_although_the_manager_died_before_its_trial_was(
+def test_a_stored_final_row_counts_although_the_manager_died_before_it_updated_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -190,7 +191,7 @@ def test_a_final_result_whose_row_is_stored_counts_although_the_manager_died_bef
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
         database.execute(
             "UPDATE trial SET final = NULL, value = NULL"
-        )  # the commit after the rows' never came
+        )  # as if the commit after that of the row was lost
     experiment.start()
     with (experiment.code / "gate").open("w"):
         pass
@@ -203,7 +204,7 @@ def test_a_final_result_whose_row_is_stored_counts_although_the_manager_died_bef
     )
 
 
-def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experiment):
+def test_a_job_lost_without_a_manager_fails_only_its_running_trial(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -211,7 +212,7 @@ def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experime
     lost = trial_of(experiment, 1)["id"]
     experiment.kill_manager()
     (keeper,) = experiment.keeper_pids()
-    # As a cluster would take its node back: politely first. The keeper would go on waiting for a manager.
+    # Like a cluster that drains its node: SIGTERM first. The keeper would keep waiting for a manager.
     os.kill(keeper, signal.SIGTERM)
     ended = experiment.stream(lost, Stream.METRICS).parent.parent / "exit.json"
     wait_until(ended.exists, "the trial has ended")
@@ -224,7 +225,7 @@ def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experime
     assert trial_of(experiment, 1)["reason"] == "job lost"
 
 
-def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(a_real_experiment):
+def test_a_job_that_dies_after_the_end_of_its_trial_fails_at_most_one_prefetched_trial(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -233,7 +234,7 @@ def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(
     with (experiment.code / "gate").open("w"):
         pass
     ended = experiment.stream(gated["id"], Stream.METRICS).parent.parent / "exit.json"
-    wait_until(ended.exists, "it ends while nobody is there")
+    wait_until(ended.exists, "the trial ends without a manager")
     (keeper,) = experiment.keeper_pids()
     os.kill(keeper, signal.SIGKILL)
     experiment.start()
@@ -241,15 +242,16 @@ def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trial-jobs")
     }
-    # Prefetched: ended, running or not yet started at the time of the kill. The job runs one at a time.
+    # Prefetched trials: ended, running or not yet started at the time of the kill. The job runs one at a
+    # time.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1
-    # Assigned to the job when it was dead already.
+    # Assigned to a job that was already dead.
     assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 
-def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_leaves_nothing(
+def test_a_job_runs_further_trials_after_a_stopped_one_and_ends_with_the_experiment(
     a_real_experiment,
 ):
     experiment = a_real_experiment(GATED, maxTrialNum=100, trialConcurrency=1, **REUSE)
@@ -267,7 +269,7 @@ def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_lea
         assert reader.jobs() == ([], ["env-0"])
 
 
-def test_a_job_that_can_never_start_takes_one_trial_after_the_other_and_the_search_ends(a_real_experiment):
+def test_jobs_that_can_never_start_fail_all_trials_so_that_the_experiment_ends(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=3, trialConcurrency=1, **REUSE)
     experiment.environ["PAI_CURRENT_TASK_ROLE_NAME"] = "half of an identity"
     experiment.start()
@@ -278,7 +280,7 @@ def test_a_job_that_can_never_start_takes_one_trial_after_the_other_and_the_sear
     assert "PAI_" in trials[0]["message"]
 
 
-def test_a_job_leaves_after_as_many_trials_as_it_may_run(a_real_experiment):
+def test_a_job_exits_after_max_trials_per_job(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=7, trialConcurrency=1, maxTrialsPerJob=3, **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")
@@ -288,7 +290,7 @@ def test_a_job_leaves_after_as_many_trials_as_it_may_run(a_real_experiment):
     assert jobs == ["env-0"] * 3 + ["env-1"] * 3 + ["env-2"]
 
 
-def test_warm_trials_report_as_plain_ones_do(a_real_experiment):
+def test_warm_trials_of_a_reused_job_report_all_results(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=60, trialConcurrency=1, warmImports=["json"], **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")

@@ -1,4 +1,6 @@
-"""A stop ends within its deadline with nothing running, whoever is frozen, full or gone."""
+"""A stop ends within its deadline without running processes, although processes are suspended or the disk
+is full.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +13,7 @@ from functools import partial
 
 import psutil
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, scaled_s
 from fault_site import Disk
 from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values, wait_until
 
@@ -27,7 +29,7 @@ from trial_keeper.wire.messages import Stream
 pytestmark = pytest.mark.timeout(240)
 
 MARK = "STOP_TEST"
-# It reports without end, so that something is always on its way.
+# Reports without end, so that some records are always in transit.
 ENDLESS = """
 import time
 import nni_sdk as nni
@@ -36,7 +38,7 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# A keeper that hangs with Python's own lock held: it handles no message and no signal, and SIGCONT does not help.
+# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help.
 HANGS = """
 import os, sys
 if "-m" in sys.orig_argv and "trial_keeper" in sys.orig_argv:
@@ -67,7 +69,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def an_experiment(a_real_experiment, tmp_path, monkeypatch):
-    """Makes an experiment with two trials that run, and names all its processes."""
+    """Makes an experiment with running trials, and marks all its processes."""
     monkeypatch.setenv(MARK, str(tmp_path))
 
     def make(train=ENDLESS, trials=2, **options):
@@ -88,7 +90,7 @@ def reporting(experiment):
 
 
 def processes_of(tmp_path):
-    """All that an experiment of this test has started, and that has not ended."""
+    """All running processes that an experiment of this test has started."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -99,8 +101,8 @@ def processes_of(tmp_path):
 
 
 def assert_nothing_runs(tmp_path):
-    # What was killed a moment ago may still be dying.
-    wait_until(lambda: not processes_of(tmp_path), "nothing of the experiment runs", 5)
+    # A process that was just killed may still be ending.
+    wait_until(lambda: not processes_of(tmp_path), "no process of the experiment runs", scaled_s(5))
 
 
 def guards_of(tmp_path, experiment):
@@ -119,14 +121,14 @@ def keepers_of(experiment):
 
 
 def stopped_within(experiment):
-    """Stop it as `nnictl stop` does; how long that took."""
+    """Stop the experiment like `nnictl stop`; return the duration."""
     began_s = time.monotonic()
     try:
         stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
     finally:
         took_s = time.monotonic() - began_s
         experiment.manager.wait(DEADLINE_S)
-    assert took_s < MAX_STOP_S
+    assert took_s < scaled_s(MAX_STOP_S)
     return took_s
 
 
@@ -136,23 +138,23 @@ def stored_states(experiment):
 
 
 def remove_trials(experiment):
-    """All folders of trials, while these write there."""
+    """Remove all folders of trials while the trials write to them."""
     trials = experiment.folder.workspace.trials
     trials.rename(experiment.folder.path / "gone")
     subprocess.run(["rm", "-rf", experiment.folder.path / "gone"], check=True)
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_frozen_keepers_and_guards_end_with_a_stop(an_experiment, tmp_path, options):
+def test_suspended_keepers_and_guards_end_with_a_stop(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
-    assert stopped_within(experiment) < 30
+    assert stopped_within(experiment) < scaled_s(30)
     assert_nothing_runs(tmp_path)
     assert stored_states(experiment) == ("STOPPED", {"USER_CANCELED"})
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_workspace_without_its_trials_does_not_keep_them_running(an_experiment, tmp_path, options):
+def test_trials_are_stopped_although_their_folders_were_removed(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     remove_trials(experiment)
     stopped_within(experiment)
@@ -161,9 +163,7 @@ def test_a_workspace_without_its_trials_does_not_keep_them_running(an_experiment
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_what_a_full_disk_does_not_record_is_stopped_all_the_same_and_nothing_is_lost(
-    disk, an_experiment, tmp_path, options
-):
+def test_trials_are_stopped_on_a_full_disk_and_no_result_is_lost(disk, an_experiment, tmp_path, options):
     # The workspace is on another disk, as with a cluster.
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
     disk.fill()
@@ -180,7 +180,9 @@ def test_what_a_full_disk_does_not_record_is_stopped_all_the_same_and_nothing_is
         assert rows == [*range(len(rows))]
 
 
-def test_all_three_together(disk, an_experiment, tmp_path):
+def test_a_stop_succeeds_with_suspended_keepers_removed_folders_and_a_full_disk(
+    disk, an_experiment, tmp_path
+):
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
     remove_trials(experiment)
@@ -192,7 +194,7 @@ def test_all_three_together(disk, an_experiment, tmp_path):
 
 @pytest.mark.parametrize("how", ["trial kill", "time limit"])
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_one_trial_of_a_frozen_keeper_ends_when_it_is_to(an_experiment, options, how):
+def test_a_single_trial_of_a_suspended_keeper_can_be_stopped(an_experiment, options, how):
     experiment = an_experiment(trials=1, **options)
     freeze(keepers_of(experiment))
     (trial,) = experiment.get("/trial-jobs")
@@ -210,26 +212,28 @@ def test_one_trial_of_a_frozen_keeper_ends_when_it_is_to(an_experiment, options,
     assert (trial["status"], trial["reason"]) == expected[how]
 
 
-def test_a_trial_that_is_frozen_itself_ends_at_once(an_experiment, tmp_path):
+def test_a_suspended_trial_ends_within_the_grace_period(an_experiment, tmp_path):
     experiment = an_experiment()
     freeze([each for keeper in keepers_of(experiment) for each in keeper.children(recursive=True)])
-    assert stopped_within(experiment) < 20
+    assert stopped_within(experiment) < scaled_s(20)
     assert_nothing_runs(tmp_path)
 
 
-def test_a_frozen_guard_outlives_neither_its_keeper_nor_a_keeper_that_is_killed(an_experiment, tmp_path):
+def test_a_suspended_guard_ends_with_its_keeper_also_if_that_is_killed(an_experiment, tmp_path):
     experiment = an_experiment()
     freeze(guards_of(tmp_path, experiment))
     os.kill(experiment.keeper_pids()[0], signal.SIGKILL)
     wait_until(
-        lambda: sum("endTime" in trial for trial in experiment.get("/trial-jobs")) == 1, "its trial is over"
+        lambda: sum("endTime" in trial for trial in experiment.get("/trial-jobs")) == 1, "its trial has ended"
     )
     stopped_within(experiment)
     assert_nothing_runs(tmp_path)
 
 
-def test_a_keeper_that_hangs_is_killed_with_all_it_started(a_real_experiment, tmp_path, monkeypatch):
-    """In this process, with short deadlines. The trial has a process in a session of its own that forgets its environment."""
+def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tmp_path, monkeypatch):
+    """In this process, with short deadlines. The trial has a process in another session with an empty
+    environment.
+    """
     hang, folder = tmp_path / "hang", tmp_path / "python"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HANGS.format(file=str(hang)))
@@ -263,10 +267,10 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_started(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_that_nothing_ends_is_named_with_the_command_that_removes_it(
+def test_a_job_that_cannot_be_ended_is_named_with_the_command_that_removes_it(
     a_real_experiment, tmp_path, monkeypatch
 ):
-    """The training service ends nothing at all, like a cluster that is out of reach."""
+    """The training service cannot end any job, like an unreachable cluster."""
     monkeypatch.setenv(MARK, str(tmp_path))
     experiment = a_real_experiment(ENDLESS, trialConcurrency=1, maxTrialNum=1)
 
@@ -293,14 +297,14 @@ def test_a_job_that_nothing_ends_is_named_with_the_command_that_removes_it(
             engine.stop()
             await asyncio.wait_for(engine.until_stopped(), DEADLINE_S)
             written = len(decode(metrics.read_bytes(), 0).records)
-            assert experiment.row_count() > 0.8 * written, "what the trial has written meanwhile is read"
+            assert experiment.row_count() > 0.8 * written, "results written meanwhile must be stored"
             (leftover,) = engine.jobs.leftovers.values()
             assert leftover.endswith(f"which may still run; remove it with `kill -9 {pid}`")
             assert engine.snapshot().problem == leftover
             (trial,) = engine.experiment.trials.values()
             assert (trial.state.value, trial.message) == ("USER_CANCELED", leftover)
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: not engine.jobs.leftovers, "the manager sees that it has ended")
+            await until(lambda: not engine.jobs.leftovers, "the manager has detected its end")
 
     asyncio.run(play())
     assert_nothing_runs(tmp_path)

@@ -1,6 +1,7 @@
-"""A power cut or a full disk leaves half of a state file, or nothing of it: resume goes on, or names the file and the remedy.
+"""State files truncated by a power cut or a full disk: resume works, or names the file and the remedy.
 
-TORN=all damages each file in both forms; without it, every other file is emptied, and the rest are cut in half.
+TORN=all damages each file in both forms; without it, every other file is emptied, and the rest are cut in
+half.
 """
 
 import concurrent.futures
@@ -36,7 +37,7 @@ while number in (2, 3):
     time.sleep(0.1)
 nni.report_final_result(number)
 """
-# What programs say, and what trials write: nothing that a manager goes by.
+# Logs and the output of trials: the manager does not depend on them.
 NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|^sdk/nni_sdk/(?!trial\.py)")
 AT_ONCE = 4
 FORMS = ("emptied", "cut in half")
@@ -44,7 +45,7 @@ FORMS = ("emptied", "cut in half")
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """An experiment whose machine was lost in mid-run: two trials had ended, two ran. No process of it is left."""
+    """An experiment whose machine was lost while two trials ran and two had ended. No process is left."""
     experiment = RealExperiment(
         tmp_path_factory.mktemp("whole"), TRAIN, trialConcurrency=2, maxTrialNum=FIRST_OF_RESUME + 1
     )
@@ -58,7 +59,7 @@ def stopped(tmp_path_factory):
         experiment.kill_manager()
         for process in processes_in(experiment.folder):
             process.kill()
-    wait_until(lambda: not processes_in(experiment.folder), "its processes are gone")
+    wait_until(lambda: not processes_in(experiment.folder), "its processes have ended")
     with StoreReader(experiment.folder.database) as reader:
         session_auth = SessionAuth(
             reader.experiment().secret, experiment.folder.experiment_id, experiment.folder.ended_sessions
@@ -79,7 +80,7 @@ def processes_in(folder):
 
 
 def state_files(folder):
-    """One of each kind: those that differ in the ids in their paths alone are read by the same code."""
+    """One file of each kind: files whose paths differ only in ids are read by the same code."""
     kinds = {}
     for path in sorted(folder.path.rglob("*")):
         name = str(path.relative_to(folder.path))
@@ -89,7 +90,7 @@ def state_files(folder):
 
 
 def copy_of(whole, folder):
-    """The same experiment in another place. SQLite's files are copied as they are: nobody has them open."""
+    """A copy of the experiment. SQLite's files are copied directly, since no process has them open."""
     copy = RealExperiment.__new__(RealExperiment)
     copy.__dict__ |= vars(whole) | {
         "folder": ExperimentFolder(folder / whole.folder.path.name),
@@ -100,7 +101,7 @@ def copy_of(whole, folder):
 
 
 def committed(folder):
-    """All rows that what was damaged must not take away: those of trials that were over, and every record."""
+    """All rows that the damage must not remove: the ended trials, and every record."""
     with StoreReader(folder.database) as reader:
         over = {
             trial.trial_id: (trial.final, trial.value) for trial in reader.trials() if trial.state.is_terminal
@@ -118,7 +119,7 @@ def as_it_is(folder):
 
 
 def resume_with(whole, folder, name, form, before):
-    """Damage one file of a copy and resume that; what is wrong, or None."""
+    """Damage one file of a copy and resume it; return what is wrong, or None."""
     copy = copy_of(whole, folder)
     damaged = copy.folder.path / name
     content = damaged.read_bytes()
@@ -136,28 +137,28 @@ def resume_with(whole, folder, name, form, before):
         ):
             return f"{name}, {form}: the message names no file and remedy: {told}"
         if as_it_is(copy.folder) != damaged_database:
-            return f"{name}, {form}: it was refused, and changed"
+            return f"{name}, {form}: the resume was refused, but changed the database"
         return None
     try:
-        # The trial that runs anew tells that the experiment goes on.
+        # The restarted trial proves that the experiment continues.
         copy.wait_for_status("DONE")
         over, rows = committed(copy.folder)
         missing = [each for each in before[0].items() if each not in over.items()]
         if missing or not before[1] <= rows:
             return f"{name}, {form}: lost {missing} and {len(before[1] - rows)} records"
         if len(rows) != len({row[:4] for row in rows}):
-            return f"{name}, {form}: doubled"
+            return f"{name}, {form}: duplicate records"
     finally:
         copy.close()
     return None
 
 
-def test_resume_goes_on_with_any_torn_state_file_or_names_it_with_the_remedy(stopped, tmp_path):
+def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(stopped, tmp_path):
     kinds = state_files(stopped.folder)
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds
     )
-    whole = copy_of(stopped, tmp_path / "to look at")  # a look may change SQLite's files
+    whole = copy_of(stopped, tmp_path / "to look at")  # reading may change SQLite's files
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, 82)
     cases = [
@@ -188,7 +189,7 @@ nni.report_final_result(i)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_trial_that_runs_goes_on_when_the_note_of_its_job_is_torn(a_real_experiment, form):
+def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_truncated(a_real_experiment, form):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
     experiment.start()
     wait_until(
@@ -200,7 +201,9 @@ def test_a_trial_that_runs_goes_on_when_the_note_of_its_job_is_torn(a_real_exper
         content = note.read_bytes()
         note.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
     experiment.start()
-    wait_until(lambda: sorted(experiment.keeper_pids()) == keepers, "the same processes are noted again")
+    wait_until(
+        lambda: sorted(experiment.keeper_pids()) == keepers, "the state files name the same processes again"
+    )
     assert len(list(experiment.folder.jobs.glob("*.json.torn-1"))) == 2
     assert "is torn" in experiment.folder.manager_log.read_text()
     (experiment.code / "gate").touch()
@@ -211,16 +214,16 @@ def test_a_trial_that_runs_goes_on_when_the_note_of_its_job_is_torn(a_real_exper
         assert_rows_are_what_was_written(experiment, trial["id"])
 
 
-def test_a_trial_whose_end_is_torn_keeps_every_result_and_the_experiment_goes_on(a_real_experiment):
+def test_a_trial_with_a_truncated_exit_record_keeps_its_results(a_real_experiment):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2, trialConcurrency=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "a trial reports")
     (trial,) = experiment.get("/trial-jobs")
     experiment.kill_manager()
-    (experiment.code / "gate").touch()  # it ends while nobody is there
+    (experiment.code / "gate").touch()  # the trial ends without a manager
     (key,) = experiment.folder.workspace.attempts_of(trial["id"])
     end = experiment.folder.workspace.attempt(key).exit_json
-    wait_until(end.exists, "it has ended")
+    wait_until(end.exists, "the trial has ended")
     for process in processes_in(experiment.folder):
         process.kill()
     end.write_bytes(end.read_bytes()[:50])
@@ -235,7 +238,7 @@ def test_a_trial_whose_end_is_torn_keeps_every_result_and_the_experiment_goes_on
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of its own for an experiment's folder."""
+    """A small separate disk for an experiment's folder."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() != 0:
@@ -249,9 +252,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_resume_on_a_full_disk_names_the_disk_and_the_remedy_and_goes_on_when_there_is_room(
-    small_disk, tmp_path
-):
+def test_a_resume_on_a_full_disk_is_refused_with_the_remedy_and_works_after_it(small_disk, tmp_path):
     experiment = RealExperiment(
         tmp_path / "experiment", "import nni_sdk as nni\nnni.report_final_result(1)\n",
         maxTrialNum=2, logDir=str(small_disk),

@@ -1,9 +1,10 @@
-"""An experiment whose manager of an earlier commit was killed is resumed by this one: no row is lost or doubled.
+"""This manager resumes experiments of killed managers of earlier commits: no row is lost or duplicated.
 
-Each archive has three trials of 12 intermediate results and a final one. One is over. Of the others the database has 5 rows and
-none; the rest lies in the directories of their attempts. In experiment-0.6.tar.gz these are unsigned, attempts/0, and attempts/7
-beside one of them was forged. The experiment in experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz
-are of one commit: the last before columns and documents got the field's terms.
+Each archive has three trials of 12 intermediate results and a final one. One has ended. Of the others the
+database has 5 rows and none; the rest lies in the folders of their attempts. In experiment-0.6.tar.gz these
+are unsigned, attempts/0, and attempts/7 beside one of them was forged. The experiment in
+experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz are of one commit: the last
+one before columns and documents were renamed to the field's terms.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ nni_sdk.report_final_result(nni_sdk.get_sequence_id())
 
 
 def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]]:
-    """The experiment of an archive, resumed and run to its end."""
+    """Resume the experiment of an archive and run it to its end."""
     with tarfile.open(HERE / archive) as file:
         file.extractall(tmp_path, filter="data")
     folder = ExperimentFolder(tmp_path / "experiments" / "TESTEXPT")
@@ -60,7 +61,7 @@ def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]
 
 
 def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
-    """Every row of a trial is there once."""
+    """Check that every row of a trial is stored once."""
     assert (trial.state.value, trial.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.message
     with StoreReader(folder.database) as reader:
         assert values(metrics_of(reader, trial.trial_id)) == [*range(12), trial.sequence_id]
@@ -86,13 +87,13 @@ def test_unstored_records_of_format_6_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["one job each", "reuse"])
-def test_keepers_of_before_the_renames_work_with_this_manager(
+def test_keepers_from_before_the_renames_work_with_this_manager(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     a_real_experiment: Callable[..., RealExperiment],
     reuse: bool,
 ) -> None:
-    """With `reuse`, trials are prefetched, so all messages of the protocol are exchanged but a refusal."""
+    """With `reuse`, trials are prefetched, so all messages of the protocol except refusals are exchanged."""
     with tarfile.open(HERE / "keeper-0.7-before-renames.tar.xz") as file:
         file.extractall(tmp_path, filter="data")
     python, started = tmp_path / "python", tmp_path / "started"
@@ -118,4 +119,4 @@ def test_keepers_of_before_the_renames_work_with_this_manager(
     assert len(trials) == 8
     for trial in trials:
         check_rows(experiment.folder, trial)
-    assert len(started.read_text().split()) == (2 if reuse else 8), "each keeper is of before the renames"
+    assert len(started.read_text().split()) == (2 if reuse else 8), "every keeper must be the old one"

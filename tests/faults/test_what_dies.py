@@ -1,4 +1,4 @@
-"""One test for each thing that can die: nothing it had written is lost, nothing is counted twice, and every state is true."""
+"""One test per failure: no written byte is lost, none is counted twice, and every state is correct."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from trial_keeper.wire.messages import Stream
 
 REPORTS = 2000
 TRIALS = 8
-# Reports at a pace that leaves time to break something in the middle.
+# Reports slowly enough for a failure in the middle.
 PACED = f"""
 import time
 import nni_sdk as nni
@@ -25,7 +25,7 @@ nni.report_final_result({REPORTS})
 
 
 def is_zombie(pid):
-    # Whoever inherits orphans here may be slow to bury them.
+    # The process that adopts orphans may reap them late.
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -33,7 +33,7 @@ def is_zombie(pid):
 
 
 @pytest.mark.parametrize("manager_returns_at", ["the same port", "another port"])
-def test_a_manager_killed_in_the_middle_loses_and_doubles_nothing(a_real_experiment, manager_returns_at):
+def test_a_manager_killed_in_the_middle_loses_and_duplicates_no_result(a_real_experiment, manager_returns_at):
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
     experiment.start()
     wait_until(lambda: experiment.row_count() > TRIALS * REPORTS // 8, "some results are stored")
@@ -53,7 +53,7 @@ def test_a_manager_killed_in_the_middle_loses_and_doubles_nothing(a_real_experim
         assert trial["value"] == REPORTS
 
 
-def test_a_manager_killed_again_and_again_still_counts_once(a_real_experiment):
+def test_a_manager_killed_repeatedly_stores_every_result_once(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=4, maxTrialNum=4)
     for share in (0.05, 0.2, 0.4, 0.6):
         experiment.start()
@@ -82,13 +82,13 @@ def test_trials_that_end_without_a_manager_are_read_from_the_workspace(a_real_ex
         assert values(assert_rows_are_what_was_written(experiment, trial)) == [*range(REPORTS), REPORTS]
 
 
-def test_a_keeper_without_a_state_file_is_found_again(a_real_experiment):
+def test_a_keeper_without_a_state_file_is_adopted_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
     experiment.kill_manager()
     for note in experiment.folder.jobs.glob("*.json"):
-        note.unlink()  # as if the manager had died between starting the keeper and noting it
+        note.unlink()  # as if the manager died before it wrote this file
 
     experiment.start()
     assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 1
@@ -97,7 +97,7 @@ def test_a_keeper_without_a_state_file_is_found_again(a_real_experiment):
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
 
 
-def test_a_keeper_that_ended_without_a_manager_is_lost_with_its_last_lines(a_real_experiment):
+def test_a_keeper_that_died_without_a_manager_is_reported_as_lost_with_its_last_lines(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -116,7 +116,7 @@ def test_a_keeper_that_ended_without_a_manager_is_lost_with_its_last_lines(a_rea
     assert "free some space there" in trial["message"]
 
 
-def test_a_killed_trial_fails_with_its_signal_and_everything_written_before(a_real_experiment):
+def test_a_killed_trial_fails_with_its_signal_and_keeps_its_results(a_real_experiment):
     train = """
 import os, signal, sys
 import nni_sdk as nni
@@ -135,7 +135,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(500)]
 
 
-def test_a_killed_keeper_ends_its_trial_and_the_workspace_has_the_rest(a_real_experiment):
+def test_the_guard_of_a_killed_keeper_ends_its_trial_and_stored_results_are_kept(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -152,9 +152,9 @@ def test_a_killed_keeper_ends_its_trial_and_the_workspace_has_the_rest(a_real_ex
     assert values(rows) == [*range(len(rows))]
 
 
-def test_a_tuner_that_raises_ends_the_search_and_keeps_the_data(a_real_experiment, tmp_path):
+def test_a_failing_tuner_stops_the_experiment_until_a_resume_with_a_working_one(a_real_experiment, tmp_path):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # A tuner that fails at its third request, in place of the one the manager would make.
+    # A tuner that fails at its third request.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
@@ -199,8 +199,8 @@ def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_ex
         assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
 
 
-def test_a_keeper_of_another_version_stops_the_experiment_before_anything_runs(a_real_experiment, tmp_path):
-    # The keeper's process believes to be of another version, as one from an old image would.
+def test_keepers_of_another_version_stop_the_experiment_before_a_trial_runs(a_real_experiment, tmp_path):
+    # The keeper process reports another version, like one from an old image.
     other = tmp_path / "other-version"
     other.mkdir()
     (other / "sitecustomize.py").write_text(

@@ -11,9 +11,9 @@ from fake_manager import Site
 
 @pytest.fixture
 def silent_site(tmp_path: Path) -> Iterator[Site]:
-    """A workspace whose manager is named in manager.json, and listens nowhere."""
+    """A workspace whose manager.json names a manager that does not run."""
     site = Site(tmp_path)
-    site.manager.address = "127.0.0.1:9"  # discard: nobody listens below 1024 in a test
+    site.manager.address = "127.0.0.1:9"  # the discard port: no program listens below port 1024 in a test
     site.manager.write_document()
     yield site
     site.close()
@@ -28,6 +28,6 @@ def site(silent_site: Site) -> Site:
 
 @pytest.fixture(scope="session")
 def as_nobody() -> Iterator[tuple[str, ...]]:
-    """What starts a keeper's command as another user."""
+    """The command prefix that starts a keeper as user nobody."""
     with tempfile.TemporaryDirectory(prefix="keeper-of-nobody-") as folder:
         yield keepers_of_nobody(Path(folder))

@@ -1,4 +1,4 @@
-"""Who may speak to a real manager, and what it makes of keepers that break the protocol."""
+"""Authentication of keepers by a real manager, and its responses to protocol violations."""
 
 import grpc
 import pytest
@@ -20,8 +20,8 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
 
 
-class Stranger:
-    """A client of our own that says what it likes."""
+class ForgingClient:
+    """A client that sends arbitrary messages."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -33,8 +33,8 @@ class Stranger:
         values = {"version": __version__, "experiment_id": "TESTEXPT", "job_id": self.job, "task": "main-0"}
         return Hello(**values | fields)
 
-    def say(self, *messages, job=None, token=None):
-        """What the manager answers; ends when it ends the stream."""
+    def send(self, *messages, job=None, token=None):
+        """The manager's responses, until it ends the stream."""
         metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
         requests = [m if isinstance(m, ConnectRequest) else keeper_messages_to_pb([m]) for m in messages]
         with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
@@ -43,22 +43,22 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(a_real_experiment):
+def forging_client(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
-    return Stranger(experiment)
+    return ForgingClient(experiment)
 
 
-def refusal(stranger, *messages, **metadata):
+def refusal(forging_client, *messages, **metadata):
     with pytest.raises(grpc.RpcError) as caught:
-        stranger.say(*messages, **metadata)
+        forging_client.send(*messages, **metadata)
     return caught.value.code(), caught.value.details()
 
 
-def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
-    key = AttemptKey(stranger.job, attempt_id(0), "main-0")
-    hello = stranger.hello(attempts=(key,))
+def test_invalid_connections_are_refused_with_a_reason_and_change_nothing(forging_client):
+    key = AttemptKey(forging_client.job, attempt_id(0), "main-0")
+    hello = forging_client.hello(attempts=(key,))
     code = grpc.StatusCode
     cases = [
         (
@@ -67,18 +67,18 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             code.UNAUTHENTICATED,
             "token",
         ),
-        ((stranger.hello(job_id="other"),), {}, code.UNAUTHENTICATED, "token"),
+        ((forging_client.hello(job_id="other"),), {}, code.UNAUTHENTICATED, "token"),
         ((hello,), {"job": "other"}, code.UNAUTHENTICATED, "token"),
-        ((stranger.hello(experiment_id="OTHEREXP"),), {}, code.NOT_FOUND, "job"),
-        ((stranger.hello(version="0.5.9"),), {}, code.FAILED_PRECONDITION, "0.5.9"),
+        ((forging_client.hello(experiment_id="OTHEREXP"),), {}, code.NOT_FOUND, "job"),
+        ((forging_client.hello(version="0.5.9"),), {}, code.FAILED_PRECONDITION, "0.5.9"),
         (
-            (stranger.hello(attempts=(AttemptKey("other", attempt_id(0), "main-0"),)),),
+            (forging_client.hello(attempts=(AttemptKey("other", attempt_id(0), "main-0"),)),),
             {},
             code.INVALID_ARGUMENT,
             "belongs to another job",
         ),
         (
-            (stranger.hello(attempts=(AttemptKey(stranger.job, attempt_id(0), "../.."),)),),
+            (forging_client.hello(attempts=(AttemptKey(forging_client.job, attempt_id(0), "../.."),)),),
             {},
             code.INVALID_ARGUMENT,
             "../..",
@@ -95,38 +95,38 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
         ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "its kind is unknown"),
     ]
     for messages, metadata, status, word in cases:
-        got, details = refusal(stranger, *messages, **metadata)
+        got, details = refusal(forging_client, *messages, **metadata)
         assert (got, word in details) == (status, True), (messages, got, details)
         assert details.startswith("cannot")
-    assert stranger.experiment.row_count() == 1
-    assert stranger.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
+    assert forging_client.experiment.row_count() == 1
+    assert forging_client.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
 
 
-def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
-    keepers = stranger.experiment.summary()["keepers"]
+def test_a_probe_is_accepted_and_does_not_disconnect_the_keeper(forging_client):
+    keepers = forging_client.experiment.summary()["keepers"]
     assert keepers == 1
-    assert stranger.say(stranger.hello(is_probe=True)) == [Welcome(__version__)]
-    status, details = refusal(stranger, stranger.hello(is_probe=True), token="wrong")
+    assert forging_client.send(forging_client.hello(is_probe=True)) == [Welcome(__version__)]
+    status, details = refusal(forging_client, forging_client.hello(is_probe=True), token="wrong")
     assert (status, "token" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
-    log = stranger.experiment.folder.manager_log.read_text()
+    log = forging_client.experiment.folder.manager_log.read_text()
     assert "a probe of version" in log
     assert "disconnected" not in log
-    assert stranger.experiment.summary()["keepers"] == 1
+    assert forging_client.experiment.summary()["keepers"] == 1
 
 
-def test_nothing_may_follow_the_hello_of_a_probe():
+def test_a_message_after_the_hello_of_a_probe_is_a_protocol_error():
     chunk = Chunk(AttemptKey("abcde", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")
     with pytest.raises(ProtocolError, match="cannot accept Chunk from a probe"):
         ProbeSession().receive(chunk)
 
 
-def test_a_keeper_with_its_token_is_told_what_is_durable(stranger):
-    (key,) = stranger.experiment.folder.workspace.attempts_of(stranger.job)
-    (welcome,) = stranger.say(stranger.hello(attempts=(key,)))
+def test_a_keeper_with_a_valid_token_receives_the_stored_offsets(forging_client):
+    (key,) = forging_client.experiment.folder.workspace.attempts_of(forging_client.job)
+    (welcome,) = forging_client.send(forging_client.hello(attempts=(key,)))
     assert isinstance(welcome, Welcome)
     assert welcome.version == __version__
     (attempt,) = welcome.attempts
     assert attempt.offsets == {
-        Stream.METRICS: stranger.experiment.stream(stranger.job, Stream.METRICS).stat().st_size
+        Stream.METRICS: forging_client.experiment.stream(forging_client.job, Stream.METRICS).stat().st_size
     }
     assert not attempt.closed

@@ -1,4 +1,4 @@
-"""Annotated code through the real nnictl: read, run with chosen values, gone on with, and printed with a trial's values."""
+"""Annotated code with the real nnictl: create, resume, and print the code with a trial's values."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ NET = "'''@nni.variable(nni.choice(16, 32, 64), name=width)'''\nwidth = 8\n"
 
 @pytest.fixture
 def place(tmp_path):
-    """A user's annotated code. Whatever a test starts there ends with it."""
+    """A user's annotated code. Processes that a test starts here are killed after the test."""
     folder = tmp_path / "work"
     (folder / "package").mkdir(parents=True)
     (folder / "config.yml").write_text(CONFIG)
@@ -92,7 +92,7 @@ def run(place):
     return run_command
 
 
-def test_annotated_code_is_searched_and_its_own_stays_as_it_is(place, run):
+def test_trials_run_a_copy_of_annotated_code_and_the_original_is_unchanged(place, run):
     alone = run("-m", "package.train", program=sys.executable)
     assert (alone.stdout, alone.stderr) == ("ran with 8 0.5\n", "")
 
@@ -127,7 +127,7 @@ def test_annotated_code_is_searched_and_its_own_stays_as_it_is(place, run):
         assert json.loads(trial["finalMetricData"][0]["data"])["lr"] == lr
         assert run("log", "trial", name, "-T", trial["id"]).stdout == f"ran with {size} {lr}\n"
 
-    # What nnictl prints are the files as they were, with a trial's values: they run on their own with these.
+    # nnictl prints the original files with the trial's values, so they run without nnictl.
     printed = run("trial", "codegen", name, "--trial-id", first["id"])
     assert (printed.returncode, printed.stderr) == (0, "")
     width, lr, function = (first["parameters"][key] for key in params["searchSpace"])
@@ -143,7 +143,7 @@ if not pathlib.Path.home().joinpath("may-go-on").exists():
 """
 
 
-def test_an_experiment_that_goes_on_runs_the_code_it_began_with(place, run):
+def test_a_resumed_experiment_runs_the_code_it_was_created_with(place, run):
     (place / "package" / "train.py").write_text(TRAIN.replace("def large", WAITS + "def large"))
     created = run("create", "--config", "config.yml", "--port", "auto")
     name = created.stdout.split("The experiment id is ")[1].split()[0]
@@ -158,7 +158,7 @@ def test_an_experiment_that_goes_on_runs_the_code_it_began_with(place, run):
     assert run("trial", "codegen", name, "-T", last["id"]).stdout.startswith("# ---- package/net.py\n'''@nni")
 
 
-def test_a_wrong_annotation_is_shown_with_file_and_line_and_nothing_is_made(place, run):
+def test_an_invalid_annotation_is_reported_with_file_and_line_and_no_experiment_is_created(place, run):
     (place / "package" / "net.py").write_text(NET.replace("name=width", "name=widht"))
     (place / "package" / "train.py").write_text(TRAIN.replace("@nni.get_next", "@nni.get_nxt"))
     done = run("create", "--config", "config.yml", "--port", "auto")
@@ -173,7 +173,7 @@ def test_a_wrong_annotation_is_shown_with_file_and_line_and_nothing_is_made(plac
     assert not (place.parent / "experiments").exists()
 
 
-def test_code_is_generated_only_of_annotated_code(place, run):
+def test_codegen_is_refused_for_code_without_annotations(place, run):
     (place / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (place / "config.yml").write_text(CONFIG.replace("useAnnotation: true", "useAnnotation: false"))
     (place / "package" / "net.py").write_text("import nni_sdk\nnni_sdk.report_final_result(1)\nwidth = 1\n")

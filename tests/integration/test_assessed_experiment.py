@@ -1,4 +1,4 @@
-"""A whole experiment whose trials an assessor stops early, and whose tuner has a list to work through."""
+"""A whole experiment with an assessor that stops trials early and a tuner with a finite grid."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
-# Bad trials wait for ever after their first result.
+# Bad trials block after their first result.
 TRAIN = """
 import signal, nni_sdk
 x = nni_sdk.get_next_parameter()["x"]
@@ -21,7 +21,7 @@ nni_sdk.report_final_result(x)
 """
 
 
-def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_what_is_bad(a_real_experiment):
+def test_medianstop_stops_bad_trials_early_and_restores_its_state_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"x": {"_type": "choice", "_value": [1.0, 0.0, 0.1]}},
@@ -42,7 +42,7 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
     ]
 
     config = experiment.config
-    ignorant, restored = make_assessment(config), make_assessment(config)
+    unrestored, restored = make_assessment(config), make_assessment(config)
 
     async def restore():
         engine = Engine(config, experiment.folder, Void, make_tuner, restored)
@@ -50,6 +50,6 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
         await engine.close()
 
     asyncio.run(asyncio.wait_for(restore(), DEADLINE_S))
-    assert ignorant.report(99, 0, (0.5,))
+    assert unrestored.report(99, 0, (0.5,))
     assert not restored.report(99, 0, (0.5,))
     assert restored.report(98, 0, (1.0,))

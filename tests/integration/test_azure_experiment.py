@@ -1,4 +1,6 @@
-"""An experiment whose jobs mount a share of Azure, when the network between keepers and manager, or an upload, fails."""
+"""An experiment with jobs on an Azure share: a failed upload, and keepers without a network to the
+manager.
+"""
 
 import asyncio
 
@@ -29,7 +31,7 @@ for step in range(500):
     nni_sdk.report_intermediate_result(step)
 nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
 """
-# Nobody listens there.
+# A port without a listener.
 NOWHERE = "127.0.0.1:9"
 
 
@@ -51,7 +53,9 @@ def cluster(tmp_path, azure, monkeypatch):
         yield cluster
 
 
-def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_path, azure, cluster):
+def test_a_job_is_submitted_after_its_upload_and_all_metrics_arrive_without_a_network(
+    tmp_path, azure, cluster
+):
     experiment = RealExperiment(
         tmp_path,
         TRAIN,
@@ -81,9 +85,9 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
             assert not cluster.store.list(FRAMEWORKS)
             assert cluster.api.counted()["create", "frameworks"] == 0
             azure.refuses = None
-            await until(lambda: cluster.store.list(FRAMEWORKS), "there is a job", DEADLINE_S)
-            azure.fails_with = [(503, "ServerBusy")] * 6  # of what is read from here on
-            await until(lambda: engine.experiment.state is ExperimentState.DONE, "it is done")
+            await until(lambda: cluster.store.list(FRAMEWORKS), "the job is submitted", DEADLINE_S)
+            azure.fails_with = [(503, "ServerBusy")] * 6  # reads from here on fail
+            await until(lambda: engine.experiment.state is ExperimentState.DONE, "the experiment is done")
             (trial,) = engine.experiment.trials.values()
             assert trial.state.value == "SUCCEEDED", trial.message
             return trial.trial_id
@@ -97,7 +101,7 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
     assert len(written) == 501
     assert [(row.record_offset, row.value) for row in rows] == [(each.offset, each.value) for each in written]
     asyncio.run(
-        asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "it is cleared away"), DEADLINE_S)
+        asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "the job is deleted"), DEADLINE_S)
     )
     assert not cluster.store.list(SECRETS)
     assert not cluster.store.list(PODS)

@@ -1,4 +1,4 @@
-"""A share of Azure by the real SDK: what is sent is there, what is read is what is there, and the key stays where it belongs."""
+"""An Azure share with Azure's real SDK: uploads, downloads, and the secrecy of the key."""
 
 import base64
 import contextlib
@@ -33,7 +33,7 @@ SIGNER = Signer("EXPT", "job", lambda _: TOKEN)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Azure, and a share whose key was read from it once."""
+    """A fake Azure, and a share that has read its key from the vault."""
     folder = tmp_path_factory.mktemp("azure")
     with Azure(folder / "azure") as azure, pytest.MonkeyPatch.context() as patch:
         for name, value in azure.environ.items():
@@ -67,7 +67,7 @@ def workspace(site):
 
 
 def contents(folder):
-    """What keepers see: every file below a folder, and the empty folders."""
+    """The content of a folder as keepers see it: every file, and the empty folders."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
@@ -79,14 +79,12 @@ def a_trial():
     return Trial("trial", 0, {"x": 1}, {}, 0.0, "trial")
 
 
-# ---- what keepers read
+# ---- files that keepers read
 
 
-def test_all_that_keepers_read_is_on_the_share_once_it_is_written_and_manager_json_comes_last(
-    azure, share, workspace
-):
+def test_every_file_for_keepers_is_uploaded_and_manager_json_comes_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
-    workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)  # more than a range takes
+    workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)  # larger than one range
     workspace.checkpoints.mkdir()
     document = ManagerDocument("EXPT", "0.6.0", ("10.0.0.1:8081",))
     files.write_experiment(document, "echo\n", "code-c0de.tar.gz")
@@ -100,7 +98,7 @@ def test_all_that_keepers_read_is_on_the_share_once_it_is_written_and_manager_js
     assert [call for call in snapshots if "rename" in call] == ["PUT nni/EXPT/code-c0de.tar.gz?comp=rename"]
 
 
-def test_no_file_is_ever_seen_in_part(azure, share, workspace):
+def test_an_upload_replaces_the_file_atomically_by_a_rename(azure, share, workspace):
     workspace.run_sh.write_bytes(b"x" * 5_000_000)
     share.send(workspace.run_sh)
     share.send(workspace.run_sh)
@@ -109,12 +107,12 @@ def test_no_file_is_ever_seen_in_part(azure, share, workspace):
     assert list((azure.share / "EXPT").iterdir()) == [azure.share / "EXPT" / "run.sh"]
 
 
-def test_folders_that_somebody_removed_are_made_again(azure, share, workspace):
+def test_folders_deleted_from_the_share_are_created_again(azure, share, workspace):
     workspace.run_sh.write_text("echo\n")
     share.send(workspace.run_sh)
     share.remove(workspace.root)
     assert list(azure.share.iterdir()) == []
-    share.remove(workspace.root)  # and nothing is no matter
+    share.remove(workspace.root)  # removing it twice is no error
     share.send(workspace.run_sh)
     (azure.share / "EXPT" / "run.sh").unlink()
     (azure.share / "EXPT").rmdir()
@@ -122,10 +120,10 @@ def test_folders_that_somebody_removed_are_made_again(azure, share, workspace):
     assert (azure.share / "EXPT" / "run.sh").read_text() == "echo\n"
 
 
-# ---- what keepers leave
+# ---- files that keepers write
 
 
-def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mount(azure, share, workspace):
+def test_files_of_keepers_are_read_by_ranges_with_the_same_result_as_from_a_mount(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY)
     files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
     assert files.find_attempts("trial", SIGNER).newest == []
@@ -156,28 +154,28 @@ def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mo
         call.startswith(f"GET nni/EXPT/trials/trial/attempts/{KEY.attempt_id}/worker-0/output/stderr?")
         for call in azure.asked
     )
-    assert not workspace.trial("trial").path.exists(), "nothing is kept here"
+    assert not workspace.trial("trial").path.exists(), "no local copy must exist"
 
 
-def test_who_reads_files_is_brought_what_is_not_here_yet(azure, share, workspace):
+def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, workspace):
     files, there = SharedFiles(workspace, share), Workspace(azure.share / "EXPT").attempt(KEY)
     here = workspace.attempt(KEY).stream(Stream.STDOUT)
     files.fetch("trial", Stream.STDOUT)
     there.output.mkdir(parents=True)
     files.fetch("trial", Stream.STDOUT)
     assert not here.exists()
-    # What has not come from the node yet is read as zeros.
+    # Bytes that the node has not sent yet are read as zeros.
     for written, brought in ((b"one\n" + bytes(8), b"one\n"), (b"one\ntwo\n", b"one\ntwo\n")):
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
         assert here.read_bytes() == brought
-    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # a mount has it all
+    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # no download from a mount
 
 
-def test_a_log_that_two_processes_fetch_at_once_is_here_once_and_whole(azure, share, workspace):
+def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
     there.parent.mkdir(parents=True)
-    content = bytes(range(1, 250)) * 10_000  # more than is read at once
+    content = bytes(range(1, 250)) * 10_000  # more than one read returns
     there.write_bytes(content)
 
     class Slow(AzureShare):
@@ -191,24 +189,24 @@ def test_a_log_that_two_processes_fetch_at_once_is_here_once_and_whole(azure, sh
             data = share.read(path, offset, longest)
             if self.others:
                 self.others -= 1
-                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)  # while this one's is on its way
+                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)  # during the other fetch
             return data
 
     SharedFiles(workspace, Slow()).fetch("trial", Stream.STDOUT)
     assert workspace.attempt(KEY).stream(Stream.STDOUT).read_bytes() == content
 
 
-# ---- what fails
+# ---- errors
 
 
-def test_an_upload_that_fails_for_a_moment_is_made_again(azure, share, workspace):
+def test_a_failed_upload_is_retried(azure, share, workspace):
     workspace.run_sh.write_text("echo\n")
     azure.fails_with = [(503, "ServerBusy"), (0, "")]
     share.send(workspace.run_sh)
     assert (azure.share / "EXPT" / "run.sh").read_text() == "echo\n"
 
 
-def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure, share, workspace):
+def test_an_upload_is_retried_while_a_keeper_has_the_file_open(azure, share, workspace):
     workspace.manager_json.write_text("[]\n")
     share.send(workspace.manager_json)
     workspace.manager_json.write_text("{}\n")
@@ -225,7 +223,9 @@ def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure
         ((413, "ShareSizeLimitReached"), 1, "raise its quota"),
     ],
 )
-def test_an_upload_that_goes_on_failing_says_why_and_what_to_do(azure, share, workspace, fault, tries, told):
+def test_an_upload_that_keeps_failing_raises_with_cause_and_remedy(
+    azure, share, workspace, fault, tries, told
+):
     workspace.run_sh.write_text("echo\n")
     share.send(workspace.run_sh)
     before = len(azure.writes())
@@ -238,13 +238,13 @@ def test_an_upload_that_goes_on_failing_says_why_and_what_to_do(azure, share, wo
     assert len(azure.writes()) == before + tries
 
 
-def test_how_often_an_upload_is_made_again_is_what_the_experiment_file_says(azure, workspace):
+def test_the_number_of_upload_retries_comes_from_the_experiment_file(azure, workspace):
     again = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET, upload_tries_again=4)
     with contextlib.closing(AzureShare(again, workspace.root)) as share:
         assert share._retry_policy.tries == 5
 
 
-def test_a_key_that_was_changed_is_read_anew_and_jobs_get_the_new_one(azure, share, workspace):
+def test_a_changed_account_key_is_read_again_from_the_vault_and_passed_to_jobs(azure, share, workspace):
     workspace.run_sh.write_text("echo\n")
     azure.key = azure.vault_key = new_key("another")
     share.send(workspace.run_sh)
@@ -252,7 +252,7 @@ def test_a_key_that_was_changed_is_read_anew_and_jobs_get_the_new_one(azure, sha
     assert secret.texts == {"azurestorageaccountname": ACCOUNT, "azurestorageaccountkey": azure.key}
 
 
-def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, share, workspace, caplog):
+def test_a_key_missing_in_the_vault_is_reported_without_showing_any_secret(azure, share, workspace, caplog):
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")
@@ -278,7 +278,7 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
         ({"vault_key": ""}, "store one of the account's two keys there"),
     ],
 )
-def test_a_key_that_cannot_be_had_is_told_with_the_way_out(azure, workspace, change, told):
+def test_an_unreadable_or_malformed_key_is_an_error_with_a_remedy(azure, workspace, change, told):
     for name, value in change.items():
         setattr(azure, name, value)
     with pytest.raises(UserError, match="cannot read the key of storage account mystorage") as raised:
@@ -286,26 +286,26 @@ def test_a_key_that_cannot_be_had_is_told_with_the_way_out(azure, workspace, cha
     assert told in str(raised.value)
 
 
-def test_a_login_that_azure_refuses_is_told_in_azures_words(azure, workspace, monkeypatch):
+def test_a_refused_azure_login_shows_azures_error_code(azure, workspace, monkeypatch):
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong-s3cret")
     with pytest.raises(UserError, match=r"AADSTS7000215.*az login") as raised:
         AzureShare(STORAGE, workspace.root, QUICK)
     assert "wrong-s3cret" not in str(raised.value)
 
 
-def test_a_secret_that_is_not_there_is_no_key(azure, workspace):
+def test_a_missing_vault_secret_is_an_error(azure, workspace):
     with pytest.raises(
         UserError, match="secret other of the vault my-vault does not exist; correct keyVault"
     ):
         AzureShare(AzureStorage(ACCOUNT, SHARE, VAULT, "other"), workspace.root, QUICK)
 
 
-def test_a_vault_that_does_not_answer_is_asked_later(azure, workspace):
+def test_an_unreachable_vault_is_a_retryable_error(azure, workspace):
     with pytest.raises(StorageUnavailable, match=r"check the network and keyVault\.vaultName"):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 
-def test_a_share_need_not_be_there_to_be_looked_for(azure, share):
+def test_check_finds_the_share_with_one_call_and_reports_an_unreachable_one(azure, share):
     share.check()
     assert azure.asked == ["GET nni?restype=share"]
     azure.key = new_key("second")

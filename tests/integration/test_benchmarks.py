@@ -1,6 +1,6 @@
-"""The measurements of `make bench` that need many keepers run, with few of them, and Ray Tune with few trials.
+"""The measurements of `make bench` that need many keepers, with few of them, and Ray Tune with few trials.
 
-What they find is not judged here.
+The measured values are not checked here.
 """
 
 import importlib
@@ -54,9 +54,9 @@ def test_a_measurement_runs_with_few_keepers_and_counts_every_record(
 
 
 @pytest.mark.peer
-def test_ray_tune_is_measured_with_its_records_and_without_and_leaves_nothing_running(benchmark_module):
+def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(benchmark_module):
     ray_tune = benchmark_module("bench_turnaround").ray_tune
-    with tempfile.TemporaryDirectory() as folder:  # of a short name
+    with tempfile.TemporaryDirectory() as folder:  # keeps the path short
         (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
         if ray == NO_RAY:
             pytest.skip(ray)
@@ -76,7 +76,7 @@ def cmdline(process):
     ("ours_ms", "holds_alone", "holds_beside_ray"),
     [(5.9, True, True), (9.4, False, True), (9.6, False, False)],
 )
-def test_a_warm_trial_is_judged_by_the_goal_or_by_ray_tune_as_it_comes(
+def test_a_warm_trial_must_reach_the_goal_or_be_faster_than_ray_tune(
     benchmark_module, ours_ms, holds_alone, holds_beside_ray
 ):
     bench = benchmark_module("bench_turnaround")

@@ -1,4 +1,4 @@
-"""A manager's process whose disk takes nothing, and keepers that send all the same."""
+"""A manager whose disk is blocked, and keepers that keep sending."""
 
 import contextlib
 import sqlite3
@@ -27,15 +27,15 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
 MAX_CHUNKS = 200
-# Of each stream: a message in the hands of the servicer, and what gRPC has read ahead.
+# Per stream: one message in the servicer, and the bytes that gRPC has read ahead.
 MAX_OF_A_STREAM_BYTES = 1 << 20
-# The manager's estimate of what waits, less what Python's allocator keeps.
+# Tolerance for memory that Python's allocator keeps.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
 
 
 class Flood:
-    """A keeper that heeds no window: it sends as fast as the stream takes it."""
+    """A keeper without flow control: it sends as fast as the stream accepts."""
 
     def __init__(self, port, secret, job_id, stream):
         self.key = AttemptKey(job_id, attempt_id(0), "main-0")
@@ -93,11 +93,11 @@ def manager(a_real_experiment):
     process.communicate()
 
 
-def test_a_manager_holds_no_more_than_it_may_however_much_keepers_send(manager):
+def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_loses_no_connection(manager):
     experiment, process, port = manager
     with StoreReader(experiment.folder.database) as reader:
         secret = reader.experiment().secret
-        jobs = wait_until(lambda: len(found := reader.jobs()[0]) == KEEPERS and found, "all jobs are there")
+        jobs = wait_until(lambda: len(found := reader.jobs()[0]) == KEEPERS and found, "all jobs are stored")
     streams = [Stream.METRICS, Stream.STDOUT] * (KEEPERS // 2)
     floods = [Flood(port, secret, job.job_id, stream) for job, stream in zip(jobs, streams, strict=True)]
     try:
@@ -107,18 +107,18 @@ def test_a_manager_holds_no_more_than_it_may_however_much_keepers_send(manager):
         try:
             for flood in floods:
                 flood.may_send.set()
-            stalls(floods)
+            wait_until_stalled(floods)
             sent_bytes = sum(flood.sent_chunks for flood in floods) * CHUNK_BYTES
             grown_bytes = process.memory_info().rss - before_bytes
         finally:
             blocker.close()
         assert sent_bytes < KEEPERS * MAX_CHUNKS * CHUNK_BYTES / 2
         assert grown_bytes < MAX_BYTES + KEEPERS * MAX_OF_A_STREAM_BYTES + SLACK_BYTES
-        # When the disk is back all goes on, and nothing was lost.
+        # When the disk accepts writes again, all keepers continue.
         held = [flood.sent_chunks for flood in floods]
         wait_until(
             lambda: all(flood.sent_chunks > chunks for flood, chunks in zip(floods, held, strict=True)),
-            "all go on",
+            "all keepers continue",
         )
     finally:
         for flood in floods:
@@ -136,12 +136,12 @@ def hold_the_database(database):
     return blocker
 
 
-def stalls(floods):
-    """Wait until the manager has taken nothing more of any for a second."""
+def wait_until_stalled(floods):
+    """Wait until the manager has accepted no chunk for a second."""
     seen = []
 
     def nothing_moves():
         seen.append([flood.sent_chunks for flood in floods])
         return len(seen) > STANDS_STILL_LOOKS and all(each == seen[-1] for each in seen[-STANDS_STILL_LOOKS:])
 
-    wait_until(nothing_moves, "nothing more is taken")
+    wait_until(nothing_moves, "no more chunks are accepted")

@@ -1,4 +1,4 @@
-"""What is new of an experiment, told to those who ask again, and to those who follow."""
+"""Changes of an experiment, for clients that poll and for clients that follow the event stream."""
 
 import asyncio
 import contextlib
@@ -41,8 +41,8 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture
-def a_picture(tmp_path):
-    """Of an experiment that goes on."""
+def a_snapshot(tmp_path):
+    """A snapshot of a running experiment."""
     stored = ExperimentSnapshot.stored(made_experiment(tmp_path, 0).folder)
     experiment = Experiment("TESTEXPT", Limits(100, None, 200, None, 0), maximize=True)
     experiment.handle(ManagerReady(), 0.0)
@@ -60,106 +60,104 @@ def document_of(live, since=None):
     return json.loads(asyncio.run(ask()))
 
 
-def test_who_asks_for_the_first_time_is_told_of_all_and_then_of_what_changed(a_picture):
-    experiment = a_picture.experiment
+def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapshot):
+    experiment = a_snapshot.experiment
     for number in range(5):
         begin(experiment, number)
-    told = ChangeFeed(lambda: a_picture)
-    first = document_of(told)
+    feed = ChangeFeed(lambda: a_snapshot)
+    first = document_of(feed)
     assert first["reset"] is True
     assert sorted(row["seq"] for row in first["trials"]) == [0, 1, 2, 3, 4]
     assert first["summary"]["id"] == "TESTEXPT"
-    assert document_of(told, Cursor.read(first["version"]))["trials"] == []
+    assert document_of(feed, Cursor.read(first["version"]))["trials"] == []
     key = AttemptKey("t3", attempt_id(0), "main-0")
     experiment.handle(AttemptStarted(key, 2.0), 2.0)
     experiment.handle(TaskReported(key), 2.0)
-    started = document_of(told, Cursor.read(first["version"]))
+    started = document_of(feed, Cursor.read(first["version"]))
     assert [row["state"] for row in started["trials"]] == ["RUNNING"]
     experiment.handle(MetricsStored(key, ((False, '{"default": 0.5, "loss": 1}'),)), 3.0)
-    second = document_of(told, Cursor.read(started["version"]))
+    second = document_of(feed, Cursor.read(started["version"]))
     assert second["reset"] is False
     (row,) = second["trials"]
     assert (row["id"], row["state"], row["latest"], row["count"]) == ("t3", "RUNNING", 0.5, 1)
     assert row["keys"] == ["default", "loss"]
-    assert document_of(told, Cursor.read(second["version"]))["trials"] == []
+    assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_rows_are_written_once_for_each_change_of_their_trial(a_picture, monkeypatch):
+def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatch):
     written = []
     row_view = change_feed.serializers.row_view
     monkeypatch.setattr(
         change_feed.serializers, "row_view", lambda trial: written.append(trial.trial_id) or row_view(trial)
     )
     for number in range(50):
-        begin(a_picture.experiment, number)
-    told = ChangeFeed(lambda: a_picture)
-    first = document_of(told)
-    assert len(document_of(told)["trials"]) == 50
-    a_picture.experiment.handle(AttemptStarted(AttemptKey("t7", attempt_id(0), "main-0"), 2.0), 2.0)
-    document_of(told, Cursor.read(first["version"]))
-    assert len(document_of(told)["trials"]) == 50
+        begin(a_snapshot.experiment, number)
+    feed = ChangeFeed(lambda: a_snapshot)
+    first = document_of(feed)
+    assert len(document_of(feed)["trials"]) == 50
+    a_snapshot.experiment.handle(AttemptStarted(AttemptKey("t7", attempt_id(0), "main-0"), 2.0), 2.0)
+    document_of(feed, Cursor.read(first["version"]))
+    assert len(document_of(feed)["trials"]) == 50
     assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
 
 
-def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_who_ask_later(
-    tmp_path, monkeypatch
-):
-    """A view reads all trials anew, so what is told slowly may be of trials that are no more."""
+def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_responses(tmp_path, monkeypatch):
+    """A view replaces its trials at each poll, so a slow response may contain outdated ones."""
     monkeypatch.setattr(stored_experiment, "_POLL_INTERVAL_S", 0.0)
     stored = made_experiment(tmp_path, 1000).folder
     with contextlib.closing(StoredExperimentReader(stored)) as looked:
-        told = ChangeFeed(looked.snapshot)
+        feed = ChangeFeed(looked.snapshot)
 
         async def ask_slowly():
-            pieces = told.delta(None)
+            pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
-            looked.snapshot()  # as any other question does
+            looked.snapshot()  # as any other request does
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())
-        rows = {row["id"]: row for row in document_of(told)["trials"]}
+        rows = {row["id"]: row for row in document_of(feed)["trials"]}
     assert rows["00999"]["value"] == -1.0
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "1.2", "a.1.2.3", "a.-1.0", f"a.{'9' * 400}.0", "a.٣.0", "other.1.1"]
 )
-def test_a_version_of_another_process_or_of_none_is_told_all(a_picture, text):
-    begin(a_picture.experiment, 0)
-    document = document_of(ChangeFeed(lambda: a_picture), Cursor.read(text))
+def test_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
+    begin(a_snapshot.experiment, 0)
+    document = document_of(ChangeFeed(lambda: a_snapshot), Cursor.read(text))
     assert (document["reset"], len(document["trials"])) == (True, 1)
 
 
-def test_a_version_of_the_future_is_told_all(a_picture):
-    begin(a_picture.experiment, 0)
-    told = ChangeFeed(lambda: a_picture)
-    version = Cursor.read(document_of(told)["version"])
-    assert document_of(told, replace(version, revision=version.revision + 1))["reset"] is True
+def test_a_version_newer_than_the_current_one_returns_all_trials(a_snapshot):
+    begin(a_snapshot.experiment, 0)
+    feed = ChangeFeed(lambda: a_snapshot)
+    version = Cursor.read(document_of(feed)["version"])
+    assert document_of(feed, replace(version, revision=version.revision + 1))["reset"] is True
 
 
-def test_a_value_that_is_long_is_cut_in_a_row_and_the_row_says_so(a_picture):
+def test_a_long_value_is_truncated_in_its_row_and_the_row_is_marked(a_snapshot):
     long, short = "x" * 5000, "y" * 256
     values = {"a": long, "b": [long], "c": short, "d": 1.5, "e": None, "f": {"g": 1}}
-    a_picture.experiment.handle(ParametersSuggested("t0", 0, values, {}, 1.0), 1.0)
-    (row,) = document_of(ChangeFeed(lambda: a_picture))["trials"]
+    a_snapshot.experiment.handle(ParametersSuggested("t0", 0, values, {}, 1.0), 1.0)
+    (row,) = document_of(ChangeFeed(lambda: a_snapshot))["trials"]
     assert row["cut"] is True
     assert len(json.dumps(row)) < 2000
     assert row["parameters"] | {"a": 0, "b": 0} == values | {"a": 0, "b": 0}
     assert row["parameters"]["a"] == "x" * 256 + "…"
 
 
-def test_metrics_that_are_no_json_numbers_are_null(a_picture):
-    begin(a_picture.experiment, 0)
-    a_picture.experiment.trials["t0"].value = float("nan")
-    (row,) = document_of(ChangeFeed(lambda: a_picture))["trials"]
+def test_a_nan_metric_is_null_in_its_row(a_snapshot):
+    begin(a_snapshot.experiment, 0)
+    a_snapshot.experiment.trials["t0"].value = float("nan")
+    (row,) = document_of(ChangeFeed(lambda: a_snapshot))["trials"]
     assert row["value"] is None
 
 
 # ---- over HTTP
 
 
-def test_changes_are_packed_for_who_takes_it(served):
+def test_changes_are_compressed_if_the_client_accepts_gzip(served):
     plain = served.ask("GET", "/changes", headers={"Accept-Encoding": "identity"})
     packed = served.ask("GET", "/changes", headers={"Accept-Encoding": "gzip"}, stream=True)
     raw = packed.raw.read(decode_content=False)
@@ -172,7 +170,7 @@ def test_changes_are_packed_for_who_takes_it(served):
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monkeypatch, encoding):
+def test_the_event_stream_sends_changes_and_keepalives(served, monkeypatch, encoding):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
     monkeypatch.setattr(change_feed, "KEEPALIVE_INTERVAL_S", 0.2)
     with contextlib.closing(
@@ -191,7 +189,7 @@ def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monke
     assert served.get(f"/changes?since={version}")["trials"] == []
 
 
-def test_who_comes_back_goes_on_where_it_was(served, monkeypatch):
+def test_a_reconnected_follower_receives_only_changes_since_its_version(served, monkeypatch):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
     version = served.get("/changes")["version"]
     write(served.folder, trial_row(replace(made_trial(8, time.time()), value=0.25, final="0.25")))
@@ -200,7 +198,7 @@ def test_who_comes_back_goes_on_where_it_was(served, monkeypatch):
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])
 
 
-def test_no_more_follow_than_there_is_room_for(served, monkeypatch):
+def test_the_number_of_followers_is_limited_and_free_places_are_reused(served, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 3)
     with contextlib.ExitStack() as stack:
         following = []
@@ -213,14 +211,14 @@ def test_no_more_follow_than_there_is_room_for(served, monkeypatch):
         assert refused.json()["error"].endswith("; poll /changes")
         assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
     deadline_s = time.monotonic() + DEADLINE_S
-    while True:  # those who left make room
+    while True:  # disconnected followers free their places
         with contextlib.closing(served.ask("GET", "/events", stream=True)) as response:
             if response.status_code == 200:
                 break
-        assert time.monotonic() < deadline_s, "the room of those who left is not free"
+        assert time.monotonic() < deadline_s, "the places of disconnected followers are not free"
 
 
-def test_of_many_that_come_at_once_no_more_follow_than_there_is_room_for(tmp_path, monkeypatch):
+def test_the_limit_of_followers_holds_for_concurrent_connections(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 5)
     experiment = made_experiment(tmp_path, 300)
     with served_view(experiment.folder) as view, contextlib.ExitStack() as stack:
@@ -229,7 +227,7 @@ def test_of_many_that_come_at_once_no_more_follow_than_there_is_room_for(tmp_pat
             + view.session_auth.token.encode()
             + b"\r\n\r\n"
         )
-        for _ in range(2):  # those who left make room for all of the next ones
+        for _ in range(2):  # the second round needs the places of the first one
             peers = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=DEADLINE_S))
                 for _ in range(30)
@@ -242,11 +240,11 @@ def test_of_many_that_come_at_once_no_more_follow_than_there_is_room_for(tmp_pat
                 peer.close()
             deadline_s = time.monotonic() + DEADLINE_S
             while view.server.server_state.connections:
-                assert time.monotonic() < deadline_s, "their connections are not gone"
+                assert time.monotonic() < deadline_s, "their connections are not closed"
                 threading.Event().wait(0.05)
 
 
-def test_who_follows_and_does_not_read_is_let_go_and_holds_nobody_up(tmp_path, monkeypatch):
+def test_a_follower_that_does_not_read_is_disconnected_and_delays_no_other_client(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.http_server.READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     experiment = made_experiment(tmp_path, 5000)
@@ -261,11 +259,11 @@ def test_who_follows_and_does_not_read_is_let_go_and_holds_nobody_up(tmp_path, m
         assert len(view.get("/changes")["trials"]) == 5000
         deadline_s = time.monotonic() + DEADLINE_S
         while view.server.server_state.connections:
-            assert time.monotonic() < deadline_s, "the server still holds what it does not read"
+            assert time.monotonic() < deadline_s, "the server still has the connection"
             threading.Event().wait(0.05)
 
 
-def test_a_server_that_ends_does_not_wait_for_those_who_follow(tmp_path):
+def test_the_shutdown_of_the_server_does_not_wait_for_followers(tmp_path):
     experiment = made_experiment(tmp_path, 1)
     with served_view(experiment.folder) as view:
         response = view.ask("GET", "/events", stream=True)
@@ -278,4 +276,4 @@ def test_a_server_that_ends_does_not_wait_for_those_who_follow(tmp_path):
             for _ in events:
                 pass
         response.close()
-    assert time.monotonic() - began_s < DEADLINE_S / 2, "it waited for the end of an answer that has none"
+    assert time.monotonic() - began_s < DEADLINE_S / 2, "the shutdown waited for an endless response"

@@ -1,4 +1,4 @@
-"""Changes to an experiment that runs, over the HTTP API in this process; the next manager keeps them."""
+"""Changes to a running experiment over the HTTP API, in this process; a resume keeps them."""
 
 import asyncio
 import contextlib
@@ -50,20 +50,20 @@ ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_for_keepers(monkeypatch):
-    """There are none: whoever closes an experiment that is over would wait for them."""
+def no_wait_for_keepers(monkeypatch):
+    """There are no keepers, and closing a finished experiment would wait for them."""
     monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.01)
 
 
 class Jobs(Void):
-    """Remembers the jobs it was given."""
+    """Records the submitted and stopped jobs."""
 
     def __init__(self, on_job_ended, state):
         super().__init__(on_job_ended, state)
         self.job_ids = []
         self.stopped = []
         self.unanswered = set()
-        """Jobs that the cluster takes without being able to say so."""
+        """Jobs that the cluster accepts although submit() fails."""
 
     async def submit(self, settings):
         self.job_ids.append(settings.job_id)
@@ -115,7 +115,7 @@ class Live:
             await asyncio.sleep(0.01)
 
     async def made(self, count):
-        """Wait until there are so many trials, and none of them without a job; their x."""
+        """Wait for `count` trials that all have a job; return their x."""
         trials = self.engine.experiment.trials
         await self.until(lambda: len(trials) == count and all(trial.job_id for trial in trials.values()))
         return [trial.parameters["x"] for trial in trials.values()]
@@ -146,7 +146,7 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    with StoreReader(experiment.folder.database) as reader:  # as a manager's process does
+    with StoreReader(experiment.folder.database) as reader:  # as a manager process does
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
@@ -168,7 +168,7 @@ def play(scenario):
 # ---- limits
 
 
-def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_experiment):
+def test_changed_limits_apply_immediately_and_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50)
 
     async def scenario():
@@ -189,7 +189,7 @@ def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_exp
             assert live.engine.experiment.budget.limits.max_trial_duration_s == 90
             assert live.state == "NO_MORE_TRIAL"
             assert params == (await live.ask("GET", "/experiment"))["params"]
-            # As NNI's own clients do: the whole profile comes back with one value changed.
+            # NNI's own clients send the whole profile with one value changed.
             await live.ask(
                 "PUT",
                 "/experiment?update_type=MAX_TRIAL_NUM",
@@ -200,7 +200,7 @@ def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_exp
     play(scenario)
 
 
-def test_an_experiment_that_is_done_goes_on_when_its_limit_is_raised(a_real_experiment):
+def test_a_done_experiment_runs_again_when_its_trial_limit_is_raised(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -219,7 +219,7 @@ def test_an_experiment_that_is_done_goes_on_when_its_limit_is_raised(a_real_expe
     play(scenario)
 
 
-def test_a_trial_over_its_time_is_stopped_by_the_clock(a_real_experiment):
+def test_a_trial_is_canceled_when_it_exceeds_max_trial_duration(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialDuration="1s")
 
     async def scenario():
@@ -249,9 +249,7 @@ def test_a_trial_over_its_time_is_stopped_by_the_clock(a_real_experiment):
         ("POST", "/experiment/import-data", {}, 400),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_sentence_and_changes_nothing(
-    a_real_experiment, verb, path, body, status
-):
+def test_an_invalid_request_returns_an_error_and_changes_nothing(a_real_experiment, verb, path, body, status):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -272,7 +270,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence_and_changes_nothing(
     [b"", b"{", b"\xff", b'{"x": NaN}', b'{"x": 1e999}', b'{"x": "\\ud800"}', b'{"x": ' + b"9" * 5000 + b"}",
      b'{"x": ' * 5000 + b"1" + b"}" * 5000],
 )  # fmt: skip
-def test_a_body_that_is_no_json_or_cannot_be_said_again_is_refused(a_real_experiment, content):
+def test_a_body_that_is_not_strict_json_is_refused(a_real_experiment, content):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -288,7 +286,7 @@ def test_a_body_that_is_no_json_or_cannot_be_said_again_is_refused(a_real_experi
     play(scenario)
 
 
-def test_only_what_needs_room_has_room(a_real_experiment):
+def test_the_body_size_limit_depends_on_the_endpoint(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -303,7 +301,7 @@ def test_only_what_needs_room_has_room(a_real_experiment):
     play(scenario)
 
 
-def test_a_view_changes_nothing(a_real_experiment):
+def test_a_view_refuses_every_change(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -328,7 +326,7 @@ def test_a_view_changes_nothing(a_real_experiment):
 # ---- the search space
 
 
-def test_another_search_space_holds_from_now_on_and_after_a_resume(a_real_experiment):
+def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=50, **ON_A_GRID)
 
     async def scenario():
@@ -336,10 +334,10 @@ def test_another_search_space_holds_from_now_on_and_after_a_resume(a_real_experi
             assert await live.made(2) == [0, 1]
             live.finish(0)
             await live.made(3)
-            # Trials 1 and 2 run; what they come to is learned all the same.
+            # Trials 1 and 2 are running; the tuner still learns their results.
             await live.put("SEARCH_SPACE", searchSpace={"x": {"_type": "quniform", "_value": [0, 4, 1]}})
             live.finish(1)
-            assert await live.made(4) == [0, 1, 2, 2], "0 is known, and so is 1; 2 is under way"
+            assert await live.made(4) == [0, 1, 2, 2], "0 and 1 have results; trial 2 is running"
         async with a_manager(experiment) as live:
             live.finish(2)
             assert await live.made(5) == [0, 1, 2, 2, 3]
@@ -349,7 +347,7 @@ def test_another_search_space_holds_from_now_on_and_after_a_resume(a_real_experi
                 live.finish(number)
             await live.engine.finished.wait()
             assert live.state == "DONE"
-            # There is more again.
+            # The new search space has untried values.
             await live.put(
                 "SEARCH_SPACE", searchSpace=json.dumps({"x": {"_type": "randint", "_value": [7, 9]}})
             )
@@ -359,17 +357,17 @@ def test_another_search_space_holds_from_now_on_and_after_a_resume(a_real_experi
     play(scenario)
 
 
-# ---- trials and results of people
+# ---- trials and results of users
 
 
-def test_a_proposed_trial_is_told_apart_and_learned_from_and_outlives_its_manager(a_real_experiment):
+def test_a_customized_trial_is_marked_updates_the_tuner_and_survives_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
 
     async def scenario():
         async with a_manager(experiment) as live:
             await live.made(1)
-            begun = await live.ask("POST", "/trial-jobs", json={"x": 1.0})
-            assert begun == {"sequenceId": 1, "trialJobId": live.trial(1).trial_id}
+            created = await live.ask("POST", "/trial-jobs", json={"x": 1.0})
+            assert created == {"sequenceId": 1, "trialJobId": live.trial(1).trial_id}
             await live.ask("POST", "/trial-jobs", json={"x": 3.0})
         async with a_manager(experiment) as live:
             assert [trial.is_customized for trial in live.engine.experiment.trials.values()] == [
@@ -378,22 +376,22 @@ def test_a_proposed_trial_is_told_apart_and_learned_from_and_outlives_its_manage
                 True,
             ]
             live.finish(0)
-            await live.until(lambda: live.service.job_ids == [begun["trialJobId"]])
-            shown = await live.ask("GET", f"/trial-jobs/{begun['trialJobId']}")
+            await live.until(lambda: live.service.job_ids == [created["trialJobId"]])
+            shown = await live.ask("GET", f"/trial-jobs/{created['trialJobId']}")
             assert json.loads(shown["hyperParameters"][0])["parameter_source"] == "customized"
-            folder = experiment.folder.workspace.trial(begun["trialJobId"])
+            folder = experiment.folder.workspace.trial(created["trialJobId"])
             assert json.loads(folder.parameter_cfg.read_text())["parameter_source"] == "customized"
             live.finish(1)
             live.finish(2)
-            assert (await live.made(4))[-1] == 2, "the grid leaves 1 out"
+            assert (await live.made(4))[-1] == 2, "the grid must skip 1"
         async with a_manager(experiment) as live:
             live.finish(3)
-            assert (await live.made(5))[-1] == 4, "and 3 as well"
+            assert (await live.made(5))[-1] == 4, "the grid must also skip 3"
 
     play(scenario)
 
 
-def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment):
+def test_a_retry_of_a_failed_trial_is_a_new_trial_with_the_same_parameters(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -404,8 +402,8 @@ def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment)
             assert "state is WAITING" in refusal["error"]
             live.service.lose(failed.job_id)
             await live.engine.finished.wait()
-            begun = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry")
-            again = live.trial(begun["sequenceId"])
+            created = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry")
+            again = live.trial(created["sequenceId"])
             assert again.parameters == failed.parameters
             assert (live.state, failed.state.value) == ("NO_MORE_TRIAL", "FAILED")
             live.finish(1)
@@ -417,7 +415,7 @@ def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment)
     play(scenario)
 
 
-def test_no_trial_is_begun_where_the_experiment_has_failed(a_real_experiment):
+def test_a_customized_trial_is_refused_while_the_experiment_stops(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -432,7 +430,7 @@ def test_no_trial_is_begun_where_the_experiment_has_failed(a_real_experiment):
     play(scenario)
 
 
-def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real_experiment):
+def test_an_import_stores_all_results_or_none_and_survives_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
     right = [{"parameter": {"x": float(x)}, "value": x} for x in (1, 2)]
 
@@ -462,12 +460,12 @@ def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real
     play(scenario)
 
 
-class Pupil(BaseTuner):
-    """Proposes its own numbers, and remembers what it was taught."""
+class RecordingTuner(BaseTuner):
+    """Proposes its own numbers, and records the results that it receives."""
 
     def __init__(self, config):
         self.revision = config.search_space_revision
-        self.taught = []
+        self.received = []
 
     def ask(self, trial_key):
         return Suggestion({"x": trial_key}, {})
@@ -476,20 +474,20 @@ class Pupil(BaseTuner):
         pass
 
     def import_results(self, results):
-        self.taught += [result.parameters["x"] for result in results]
+        self.received += [result.parameters["x"] for result in results]
         return len(results)
 
     def restore(self, trials):
         pass
 
 
-def test_results_that_come_while_the_search_space_changes_are_learned_once(a_real_experiment):
+def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
-    pupils = []
+    tuners = []
 
     def make(config):
-        pupils.append(Pupil(config))
-        return pupils[-1]
+        tuners.append(RecordingTuner(config))
+        return tuners[-1]
 
     async def scenario():
         async with a_manager(experiment, make_tuner=make) as live:
@@ -501,7 +499,7 @@ def test_results_that_come_while_the_search_space_changes_are_learned_once(a_rea
             ) as slow:
                 slow.execute(
                     "BEGIN IMMEDIATE"
-                )  # what is stored now waits, and then both changes are stored at once
+                )  # blocks the store, so that both changes are committed in one transaction
                 first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
                 await live.until(lambda: len(live.engine.experiment.trials) == 2)
                 changes = [asyncio.ensure_future(live.put("SEARCH_SPACE", searchSpace=wider))]
@@ -511,15 +509,15 @@ def test_results_that_come_while_the_search_space_changes_are_learned_once(a_rea
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                with contextlib.suppress(asyncio.TimeoutError):  # it may wait for the other change
+                with contextlib.suppress(asyncio.TimeoutError):  # the import may wait for the other change
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
-            assert [(pupil.revision, pupil.taught.count(3.0)) for pupil in pupils[1:]] == [(1, 1)]
-            # In the moment in which a proposed trial ends it is yet to be taught, so nobody else needs to.
+            assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
+            # A customized trial that has just ended reaches the tuner by its own report, so history omits it.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
-            await live.until(lambda: pupils[-1].taught.count(2) == 1)
+            await live.until(lambda: tuners[-1].received.count(2) == 1)
             assert {"x": 2} in [result.parameters for result in live.engine.history.all_known()[0]]
 
     play(scenario)
@@ -528,7 +526,7 @@ def test_results_that_come_while_the_search_space_changes_are_learned_once(a_rea
 # ---- what the cluster loses
 
 
-def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experiment):
+def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=2)
 
     async def scenario():
@@ -538,7 +536,7 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
             assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
-            # The keeper of this one begins an attempt, which is lost as well.
+            # The keeper of this job starts an attempt, which is then lost too.
             sign_attempt(
                 experiment.folder, AttemptKey(trial.trial_id, attempt_id(0), "main-0"), f"{trial.trial_id}-1"
             )
@@ -552,10 +550,10 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             trial = live.trial(0)
             lost = [(int(each.key.attempt_id), each.is_lost) for each in trial.registered.registered]
             assert (trial.retries, lost) == (2, [(0, True)])
-            # The one before died before it had handed the job in: that costs no try.
+            # The previous manager closed before it submitted the job, so no retry is counted.
             await live.until(lambda: live.service.job_ids == [f"{trial.trial_id}-2"])
             live.begin(0)
-            assert trial.state.value == "WAITING", "that attempt is over"
+            assert trial.state.value == "WAITING", "the attempt of a lost job must be ignored"
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
             assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
@@ -563,7 +561,7 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
     play(scenario)
 
 
-def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is_begun_again(
+def test_a_keeper_of_a_job_wrongly_reported_lost_must_close_its_attempt_and_leave(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
@@ -597,7 +595,7 @@ def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is
             (word,) = said(session)
             assert word.attempt == AttemptOffsets(key, {}, closed=True)
             session.closed()
-            # The same over a link that was lost meanwhile.
+            # The same after a reconnect.
             welcome, leave = said(hello(key))
             assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
             assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
@@ -607,11 +605,11 @@ def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is
     play(scenario)
 
 
-def names_of_work():
+def task_names():
     return [task.get_coro().__name__ for task in asyncio.all_tasks()]
 
 
-def test_a_job_that_was_lost_while_it_was_submitted_is_not_submitted_again_beside_the_next(a_real_experiment):
+def test_a_job_lost_during_its_submission_is_replaced_and_not_submitted_again(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
 
     async def scenario():
@@ -622,7 +620,7 @@ def test_a_job_that_was_lost_while_it_was_submitted_is_not_submitted_again_besid
             await live.until(lambda: live.service.job_ids)
             live.service.lose(trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
-            await live.until(lambda: "_submit" not in names_of_work())
+            await live.until(lambda: "_submit" not in task_names())
             assert live.service.job_ids == [trial_id, f"{trial_id}-1"]
             live.service.lose(f"{trial_id}-1")
             await live.engine.finished.wait()

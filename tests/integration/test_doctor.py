@@ -1,4 +1,4 @@
-"""The doctor in containers that are well, and in those that are not."""
+"""The doctor in healthy and in broken containers."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from trial_keeper.wire.messages import Hello, TrialStarted
 
 
 class Report:
-    """What a doctor said: `found["tcp"]` are the findings of that check."""
+    """A doctor's findings, by check."""
 
     def __init__(self, done):
         assert done.stderr == ""
@@ -60,7 +60,7 @@ def run_doctor(environ, *arguments, prefix=()):
 
 
 @pytest.fixture
-def examine(site):
+def run_checks(site):
     """Runs a doctor in the environment of the site's keeper, with some settings changed."""
 
     def run(*, prefix=(), without=(), **overrides):
@@ -74,10 +74,10 @@ def examine(site):
     return run
 
 
-# ---- all is well
+# ---- a healthy container
 
 
-def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
+def test_a_healthy_container_gets_one_line_per_check(site):
     done = run_doctor(site.environ | site.settings().to_environ())
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -92,19 +92,19 @@ def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
     assert f"manager {__version__} at {site.manager.address} accepted job {TRIAL} in" in lines[11]
 
 
-def test_it_says_hello_as_a_probe_and_leaves_nothing_behind(site, examine):
+def test_the_doctor_connects_as_a_probe_and_leaves_no_files(site, run_checks):
     before = sorted(site.workspace.root.iterdir())
-    assert examine().code == 0
+    assert run_checks().code == 0
     assert [hello.is_probe for hello in site.manager.all_of(Hello)] == [True]
     assert sorted(site.workspace.root.iterdir()) == before
 
 
-def test_the_keeper_that_runs_keeps_its_link(site, examine):
+def test_a_doctor_does_not_disturb_the_link_of_a_running_keeper(site, run_checks):
     site.gate("gate")
     site.add_trial("read -r < gate || true")
     keeper = site.start_keeper()
     site.manager.wait_for_message(TrialStarted)
-    assert examine().code == 0
+    assert run_checks().code == 0
     assert site.manager.connections == 1
     site.open_gate("gate")
     assert keeper.wait() == 0
@@ -112,7 +112,7 @@ def test_the_keeper_that_runs_keeps_its_link(site, examine):
     assert "link to the manager is down" not in keeper.stderr
 
 
-def test_a_real_manager_answers_and_its_keeper_goes_on(a_real_experiment):
+def test_a_doctor_reaches_a_real_manager_without_disturbing_its_keeper(a_real_experiment):
     train = (
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
         "nni.report_intermediate_result(1)\ntime.sleep(600)\n"
@@ -137,8 +137,8 @@ def test_a_real_manager_answers_and_its_keeper_goes_on(a_real_experiment):
 # ---- settings
 
 
-def test_settings_that_are_missing_do_not_keep_it_from_the_rest(site, examine):
-    report = examine(without=["TRIAL_KEEPER_TOKEN", "TRIAL_KEEPER_TRIAL_ID"])
+def test_missing_settings_fail_only_their_own_check(site, run_checks):
+    report = run_checks(without=["TRIAL_KEEPER_TOKEN", "TRIAL_KEEPER_TRIAL_ID"])
     assert report.failed == ["settings"]
     assert "TRIAL_KEEPER_TOKEN is not set" in report.words("settings")
     assert report.outcomes("tcp") == ["OK"]
@@ -146,9 +146,9 @@ def test_settings_that_are_missing_do_not_keep_it_from_the_rest(site, examine):
     assert "without token" in report.words("grpc")
 
 
-def test_with_the_mount_alone_it_looks_at_the_mount_and_the_network(site, examine):
+def test_mount_and_network_are_checked_without_the_other_settings(site, run_checks):
     names = ("EXPERIMENT_ID", "JOB_ID", "TOKEN", "TRIAL_ID")
-    report = examine(without=[f"TRIAL_KEEPER_{name}" for name in names])
+    report = run_checks(without=[f"TRIAL_KEEPER_{name}" for name in names])
     assert report.failed == ["settings"]
     assert [report.outcomes(check) for check in ("mount", "manager", "tcp")] == [["OK"]] * 3
 
@@ -156,23 +156,23 @@ def test_with_the_mount_alone_it_looks_at_the_mount_and_the_network(site, examin
 # ---- the shared storage
 
 
-def test_a_mount_that_is_not_there(site, examine, tmp_path):
-    report = examine(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
+def test_a_missing_mount_fails_with_the_part_of_the_path_that_exists(site, run_checks, tmp_path):
+    report = run_checks(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
     assert report.failed == ["manager", "mount", "write"]
     assert f"the path exists only up to {tmp_path}" in report.words("mount")
     assert report.outcomes("tcp") == ["SKIP"]
 
 
-def test_a_file_in_place_of_the_mount(site, examine, tmp_path):
+def test_a_file_in_place_of_the_mount_fails_the_mount_check(site, run_checks, tmp_path):
     (tmp_path / "file").touch()
-    report = examine(workspace=str(tmp_path / "file"))
+    report = run_checks(workspace=str(tmp_path / "file"))
     assert report.failed == ["manager", "mount", "write"]
     assert "Not a directory" in report.words("mount")
 
 
-def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
+def test_an_empty_folder_in_place_of_the_mount_fails_with_the_remedy(site, run_checks, tmp_path):
     (tmp_path / "empty").mkdir()
-    report = examine(workspace=str(tmp_path / "empty"))
+    report = run_checks(workspace=str(tmp_path / "empty"))
     assert report.failed == ["manager", "mount"]
     assert (
         "empty is empty (a keeper ends with 101); mount the manager's shared storage there"
@@ -183,16 +183,16 @@ def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
 
 
 def mounting(script):
-    """A command that changes mounts as only its own processes see them."""
+    """A command that changes mounts in a mount namespace of its own."""
     prefix = ("unshare", "--map-root-user", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare and the right to mount")
     return prefix
 
 
-def test_a_mount_that_is_read_only(site, examine):
+def test_a_read_only_mount_fails_the_write_check(site, run_checks):
     root = site.workspace.root
-    report = examine(prefix=mounting(f"mount --bind {root} {root}; mount -o remount,bind,ro {root}"))
+    report = run_checks(prefix=mounting(f"mount --bind {root} {root}; mount -o remount,bind,ro {root}"))
     assert report.failed == ["write"]
     assert report.words("write").endswith(
         "Read-only file system (a keeper ends with 111); mount it read-write"
@@ -201,11 +201,11 @@ def test_a_mount_that_is_read_only(site, examine):
     assert report.outcomes("grpc") == ["OK"]
 
 
-def test_a_mount_that_is_full(site, examine):
+def test_a_full_mount_fails_the_space_and_write_checks(site, run_checks):
     root, copy = site.workspace.root, site.workspace.root.parent / "manager.json"
     shutil.copy(site.workspace.manager_json, copy)
     fill = f"cp {copy} {root}; cat /dev/zero > {root}/filler 2> {os.devnull} || true"
-    report = examine(prefix=mounting(f"mount -t tmpfs -o size=64k none {root}; {fill}"))
+    report = run_checks(prefix=mounting(f"mount -t tmpfs -o size=64k none {root}; {fill}"))
     assert report.failed == ["space", "write"]
     assert "No space left on device (a keeper ends with 112); free some space there" in report.words("write")
     assert "0.0 MiB of 0.1 MiB free" in report.words("space")
@@ -213,10 +213,10 @@ def test_a_mount_that_is_full(site, examine):
 
 
 @pytest.mark.any_machine
-def test_a_mount_of_another_user(site, examine, open_way, as_nobody):
+def test_a_mount_of_another_user_fails_with_its_owner_and_mode(site, run_checks, open_way, as_nobody):
     site.workspace.root.chmod(0o711)
     site.workspace.manager_json.chmod(0o600)
-    report = examine(prefix=as_nobody)
+    report = run_checks(prefix=as_nobody)
     assert report.failed == ["manager", "mount", "write"]
     assert "Permission denied for user 65534 of this container (a keeper ends with 113)" in report.words(
         "write"
@@ -231,64 +231,64 @@ def test_a_mount_of_another_user(site, examine, open_way, as_nobody):
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"experiment_id": "X", "version": "1", "addresses": []}'])
-def test_a_manager_document_that_is_damaged(site, examine, content):
+def test_a_damaged_manager_json_fails_the_manager_check(site, run_checks, content):
     site.workspace.manager_json.write_text(content)
-    report = examine()
+    report = run_checks()
     assert report.failed == ["manager"]
     assert "nnictl resume" in report.words("manager")
 
 
-def test_the_workspace_of_another_experiment(site, examine):
-    report = examine(experiment_id="OTHEREXP")
+def test_the_workspace_of_another_experiment_fails_the_manager_check(site, run_checks):
+    report = run_checks(experiment_id="OTHEREXP")
     assert report.failed == ["manager"]
     assert f"belongs to experiment {EXPERIMENT}, but this job to OTHEREXP" in report.words("manager")
 
 
-def test_a_manager_of_another_version(site, examine):
+def test_a_manager_of_another_version_fails_the_version_check(site, run_checks):
     site.manager.version = "0.99.0"
     site.manager.write_document()
-    report = examine()
+    report = run_checks()
     assert report.failed == ["version"]
     assert "pip install 'trial-keeper==0.99.0'" in report.words("version")
-    assert examine(version_check=False).failed == []
+    assert run_checks(version_check=False).failed == []
 
 
 # ---- the network
 
 
-def test_nobody_listens(site, examine):
+def test_a_refused_connection_fails_the_tcp_and_grpc_checks(site, run_checks):
     site.manager.die()
-    report = examine()
+    report = run_checks()
     assert report.failed == ["grpc", "tcp"]
     assert "refuses connections: the machine responds" in report.words("tcp")
     assert "UNAVAILABLE" in report.words("grpc")
 
 
-def test_a_stranger_at_the_managers_port_is_told_and_is_not_given_the_token(site, examine):
+def test_a_listener_of_another_user_is_reported_and_does_not_receive_the_token(site, run_checks):
     give_away(int(site.manager.address.rpartition(":")[2]))
-    report = examine()
+    report = run_checks()
     assert report.failed == ["grpc"]
     assert "another user of this machine" in report.words("grpc")
     assert site.manager.hellos == 0
 
 
-def test_an_address_among_others_that_is_dead_is_a_warning(site, examine):
+def test_one_unreachable_address_among_several_is_a_warning(site, run_checks):
     site.manager.write_document("127.0.0.1:9", str(site.manager.address))
-    report = examine()
+    report = run_checks()
     assert report.failed == []
     assert [report.outcomes(check) for check in ("tcp", "grpc")] == [["WARN", "OK"]] * 2
 
 
-def test_a_host_that_nobody_knows(site, examine):
+def test_a_host_name_that_cannot_be_resolved_fails_the_name_check(site, run_checks):
     site.manager.write_document("no-such-host.invalid:8081")
-    report = examine()
+    report = run_checks()
     assert report.failed == ["grpc", "name", "tcp"]
     assert "cannot resolve no-such-host.invalid" in report.words("name")
 
 
 @contextlib.contextmanager
 def listener(answer=None):
-    """A port that is no manager's: says `answer` to whoever comes, or nothing at all."""
+    """A port of another program: sends `answer` to every client, or nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 
@@ -310,11 +310,13 @@ def listener(answer=None):
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "UNAVAILABLE"), (None, "DEADLINE_EXCEEDED")]
 )
-def test_something_else_listens(site, examine, answer, status):
+def test_a_listener_that_is_not_a_manager_fails_the_grpc_check_in_bounded_time(
+    site, run_checks, answer, status
+):
     with listener(answer) as address:
         site.manager.write_document(address)
         began_s = time.monotonic()
-        report = examine()
+        report = run_checks()
         took_s = time.monotonic() - began_s
     assert report.failed == ["grpc"]
     assert report.outcomes("tcp") == ["OK"]
@@ -322,8 +324,8 @@ def test_something_else_listens(site, examine, answer, status):
     assert took_s < scaled_s(15)
 
 
-def test_packets_that_vanish_are_told_from_a_refusal_in_bounded_time(site, examine):
-    # A full queue of a server that never accepts: the kernel drops whoever else knocks.
+def test_dropped_packets_are_reported_as_a_closed_port_in_bounded_time(site, run_checks):
+    # With a full accept queue the kernel drops further connection attempts.
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))
@@ -337,18 +339,18 @@ def test_packets_that_vanish_are_told_from_a_refusal_in_bounded_time(site, exami
                 break
         site.manager.write_document(f"127.0.0.1:{server.getsockname()[1]}")
         began_s = time.monotonic()
-        report = examine()
+        report = run_checks()
         took_s = time.monotonic() - began_s
     assert report.failed == ["grpc", "tcp"]
     assert "does not respond within 4.5 s; open this port" in report.words("tcp")
     assert took_s < scaled_s(15)
 
 
-# ---- the manager's word
+# ---- refusals by the manager
 
 
-def test_a_wrong_token_is_refused_and_not_shown(site, examine):
-    report = examine(token="of-another-experiment")
+def test_a_wrong_token_is_refused_and_not_shown(site, run_checks):
+    report = run_checks(token="of-another-experiment")
     assert report.failed == ["grpc"]
     assert "the token is refused" in report.words("grpc")
     assert "`nnictl create` or `nnictl resume`" in report.words("grpc")
@@ -363,9 +365,9 @@ def test_a_wrong_token_is_refused_and_not_shown(site, examine):
     ],
     ids=["version", "job"],
 )
-def test_the_managers_other_refusals_are_told_apart(site, examine, refusal, words):
+def test_a_refused_version_or_job_is_reported_with_the_managers_remedy(site, run_checks, refusal, words):
     site.manager.refuse_with = refusal
-    report = examine()
+    report = run_checks()
     assert report.failed == ["grpc"]
     assert words in report.words("grpc")
     assert report.all_of("grpc")[0]["remedy"] == str(refusal).partition("; ")[2]
@@ -374,22 +376,22 @@ def test_the_managers_other_refusals_are_told_apart(site, examine, refusal, word
 # ---- GPUs
 
 
-def test_gpus_that_can_be_seen_are_named(site, examine, tmp_path):
+def test_visible_gpus_are_named(site, run_checks, tmp_path):
     site.environ |= build_driver(tmp_path)
-    report = examine()
+    report = run_checks()
     assert report.outcomes("gpu") == ["OK"]
     assert report.words("gpu").startswith("2: Test GPU A, Test GPU B")
 
 
-def test_a_driver_that_does_not_work_says_why(site, examine, tmp_path):
+def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_path):
     site.environ |= build_driver(tmp_path) | {"TEST_GPUS": "broken"}
-    assert "Driver Not Loaded" in examine().words("gpu")
+    assert "Driver Not Loaded" in run_checks().words("gpu")
 
 
 # ---- the command line
 
 
-def test_nobody_reads_to_the_end(site):
+def test_a_closed_stdout_ends_the_doctor_without_a_traceback(site):
     environ = site.environ | site.settings().to_environ()
     command = [sys.executable, "-m", "trial_keeper", "doctor"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as doctor:
@@ -398,12 +400,12 @@ def test_nobody_reads_to_the_end(site):
         assert doctor.wait(DEADLINE_S) == 1
 
 
-def test_help_tells_of_the_doctor(site):
+def test_the_help_lists_the_doctor_command(site):
     done = run_doctor(site.environ, "--help")
     assert (done.returncode, "trial-keeper doctor [--json]" in done.stdout) == (0, True)
 
 
-def test_an_option_it_does_not_know(site):
+def test_an_unknown_option_is_refused(site):
     done = run_doctor(site.environ, "--yaml")
     assert (done.returncode, done.stdout) == (100, "")
     assert "cannot use 'doctor --yaml'" in done.stderr

@@ -1,4 +1,4 @@
-"""A keeper and a manager that listens beyond loopback: encrypted, and with nobody in between."""
+"""A keeper and a manager that listens beyond loopback: TLS, and no machine in the middle."""
 
 import os
 import socket
@@ -39,7 +39,7 @@ def encrypted(silent_site: Site, tmp_path) -> Site:
 
 
 class Tap:
-    """Passes bytes on to an address, and keeps them."""
+    """Forwards bytes to an address, and records them."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")
@@ -68,7 +68,7 @@ class Tap:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # one of the two is gone
+            return  # one side has closed
 
     def close(self) -> None:
         for each in self._sockets:
@@ -101,7 +101,7 @@ def doctor(site: Site, **settings) -> str:
     return done.stdout
 
 
-def test_who_listens_on_the_way_sees_neither_token_nor_metrics(encrypted: Site, tapped) -> None:
+def test_an_eavesdropper_on_the_link_sees_neither_token_nor_metrics(encrypted: Site, tapped) -> None:
     tap = tapped(encrypted.manager.address)
     encrypted.manager.write_document(tap.address)
     keeper = encrypted.start_keeper()
@@ -114,8 +114,8 @@ def test_who_listens_on_the_way_sees_neither_token_nor_metrics(encrypted: Site, 
     assert b"PERIODICAL" not in tap.seen
 
 
-def test_the_same_way_shows_both_where_nothing_is_encrypted(silent_site: Site, tapped) -> None:
-    """So that the test before this one would notice."""
+def test_an_eavesdropper_on_a_link_without_tls_sees_token_and_metrics(silent_site: Site, tapped) -> None:
+    """Proves that the previous test would fail without encryption."""
     silent_site.manager.start()
     silent_site.gate("gate")
     silent_site.add_python_trial(TRAIN)
@@ -128,18 +128,18 @@ def test_the_same_way_shows_both_where_nothing_is_encrypted(silent_site: Site, t
     assert b"PERIODICAL" in tap.seen
 
 
-def test_a_manager_with_another_certificate_gets_nothing_until_the_right_one_is_back(
+def test_a_keeper_sends_nothing_until_the_manager_has_the_expected_certificate(
     encrypted: Site, tmp_path
 ) -> None:
-    right = encrypted.manager.certificate
+    expected = encrypted.manager.certificate
     encrypted.manager.close()
-    # It listens as another, and the workspace still names the right one.
+    # The manager listens with another certificate; the workspace still names the expected one.
     encrypted.manager.certificate = Certificate.of(tmp_path / "other.pem", [])
     encrypted.manager.start()
-    encrypted.manager.certificate = right
+    encrypted.manager.certificate = expected
     encrypted.manager.write_document()
     keeper = encrypted.start_keeper()
-    wait_until(lambda: "lacks the certificate that manager.json names" in keeper.stderr, "the keeper says so")
+    wait_until(lambda: "lacks the certificate that manager.json names" in keeper.stderr, "the keeper logs it")
     assert encrypted.manager.hellos == 0
     assert "cannot trust" in doctor(encrypted)
     assert encrypted.manager.hellos == 0
@@ -151,15 +151,17 @@ def test_a_manager_with_another_certificate_gets_nothing_until_the_right_one_is_
     assert encrypted.manager.stored() == encrypted.file(Stream.METRICS)
 
 
-def test_a_manager_without_tls_gets_nothing_where_a_certificate_is_named(encrypted: Site) -> None:
-    right = encrypted.manager.certificate
+def test_a_keeper_sends_nothing_to_a_manager_without_tls_if_manager_json_names_a_certificate(
+    encrypted: Site,
+) -> None:
+    expected = encrypted.manager.certificate
     encrypted.manager.close()
     encrypted.manager.certificate = None
     encrypted.manager.start()
-    encrypted.manager.certificate = right
+    encrypted.manager.certificate = expected
     encrypted.manager.write_document()
     keeper = encrypted.start_keeper(linger_s=0.0)
-    wait_until(lambda: "does not use TLS" in keeper.stderr, "the keeper says so")
+    wait_until(lambda: "does not use TLS" in keeper.stderr, "the keeper logs it")
     found = doctor(encrypted)
     assert "FAIL  tls" in found
     assert "FAIL  grpc" in found
@@ -168,7 +170,7 @@ def test_a_manager_without_tls_gets_nothing_where_a_certificate_is_named(encrypt
     assert keeper.wait() == 0
 
 
-def test_a_keeper_that_speaks_no_tls_is_not_heard(encrypted: Site) -> None:
+def test_a_keeper_without_tls_is_refused(encrypted: Site) -> None:
     hello = Hello("0.6.0", "TESTEXPT", "trial1", "main-0")
     with grpc.insecure_channel(encrypted.manager.address) as channel:
         call = KeeperServiceStub(channel).Connect(
@@ -181,14 +183,14 @@ def test_a_keeper_that_speaks_no_tls_is_not_heard(encrypted: Site) -> None:
     assert encrypted.manager.hellos == 0
 
 
-def test_the_doctor_sees_the_certificate_and_is_let_in(encrypted: Site) -> None:
+def test_the_doctor_verifies_the_certificate_and_connects(encrypted: Site) -> None:
     found = doctor(encrypted)
     assert "OK    tls" in found
     assert "OK    grpc" in found
     assert TOKEN not in found
 
 
-def test_neither_a_trial_nor_what_a_keeper_says_has_the_token(site: Site) -> None:
+def test_the_token_is_neither_in_the_trials_environment_nor_in_any_output_or_file(site: Site) -> None:
     site.add_python_trial("import os, sys; print(dict(os.environ)); print(sys.argv)")
     keeper = site.start_keeper(collect_logs=True, relay_output=True)
     assert keeper.wait() == 0

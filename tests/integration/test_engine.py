@@ -1,4 +1,4 @@
-"""The engine over a training service that does what a test says: what it does when things go wrong."""
+"""The engine with scripted training services: its behaviour when something fails."""
 
 import asyncio
 
@@ -57,9 +57,7 @@ def states(engine):
 
 
 @pytest.mark.parametrize("event", [AttemptStarted, MetricsStored])
-def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
-    a_real_experiment, monkeypatch, event
-):
+def test_a_bug_in_an_event_handler_marks_the_engine_as_failed(a_real_experiment, monkeypatch, event):
     experiment = a_real_experiment(NOTHING)
 
     async def scenario():
@@ -78,7 +76,7 @@ def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
     play(scenario)
 
 
-def test_an_assessor_that_fails_is_shown_and_what_runs_goes_on(a_real_experiment, monkeypatch):
+def test_a_failing_assessor_is_reported_and_running_trials_continue(a_real_experiment, monkeypatch):
     experiment = a_real_experiment(
         NOTHING, trialConcurrency=1, assessor={"builtinAssessorName": "Medianstop"}
     )
@@ -101,18 +99,18 @@ def test_an_assessor_that_fails_is_shown_and_what_runs_goes_on(a_real_experiment
     play(scenario)
 
 
-class OneRoom(Void):
-    """Has room for one job."""
+class OnePlace(Void):
+    """Runs one job at a time; the others wait."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.holder = None
-        self.made_room = asyncio.Event()
+        self.place_is_free = asyncio.Event()
 
     async def place(self, job_id):
         while self.holder is not None:
-            self.made_room.clear()
-            await self.made_room.wait()
+            self.place_is_free.clear()
+            await self.place_is_free.wait()
         self.holder = job_id
         return await super().place(job_id)
 
@@ -120,7 +118,7 @@ class OneRoom(Void):
         super().release(job_id)
         if self.holder == job_id:
             self.holder = None
-            self.made_room.set()
+            self.place_is_free.set()
 
     async def stop(self, job_id):
         if self.holder != job_id:
@@ -130,11 +128,11 @@ class OneRoom(Void):
         return True
 
 
-def test_a_trial_that_waits_for_room_can_be_stopped_and_leaves_its_place_to_the_next(a_real_experiment):
+def test_a_waiting_trial_can_be_stopped_and_a_stopped_one_frees_its_place(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
 
     async def scenario():
-        engine, service = an_engine(experiment, kind=OneRoom)
+        engine, service = an_engine(experiment, kind=OnePlace)
         await start(engine)
         await service.submitted.wait()
         await until(lambda: len(engine.experiment.trials) == 2)
@@ -155,8 +153,8 @@ def test_a_trial_that_waits_for_room_can_be_stopped_and_leaves_its_place_to_the_
     play(scenario)
 
 
-class Faltering(Void):
-    """Cannot take a job at first."""
+class FailsTwice(Void):
+    """The first two submissions fail."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -171,14 +169,14 @@ class Faltering(Void):
         await super().submit(settings)
 
 
-def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
+def test_a_submission_that_fails_temporarily_is_shown_and_retried_without_failing_a_trial(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(cluster_jobs, "_FIRST_RESUBMIT_S", 0.05)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
-        engine, service = an_engine(experiment, kind=Faltering)
+        engine, service = an_engine(experiment, kind=FailsTwice)
         await start(engine)
         await until(lambda: "no memory" in engine.snapshot().problem)
         await service.submitted.wait()
@@ -190,8 +188,8 @@ def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
     play(scenario)
 
 
-class Slow(Void):
-    """Has begun a job long before it answers."""
+class SlowSubmit(Void):
+    """The job runs long before submit() returns."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -209,11 +207,11 @@ class Slow(Void):
         self.has_answered.set()
 
 
-def test_a_keeper_that_is_there_before_its_job_is_known_to_be_submitted_goes_on(a_real_experiment):
+def test_a_keeper_that_connects_before_submit_returns_keeps_running(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
-        engine, service = an_engine(experiment, kind=Slow)
+        engine, service = an_engine(experiment, kind=SlowSubmit)
         await start(engine)
         await service.submitted.wait()
         (trial,) = engine.experiment.trials.values()
@@ -228,13 +226,13 @@ def test_a_keeper_that_is_there_before_its_job_is_known_to_be_submitted_goes_on(
 
 
 class Refusing(Void):
-    """Will never take a job."""
+    """Refuses every job."""
 
     async def submit(self, settings):
         raise UserError("cannot submit: the image does not exist; name another")
 
 
-def test_what_will_never_work_fails_the_trial_with_its_reason(a_real_experiment):
+def test_a_refused_submission_fails_the_trial_with_its_reason(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -252,11 +250,11 @@ def test_what_will_never_work_fails_the_trial_with_its_reason(a_real_experiment)
     play(scenario)
 
 
-def test_an_experiment_closed_while_a_trial_waits_keeps_it_waiting(a_real_experiment):
+def test_a_waiting_trial_stays_waiting_when_the_experiment_is_closed(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=2)
 
     async def scenario():
-        engine, service = an_engine(experiment, kind=OneRoom)
+        engine, service = an_engine(experiment, kind=OnePlace)
         await start(engine)
         await service.submitted.wait()
         await until(lambda: len(engine.experiment.trials) == 2)
@@ -267,8 +265,8 @@ def test_an_experiment_closed_while_a_trial_waits_keeps_it_waiting(a_real_experi
         assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
 
 
-class Far(Void):
-    """Its jobs see the workspace, and nothing else of this machine."""
+class Remote(Void):
+    """Jobs that see only the workspace of this machine."""
 
     uses_snapshot = True
 
@@ -276,14 +274,14 @@ class Far(Void):
         return Placement(None, None)
 
 
-def test_jobs_that_do_not_see_the_code_folder_get_a_snapshot_and_a_resume_makes_no_second_one(
+def test_remote_jobs_get_a_code_snapshot_and_a_resume_reuses_it(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
     workspace = experiment.folder.workspace
 
     async def scenario():
-        engine, service = an_engine(experiment, kind=Far)
+        engine, service = an_engine(experiment, kind=Remote)
         await start(engine)
         await service.submitted.wait()
         await engine.close()
@@ -297,12 +295,12 @@ def test_jobs_that_do_not_see_the_code_folder_get_a_snapshot_and_a_resume_makes_
     assert (document.code_dir, document.code_snapshot) == ("", snapshot.name)
 
 
-def test_code_that_cannot_be_packed_ends_the_start_and_costs_no_trial(a_real_experiment):
+def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_experiment):
     experiment = a_real_experiment(NOTHING)
     (experiment.code / "data").symlink_to("/no/such/place")
 
     async def scenario():
-        engine, _ = an_engine(experiment, kind=Far)
+        engine, _ = an_engine(experiment, kind=Remote)
         with pytest.raises(CodeUnusable, match="'data'"):
             await start(engine)
         assert states(engine) == []
@@ -312,7 +310,7 @@ def test_code_that_cannot_be_packed_ends_the_start_and_costs_no_trial(a_real_exp
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_exit_code_of_a_keeper_that_began_nothing_is_the_trials_reason(a_real_experiment, own):
+def test_the_exit_code_of_a_keeper_without_an_attempt_is_the_trials_reason(a_real_experiment, own):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -330,9 +328,7 @@ def test_the_exit_code_of_a_keeper_that_began_nothing_is_the_trials_reason(a_rea
     play(scenario)
 
 
-def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_room(
-    a_real_experiment, monkeypatch
-):
+def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_experiment, monkeypatch):
     monkeypatch.setattr(commits, "RETRY_S", 0.05)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
@@ -345,7 +341,7 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.message = "x" * 100_000  # more than the pages there are
+        trial.message = "x" * 100_000  # larger than the free pages
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
@@ -367,7 +363,7 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
         assert [len(trial.message) for trial in reader.trials()] == [100_000]
 
 
-# ---- when keepers are let in
+# ---- admission of keepers
 
 
 def hello_of(engine, trial, *attempts):
@@ -377,7 +373,7 @@ def hello_of(engine, trial, *attempts):
     return hello, trial.job_id, token
 
 
-def test_keepers_are_let_in_from_when_the_experiment_goes_on_until_it_is_let_go_of(a_real_experiment):
+def test_keepers_are_admitted_between_start_and_close_only(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():
@@ -398,14 +394,14 @@ def test_keepers_are_let_in_from_when_the_experiment_goes_on_until_it_is_let_go_
         await engine.close()
         with pytest.raises(NotAccepting):
             engine.admission.admit(*words)
-        # What is still on its way finds no closed store.
+        # A message that arrives after close() does not reach the closed store.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
         assert not engine.failed.is_set()
 
     play(scenario)
 
 
-def test_a_keeper_that_is_refused_at_the_last_moment_leaves_no_session_behind(a_real_experiment):
+def test_a_keeper_refused_for_its_attempts_leaves_no_session(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():
@@ -422,7 +418,7 @@ def test_a_keeper_that_is_refused_at_the_last_moment_leaves_no_session_behind(a_
     play(scenario)
 
 
-def test_a_keeper_that_says_again_and_again_that_it_is_idle_is_told_once(a_real_experiment):
+def test_repeated_idle_messages_dispatch_a_trial_only_once(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -446,25 +442,25 @@ def test_a_keeper_that_says_again_and_again_that_it_is_idle_is_told_once(a_real_
     play(scenario)
 
 
-class Linked:
-    """A keeper that says what a test wants, and notes what it is told."""
+class ScriptedKeeper:
+    """A keeper that sends the messages of a test, and records what it receives."""
 
     def __init__(self, engine, job_id):
         hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", supports_revoke=True)
         self.session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
 
-    def say(self, *messages):
+    def send(self, *messages):
         for message in messages:
             self.session.receive(message)
 
     def run(self, trial_id):
-        """A trial of half a second that writes nothing."""
+        """Run a trial of half a second without output."""
         key = AttemptKey(trial_id, attempt_id(0), "main-0")
         ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
-        self.say(TrialStarted(key, 10.0), ended, Idle())
+        self.send(TrialStarted(key, 10.0), ended, Idle())
 
-    async def hears(self, kind):
-        """All that it is told about running and returning, until the first message of this kind."""
+    async def receive_until(self, kind):
+        """All RunTrial and RevokeTrial messages up to the first one of this kind."""
         told = []
         while not (told and isinstance(told[-1], kind)):
             message = await self.session.outgoing.get()
@@ -473,7 +469,7 @@ class Linked:
         return told
 
 
-def test_a_trial_is_asked_back_after_its_keeper_was_told_of_it_and_no_answer_of_another_stream_counts(
+def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": True})
@@ -493,27 +489,27 @@ def test_a_trial_is_asked_back_after_its_keeper_was_told_of_it_and_no_answer_of_
             await write(job, trial)
 
         monkeypatch.setattr(engine.jobs, "_write_trial", slowly)
-        first, second = Linked(engine, "env-0"), Linked(engine, "env-1")
-        first.say(Idle())
-        (given,) = await first.hears(RunTrial)
+        first, second = ScriptedKeeper(engine, "env-0"), ScriptedKeeper(engine, "env-1")
+        first.send(Idle())
+        (given,) = await first.receive_until(RunTrial)
         may_write.clear()
         first.run(given.trial_id)
         await until(lambda: len(jobs.live["env-0"].trial_ids) == 4)
-        second.say(Idle())
-        (given,) = await second.hears(RunTrial)
+        second.send(Idle())
+        (given,) = await second.receive_until(RunTrial)
         second.run(given.trial_id)
         await until(lambda: jobs.live["env-0"].revoking_ids)
         *_, last = trial_ids = jobs.live["env-0"].trial_ids
         may_write.set()
-        *given, returned = await first.hears(RevokeTrial)
+        *given, returned = await first.receive_until(RevokeTrial)
         assert ([each.trial_id for each in given], returned) == ([*trial_ids], RevokeTrial(last))
 
-        again = Linked(engine, "env-0")
-        first.say(TrialRevoked(last))
+        again = ScriptedKeeper(engine, "env-0")
+        first.send(TrialRevoked(last))
         assert jobs.live["env-0"].trial_ids == trial_ids
-        assert await again.hears(RevokeTrial) == [RevokeTrial(last)]
-        again.say(TrialRevoked(last))
-        (given,) = await second.hears(RunTrial)
+        assert await again.receive_until(RevokeTrial) == [RevokeTrial(last)]
+        again.send(TrialRevoked(last))
+        (given,) = await second.receive_until(RunTrial)
         assert given.trial_id == last
         await engine.durable()
         with StoreReader(experiment.folder.database) as reader:
@@ -524,7 +520,7 @@ def test_a_trial_is_asked_back_after_its_keeper_was_told_of_it_and_no_answer_of_
     play(scenario)
 
 
-def test_a_keeper_of_the_same_version_that_cannot_return_trials_hears_nothing_of_it(a_real_experiment):
+def test_a_keeper_that_does_not_support_revokes_is_registered_as_such(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():

@@ -1,4 +1,4 @@
-"""Trials that do more to their own files than append to them."""
+"""Trials that truncate, rewrite or replace their own files."""
 
 import pytest
 from fake_manager import KEY
@@ -41,7 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_trial_does_to_its_files_is_reported_with_its_end(site, name):
+def test_a_change_of_a_trials_files_is_reported_with_its_end(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))
@@ -57,8 +57,8 @@ def test_what_a_trial_does_to_its_files_is_reported_with_its_end(site, name):
         assert keeper.stderr.count(warning) == 1
 
 
-def test_a_file_that_is_longer_again_before_anybody_looks_is_reported(site):
-    """Which of both is found depends on whether the keeper looks in between."""
+def test_a_truncated_file_that_grows_again_before_the_next_poll_is_reported(site):
+    """The reported change depends on whether the keeper polls in between."""
     site.gate("collected")
     longer = "os.truncate(metrics, 0)\nfor i in range(100, 200): nni.report_intermediate_result(i)"
     site.add_python_trial(TRAIN.format(change=longer))

@@ -1,4 +1,4 @@
-"""Whole experiments with the real nnictl, each pod with a real keeper: on a Kubernetes cluster of our own, or any other."""
+"""Whole experiments with the real nnictl and a real keeper per pod, on the fake cluster or any other."""
 
 import re
 
@@ -39,7 +39,7 @@ def place(tmp_path):
 
 
 @pytest.mark.any_cluster
-def test_an_experiment_runs_one_framework_per_trial_and_leaves_nothing_on_the_cluster(place):
+def test_an_experiment_runs_one_framework_per_trial_and_deletes_all_its_objects(place):
     done = place.create("--foreground")
     assert done.returncode == 0, done.stderr
     assert "run jobs on FrameworkController at https://" in done.stdout
@@ -58,11 +58,11 @@ def test_an_experiment_runs_one_framework_per_trial_and_leaves_nothing_on_the_cl
 
 
 @pytest.mark.any_cluster
-def test_every_role_runs_its_own_command_and_reused_jobs_run_many_trials(place):
+def test_each_role_of_a_reused_job_runs_its_own_command_for_every_trial(place):
     if place.around.double is not None:
         place.cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkbarrier"}})
         place.config["frameworkcontrollerConfig"]["serviceAccountName"] = "frameworkbarrier"
-        place.cluster.api.denied.add(("watch", "events"))  # which one can do without
+        place.cluster.api.denied.add(("watch", "events"))  # optional permission
     (worker,) = place.config["trial"]["taskRoles"]
     ps = worker | {"name": "ps", "command": "echo $FB_WORKER_ADDRESSES"}
     ps["frameworkAttemptCompletionPolicy"] = {"minFailedTaskCount": 1, "minSucceededTaskCount": -1}
@@ -83,7 +83,7 @@ def test_every_role_runs_its_own_command_and_reused_jobs_run_many_trials(place):
         assert "this login may not list and watch events in namespace default: " in done.stderr
 
 
-def test_what_the_cluster_lacks_is_said_at_once_and_nothing_is_made(place):
+def test_missing_permissions_and_objects_are_all_reported_and_no_experiment_is_created(place):
     place.config["frameworkcontrollerConfig"] |= {"serviceAccountName": "nobody", "namespace": "default"}
     place.config["frameworkcontrollerConfig"]["pvc"] = {"path": str(place.storage), "name": "other"}
     place.cluster.api.denied |= {("create", "frameworks"), ("list", "events")}
@@ -116,7 +116,7 @@ def azure(place):
         yield azure
 
 
-def test_on_azure_files_the_pods_find_all_on_the_share_and_the_key_is_gone_with_the_jobs(place, azure):
+def test_pods_use_the_azure_share_and_the_account_key_is_stored_in_no_file(place, azure):
     done = place.create("--foreground")
     assert done.returncode == 0, done.stderr
     workspace = place.workspace(done)
@@ -127,14 +127,14 @@ def test_on_azure_files_the_pods_find_all_on_the_share_and_the_key_is_gone_with_
     wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", DEADLINE_S)
     assert place.cluster.api.counted()["create", "secrets"] == 6
     here = place.folder / "experiments" / workspace.root.name
-    assert not list(here.glob("trials/*/attempts/*")), "what trials write is on the share alone"
+    assert not list(here.glob("trials/*/attempts/*")), "trials must write only to the share"
     for path in [*here.rglob("*"), *workspace.root.rglob("*")]:
         assert not path.is_file() or azure.key.encode() not in path.read_bytes(), path
     log = place.nnictl("log", "trial", workspace.root.name, "--trial-id", trials[0])
     assert (log.returncode, log.stdout) == (0, output_of(workspace, trials[0])), log.stderr
 
 
-def test_what_azure_lacks_is_said_beside_what_the_cluster_lacks(place, azure):
+def test_azure_errors_are_reported_together_with_cluster_errors(place, azure):
     azure.key = new_key("not the vault's")
     place.cluster.api.denied.add(("create", "secrets"))
     done = place.create()

@@ -1,4 +1,6 @@
-"""Jobs on FrameworkController and its objects. What every platform does is in tests/contract/test_platform_jobs.py."""
+"""Jobs on FrameworkController and its objects. See tests/contract/test_platform_jobs.py for what every
+platform does.
+"""
 
 import asyncio
 import threading
@@ -37,7 +39,7 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-async def test_a_job_deleted_while_the_server_drops_its_history_is_missing_in_the_new_list(site):
+async def test_a_job_deleted_while_the_server_drops_its_history_ends_after_the_new_list(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -52,10 +54,10 @@ async def test_hanging_calls_delay_the_end_of_no_job(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:
-        for number in range(6):  # more than there are callers
+        for number in range(6):  # more than the number of worker threads
             await service.submit(site.settings(f"trial{number}"))
         await site.has_ended(6)
-        assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes hang"
+        assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes must hang"
         site.cluster.api.stop_misbehaving(("delete", "frameworks"))
         site.cluster.api.is_hung.set()
         await until(site.is_clean, "nothing is left", DEADLINE_S)
@@ -74,7 +76,7 @@ async def test_a_submission_without_its_secret_is_completed_by_the_next_one(site
 
 
 class ShareWithKey:
-    """One that has a key of its own."""
+    """Shared storage with an access key of its own."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
@@ -135,7 +137,7 @@ async def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_v
     assert (tmp_path / "EXPT" / "said").read_text() == "mine 127.0.0.1\n"
 
 
-async def test_two_jobs_with_one_name_of_a_framework_run_one_after_the_other(site):
+async def test_jobs_with_the_same_framework_name_run_one_after_the_other(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1"))
         with pytest.raises(
@@ -174,7 +176,7 @@ async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experime
         assert f"(not started yet: {why})" in trial_cells(shown)[2]
 
 
-async def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_real_experiment):
+async def test_a_resumed_manager_deletes_jobs_that_the_earlier_one_could_not_delete(site, a_real_experiment):
     experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
 
     def service_of(on_job_ended):
@@ -182,39 +184,39 @@ async def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
     site.cluster.api.denied.add(("delete", "frameworks"))
-    async with a_manager_here(experiment, service_of) as engine:  # whose only trial finds no run.sh
-        await until(lambda: engine.experiment.state.is_over, "it is over", DEADLINE_S)
+    async with a_manager_here(experiment, service_of) as engine:  # its only trial finds no run.sh
+        await until(lambda: engine.experiment.state.is_over, "the experiment is over", DEADLINE_S)
     assert site.store.list(SECRETS)
     site.cluster.api.denied.clear()
     async with a_manager_here(experiment, service_of):
         await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
-async def test_a_reason_that_no_status_has_is_read_from_events(site):
+async def test_a_pending_reason_without_a_status_is_read_from_events(site):
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "it is shown", DEADLINE_S)
+        await until(lambda: service.pending_reason("trial1"), "the reason is shown", DEADLINE_S)
         assert service.pending_reason("trial1").startswith(
             'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
         )
-        # Of other experiments and of before: they are no matter of this one.
+        # Events of other experiments, and older ones, are ignored.
         pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
         other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
         tell(site.store, other, "Failed", "of another")
         tell(site.store, pod, "FailedScheduling", "0/1 nodes", "default-scheduler")
-        await until(lambda: service.pending_reason("trial1") == "", "it has a node", DEADLINE_S)
+        await until(lambda: service.pending_reason("trial1") == "", "the reason is cleared", DEADLINE_S)
         tell(site.store, pod, "FailedMount", "again,\n as it goes")
         await until(
             lambda: service.pending_reason("trial1") == "FailedMount: again, as it goes",
-            "it is shown",
+            "the new reason is shown",
             DEADLINE_S,
         )
         assert await service.stop("trial1")
         assert (await site.has_ended()).message.endswith(
             "was deleted on request; the job had not started: FailedMount: again, as it goes"
         )
-        assert service._observed.warnings._newest == {}, "nothing is kept of it"
+        assert service._observed.warnings._newest == {}, "the warnings of an ended job must be deleted"
 
 
 async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
@@ -233,7 +235,7 @@ async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
     assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
-async def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_the_reason(site):
+async def test_the_pending_reason_is_the_task_that_cannot_start_and_not_one_at_the_barrier(site):
     both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
     site.config = replace(site.config, roles=tuple(both))
 
@@ -241,7 +243,11 @@ async def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_th
     async with site.manager() as service:
         await service.submit(site.settings())
         await until(lambda: service.pending_reason("trial1"), "ps waits at the barrier", DEADLINE_S)
-        await until(lambda: "ImagePullBackOff" in service.pending_reason("trial1"), "why", DEADLINE_S)
+        await until(
+            lambda: "ImagePullBackOff" in service.pending_reason("trial1"),
+            "the image is the reason",
+            DEADLINE_S,
+        )
         pods = {each["metadata"]["name"]: each["status"] for each in site.store.list(PODS)}
         (barrier,) = pods[f"{NAME}-ps-0"]["initContainerStatuses"]
         assert "running" in barrier["state"]
@@ -250,12 +256,12 @@ async def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_th
         await site.is_running()
 
 
-async def test_pods_that_the_operator_has_not_created_are_the_reason(site, monkeypatch):
+async def test_missing_pods_are_a_pending_reason_and_name_the_quota(site, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.observed._PODS_TIMEOUT_S", 0.2)
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "it is shown", DEADLINE_S)
+        await until(lambda: service.pending_reason("trial1"), "the reason is shown", DEADLINE_S)
         assert service.pending_reason("trial1") == (
             "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
             "describe quota -n default`, and check that FrameworkController runs"
@@ -265,19 +271,19 @@ async def test_pods_that_the_operator_has_not_created_are_the_reason(site, monke
         assert service.problem == ""
 
 
-async def test_a_partially_created_job_of_an_earlier_manager_is_created_anew(site):
+async def test_a_partially_created_job_of_an_earlier_manager_is_deleted_and_created_again(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
         with pytest.raises(RetryableError):
             await first.submit(site.settings())
     async with site.manager() as second:
         assert await second.adopt("trial1") is JobPresence.UNKNOWN
-        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", DEADLINE_S)
+        await until(lambda: not site.store.list(FRAMEWORKS), "the incomplete job is deleted", DEADLINE_S)
         await second.submit(site.settings())
         await site.is_running()
 
 
-async def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new_job(site):
+async def test_a_job_is_not_created_until_the_incomplete_one_of_that_name_is_deleted(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
         with pytest.raises(RetryableError):
@@ -288,7 +294,7 @@ async def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new
         assert await second.adopt("trial1") is JobPresence.UNKNOWN
         with pytest.raises(RetryableError, match="another one of that name"):
             await second.submit(site.settings())
-        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", DEADLINE_S)
+        await until(lambda: not site.store.list(FRAMEWORKS), "the incomplete job is deleted", DEADLINE_S)
         await second.submit(site.settings())
         await site.is_running()
         assert site.store.list(FRAMEWORKS)[0]["metadata"]["uid"] != half
@@ -298,7 +304,7 @@ async def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new
 async def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
     async with site.manager() as first:
-        # It reports the end, and dies before it has deleted what has ended.
+        # The manager reports the end, and exits before it has deleted the ended job.
         site.cluster.api.denied.add(("delete", "frameworks"))
         await first.submit(site.settings("trial1"))
         await first.submit(site.settings("trial2"))
@@ -309,7 +315,7 @@ async def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(sit
     async with site.manager() as second:
         assert await second.adopt("trial2") is JobPresence.RUNNING
         second.garbage_collect()
-        await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", DEADLINE_S)
+        await until(lambda: len(site.store.list(SECRETS)) == 1, "the ended job is deleted", DEADLINE_S)
         assert site.state("nniexpexpttrialtrial2") == "AttemptRunning"
         assert len(site.ends) == 1
 
@@ -331,13 +337,15 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
-async def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, monkeypatch, is_watched_first):
-    # Where it is listed only afterwards, no watch ever shows it.
+async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
+    site, monkeypatch, is_watched_first
+):
+    # If the list comes only afterwards, no watch ever shows the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
     def create(cluster, resource, namespace, document):
-        if resource.plural == "secrets":  # the answer takes its time
+        if resource.plural == "secrets":  # the response is delayed
             site.store.delete(FRAMEWORKS, "default", NAME)
             is_deleted.set()
             assert is_reported.wait(DEADLINE_S)
@@ -359,13 +367,13 @@ async def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, mon
 
     async with site.manager() as service:
         if is_watched_first:
-            assert await service.adopt("another") is JobPresence.UNKNOWN  # waits for the list
+            assert await service.adopt("another") is JobPresence.UNKNOWN  # returns after the first list
         await service.submit(site.settings())
         end = await site.has_ended()
         assert "was deleted, but not by this manager" in end.message
 
 
-def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
+def test_a_delayed_watch_event_of_a_replaced_resource_ends_no_job(site, monkeypatch):
     take, shown, held = KubernetesService._on_resource, set(), None
 
     def take_resource(service, change):
@@ -388,7 +396,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
             await until(lambda: first in shown, "the watch has shown the first resource", DEADLINE_S)
             held = []
             site.store.delete(FRAMEWORKS, "default", NAME)
-            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", DEADLINE_S)
+            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is deleted", DEADLINE_S)
             await service.submit(site.settings())
             await until(
                 lambda: any(isinstance(change, Deleted) for change in held),
@@ -407,7 +415,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
     run(work())
 
 
-async def test_an_adopted_job_is_requested_until_the_cluster_answers(site):
+async def test_an_adopted_job_is_polled_until_the_cluster_answers(site):
     site.cluster.api.stop()
     async with site.manager() as service:
         assert await service.adopt("trial1") is JobPresence.RUNNING
@@ -417,11 +425,11 @@ async def test_an_adopted_job_is_requested_until_the_cluster_answers(site):
         assert service.problem == ""
 
 
-async def test_calls_do_not_grow_with_the_jobs_that_run(site):
-    site.cluster.node.is_full = True  # they wait, and nobody asks
+async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_of_jobs(site):
+    site.cluster.node.is_full = True  # the jobs stay pending, without any poll
     async with site.manager() as service:
         await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
-        await until(lambda: len(site.store.list(PODS)) == 30, "all are there", DEADLINE_S)
+        await until(lambda: len(site.store.list(PODS)) == 30, "all pods exist", DEADLINE_S)
         counted = site.cluster.api.counted()
         assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
         del counted["create", "frameworks"], counted["create", "secrets"]

@@ -37,8 +37,8 @@ def open_store(database, tmp_path):
     return RegisteringStore.create(database, tmp_path, "EXPERIMT", "{}", b"secret", 0.0)
 
 
-class Counting:
-    """A store that notes how many writes each transaction had."""
+class CountingStore:
+    """A store that records the number of writes of each transaction."""
 
     def __init__(self, store):
         self.store = store
@@ -57,10 +57,10 @@ class Counting:
 
 @pytest.fixture
 def counting(database, tmp_path):
-    return Counting(open_store(database, tmp_path))
+    return CountingStore(open_store(database, tmp_path))
 
 
-def test_nothing_that_waits_is_stored_once_another_writer_has_begun_the_next_epoch(database, tmp_path):
+def test_queued_writes_are_dropped_when_another_writer_has_started_the_next_epoch(database, tmp_path):
     failures = []
 
     async def run():
@@ -70,7 +70,7 @@ def test_nothing_that_waits_is_stored_once_another_writer_has_begun_the_next_epo
         waiting = [group.add([row(number)]) for number in range(1, 100)]
         for each in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(each, LeaseLost)
-        assert group.add([row(100)]) is not None  # and nothing more comes of it
+        assert group.add([row(100)]) is not None  # it is never stored
 
     asyncio.run(run())
     assert [type(failure) for failure in failures] == [LeaseLost]
@@ -78,7 +78,7 @@ def test_nothing_that_waits_is_stored_once_another_writer_has_begun_the_next_epo
         assert [trial.trial_id for trial in reader.trials()] == ["t0"]
 
 
-def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database, counting):
+def test_writes_added_during_a_transaction_share_the_next_one(database, counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         await asyncio.gather(*[group.add([row(number)]) for number in range(100)])
@@ -106,7 +106,7 @@ def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database,
     ],
     ids=["parameters", "message", "result", "gpus"],
 )
-def test_what_waits_is_counted_with_its_text(counting, write, held_bytes):
+def test_waiting_bytes_include_the_text_of_queued_writes(counting, write, held_bytes):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         done = group.add([write])
@@ -118,7 +118,7 @@ def test_what_waits_is_counted_with_its_text(counting, write, held_bytes):
     asyncio.run(run())
 
 
-def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
+def test_deferred_writes_are_stored_with_the_next_awaited_one(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         for number in range(10):
@@ -130,7 +130,7 @@ def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
     assert counting.batches == [11]
 
 
-def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch):
+def test_deferred_writes_are_stored_together_after_max_deferral(counting, monkeypatch):
     monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 0.05)
 
     async def run():
@@ -145,7 +145,7 @@ def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch
     assert counting.batches == [10]
 
 
-def test_the_end_stores_also_what_nobody_waits_for(counting, monkeypatch):
+def test_close_stores_deferred_writes(counting, monkeypatch):
     monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 3600)
 
     async def run():
@@ -182,13 +182,13 @@ def test_a_full_disk_delays_and_loses_nothing(database, tmp_path, monkeypatch):
         assert len(reader.trials()) == 3
 
 
-def test_a_bug_in_the_store_acknowledges_nothing_and_is_told(database, tmp_path):
+def test_a_bug_in_the_store_acknowledges_nothing_and_is_reported(database, tmp_path):
     store = open_store(database, tmp_path)
     told = []
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))  # the same sequence number twice
+        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))  # the same sequence number again
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
             await done
@@ -198,7 +198,7 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_told(database, tmp_path)
     assert len(told) == 1
 
 
-def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path):
+def test_a_disk_that_stays_full_does_not_block_close(database, tmp_path):
     store = open_store(database, tmp_path)
     store._connection.execute("PRAGMA busy_timeout = 1")
     blocker = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
@@ -223,14 +223,14 @@ FLOOD, QUIET, OTHER = (AttemptKey(name, attempt_id(0), "main-0") for name in ("f
 
 
 def metrics(key, count, *, after=0):
-    """What a chunk of so many records becomes, in a file with so many before it."""
+    """The writes of a chunk with `count` records, in a file with `after` records before it."""
     record = encode(0, key.trial_id, "PERIODICAL", 0, 0.5)
     receiver = AttemptIngest.restored(key, {Stream.METRICS: after * len(record)})
     return receiver.take(Stream.METRICS, after * len(record), record * count)
 
 
-class Gate:
-    """A store that opens when the test says so, and remembers what each transaction brought."""
+class GatedStore:
+    """A store that blocks until the test opens it, and records the writes of each transaction."""
 
     def __init__(self, store):
         self.store = store
@@ -246,7 +246,7 @@ class Gate:
         self.store.close()
 
     def batch_of(self, key):
-        """The number of the transaction with the first of a trial's records."""
+        """The number of the transaction with the first records of a trial."""
         return next(
             number
             for number, batch in enumerate(self.batches)
@@ -255,10 +255,10 @@ class Gate:
 
 
 def play(scenario, database, tmp_path):
-    """Run a scenario with a group commit over a gate."""
+    """Run a scenario with a group commit and a gated store."""
 
     async def run():
-        gate = Gate(open_store(database, tmp_path))
+        gate = GatedStore(open_store(database, tmp_path))
         group = commits.GroupCommit(gate, pytest.fail)
         try:
             await asyncio.wait_for(scenario(group, gate), DEADLINE_S)
@@ -272,7 +272,7 @@ def play(scenario, database, tmp_path):
 def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(database, tmp_path):
     async def scenario(group, gate):
         flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
-        await asyncio.sleep(0)  # the first transaction is taken, and held up
+        await asyncio.sleep(0)  # the first transaction has started, and is blocked
         report = group.add(metrics(QUIET, 1))
         gate.opened.set()
         await report
@@ -287,12 +287,13 @@ def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(data
     connection.close()
 
 
-def test_a_flood_rests_for_a_neighbour_also_when_that_one_says_much_at_once(database, tmp_path, monkeypatch):
+def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # More than goes along with every transaction: some of it takes its turn among the flood's, of which several go into one.
+        # More than joins every transaction: some of it is queued with the bulk writer's, several of which
+        # share one.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)
@@ -306,7 +307,7 @@ def test_a_flood_rests_for_a_neighbour_also_when_that_one_says_much_at_once(data
     connection.close()
 
 
-def test_floods_rest_for_no_flood_that_brings_something_small_as_well(database, tmp_path, monkeypatch):
+def test_bulk_writers_are_not_throttled_for_small_writes_of_bulk_writers(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
@@ -320,7 +321,7 @@ def test_floods_rest_for_no_flood_that_brings_something_small_as_well(database, 
     play(scenario, database, tmp_path)
 
 
-def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
+def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 
@@ -340,7 +341,7 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
                 number += 1
         waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
         await asyncio.sleep(0)
-        waiting[0].cancel()  # its keeper is gone, and nobody else notices
+        waiting[0].cancel()  # as when its keeper has disconnected
         gate.opened.set()
         await asyncio.wait_for(waiting[1], DEADLINE_S)
         await group.add([])
@@ -350,7 +351,7 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
     play(scenario, database, tmp_path)
 
 
-def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_path):
+def test_a_trials_row_is_not_delayed_by_its_own_metrics(database, tmp_path):
     async def scenario(group, gate):
         said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
         gate.opened.set()
@@ -361,7 +362,7 @@ def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_pat
     play(scenario, database, tmp_path)
 
 
-def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(database, tmp_path):
+def test_only_the_newest_version_of_a_row_is_queued_while_the_disk_hangs(database, tmp_path):
     async def scenario(group, gate):
         trial = Trial("t1", 1, {}, {}, 0.0, "t1", message="00000")
         first = group.add([trial_row(trial)])
@@ -380,7 +381,7 @@ def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(databa
         assert [trial.message for trial in reader.trials()] == ["09999"]
 
 
-def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
+def test_a_producer_above_its_limit_waits_while_others_have_capacity(database, tmp_path):
     async def scenario(group, gate):
         offset = 0
         while group.has_capacity(group.waiting_bytes_of(FLOOD)):
@@ -399,7 +400,7 @@ def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
     play(scenario, database, tmp_path)
 
 
-def test_many_floods_leave_room_for_those_who_have_nothing_waiting(database, tmp_path):
+def test_many_bulk_writers_leave_capacity_for_producers_without_queued_writes(database, tmp_path):
     async def scenario(group, gate):
         for number in range(1000):
             key = AttemptKey(f"flood{number}", attempt_id(0), "main-0")
@@ -413,7 +414,7 @@ def test_many_floods_leave_room_for_those_who_have_nothing_waiting(database, tmp
     play(scenario, database, tmp_path)
 
 
-def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_more(
+def test_a_full_store_reports_its_size_and_free_space_and_continues_after_space_is_free(
     database, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(commits, "RETRY_S", 0.01)

@@ -1,4 +1,4 @@
-"""A real manager among peers that mean no good, while the keepers of real trials go on beside them."""
+"""A real manager with hostile peers, while the keepers of real trials are connected."""
 
 import contextlib
 import itertools
@@ -40,11 +40,11 @@ from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, Stream, TrialEnd
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.reasons import ExitReason
 
-# Some more than a CI machine needs to show what is kept of a connection; `make hostile` opens five times as many.
+# More than a CI machine needs to measure the memory per connection; `make hostile` opens five times as many.
 CONNECTIONS = int(os.environ.get("HOSTILE_CONNECTIONS", "2000"))
-# A connection that is nobody's was measured at 22 kB.
+# An unauthenticated connection was measured at 22 kB.
 MAX_BYTES_OF_CONNECTION = 60_000
-# Growth with the honest trials, and memory that an allocator does not return.
+# Includes growth by the honest trials, and memory that the allocator does not return.
 MAX_GROWTH_BYTES = 100_000_000
 TRAIN = """
 import os, pathlib, time
@@ -62,12 +62,12 @@ CODE = grpc.StatusCode
 
 
 class Scene:
-    """One manager with two honest trials. The hostile keeper has the token of the second one's job."""
+    """A manager with two honest trials. The hostile keeper has the token of the second trial's job."""
 
     def __init__(self, experiment):
         self.experiment = experiment
         experiment.start()
-        wait_until(lambda: len(experiment.get("/trial-jobs")) == 2, "both trials are made")
+        wait_until(lambda: len(experiment.get("/trial-jobs")) == 2, "both trials are created")
         self.trials = [trial["id"] for trial in experiment.get("/trial-jobs")]
         self.process = psutil.Process(experiment.manager.pid)
         self.hostile = HostileKeeper(experiment, self.trials[1])
@@ -85,17 +85,17 @@ class Scene:
         return [(trial["id"], trial["status"]) for trial in self.experiment.get("/trial-jobs")]
 
     def noise(self):
-        """What must not be in its logs."""
+        """Lines that must not be in the manager's logs."""
         text = (
             self.experiment.folder.manager_log.read_text() + self.experiment.folder.manager_stderr.read_text()
         )
         return re.findall(r".*(?:Traceback|CRITICAL|never retrieved|destroyed but).*", text)
 
-    def assert_unmoved(self):
+    def assert_unaffected(self):
         before = self.counts()
         wait_until(
             lambda: all(now > then + 3 for now, then in zip(self.counts(), before, strict=True)),
-            "the honest trials are heard",
+            "metrics of the honest trials are stored",
         )
         assert self.states() == [(trial, "RUNNING") for trial in self.trials]
         assert self.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
@@ -122,7 +122,7 @@ def stage(tmp_path_factory):
 @pytest.fixture
 def scene(stage):
     yield stage
-    stage.assert_unmoved()
+    stage.assert_unaffected()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def hostile(scene):
     return scene.hostile
 
 
-def test_whatever_is_said_the_answer_is_a_documented_status_and_a_short_sentence(hostile):
+def test_every_invalid_message_gets_a_documented_status_and_a_short_error(hostile):
     hello, key = words(hostile.hello), hostile.key
     others = AttemptKey("other", attempt_id(0), "hostile-0")
     metrics = Stream.METRICS
@@ -165,11 +165,11 @@ def test_whatever_is_said_the_answer_is_a_documented_status_and_a_short_sentence
         assert code is status, ([each[:60] for each in requests], details)
         assert len(details) < 500
         assert "Unexpected" not in details
-        if code is not CODE.RESOURCE_EXHAUSTED:  # gRPC's own words
+        if code is not CODE.RESOURCE_EXHAUSTED:  # worded by gRPC
             assert not details or details.startswith("cannot")
 
 
-def test_a_stranger_is_turned_away_before_anything_it_says_is_read(scene, hostile):
+def test_an_unauthenticated_peer_is_refused_before_its_messages_are_read(scene, hostile):
     hello = words(hostile.hello)
     first = HostileKeeper(scene.experiment, scene.trials[0])
     for metadata in [
@@ -181,15 +181,15 @@ def test_a_stranger_is_turned_away_before_anything_it_says_is_read(scene, hostil
         ((JOB_KEY, ""), (TOKEN_KEY, "")),
         ((JOB_KEY, first.job_id), (TOKEN_KEY, hostile.token)),
     ]:
-        # A stranger who says nothing does not wait either.
+        # A peer that sends nothing is refused without a wait, too.
         for requests in ([hello], [b"\xff" * 1000], []):
             code, details = hostile.answer(*requests, metadata=metadata)
             assert (code, "token" in details) == (CODE.UNAUTHENTICATED, True), (metadata, details)
-    # A token speaks for its own job alone.
+    # A token is valid only for its own job.
     assert hostile.answer(words(first.hello))[0] is CODE.UNAUTHENTICATED
 
 
-def test_large_metadata_and_other_calls_are_gRPCs_to_refuse(hostile):  # noqa: N802
+def test_large_metadata_and_unknown_methods_are_refused_by_grpc(hostile):
     hello = words(hostile.hello)
     for size in (9_000, 100_000, 4 << 20):
         code, _ = hostile.answer(hello, metadata=(*hostile.metadata, ("x", "y" * size)))
@@ -202,7 +202,7 @@ def test_large_metadata_and_other_calls_are_gRPCs_to_refuse(hostile):  # noqa: N
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_noise_in_the_middle_of_words_gets_a_documented_status(hostile, data):
+def test_corrupted_messages_get_a_documented_status(hostile, data):
     key = hostile.key
     honest = [
         words(hostile.hello),
@@ -218,7 +218,7 @@ def test_noise_in_the_middle_of_words_gets_a_documented_status(hostile, data):
     assert code in DOCUMENTED, details
 
 
-def test_a_job_has_no_more_streams_than_tasks_and_some_to_spare(scene, hostile):
+def test_the_number_of_streams_per_job_is_limited(scene, hostile):
     most = 16
     silence = threading.Event()
 
@@ -228,7 +228,7 @@ def test_a_job_has_no_more_streams_than_tasks_and_some_to_spare(scene, hostile):
 
     with contextlib.ExitStack() as stack:
         stack.callback(silence.set)
-        codes, calls = [], []  # a call that nobody holds is over
+        codes, calls = [], []  # keep references: an unreferenced call ends
         for number in range(most + 4):
             channel = stack.enter_context(hostile.channel())
             task = HostileKeeper(scene.experiment, hostile.job_id, f"task-{number}")
@@ -240,13 +240,13 @@ def test_a_job_has_no_more_streams_than_tasks_and_some_to_spare(scene, hostile):
                 codes.append(error.code())
             else:
                 codes.append(CODE.OK)
-        # One is the honest keeper's.
+        # One stream belongs to the honest keeper.
         assert codes.count(CODE.RESOURCE_EXHAUSTED) == 5, codes
         assert codes[0] is CODE.OK
-    wait_until(lambda: hostile.answer(words(hostile.hello))[0] is CODE.OK, "there is room again")
+    wait_until(lambda: hostile.answer(words(hostile.hello))[0] is CODE.OK, "a new stream is accepted")
 
 
-def test_a_second_keeper_of_the_same_task_and_the_first_lose_nothing(scene):
+def test_two_keepers_of_the_same_task_lose_no_metrics(scene):
     twin = HostileKeeper(scene.experiment, scene.trials[1], "main-0")
     key = twin.key
     for _ in range(5):
@@ -276,27 +276,27 @@ def test_a_second_keeper_of_the_same_task_and_the_first_lose_nothing(scene):
         "noise",
     ],
 )
-def test_connections_that_are_no_keepers_disturb_nobody(scene, said):
+def test_connections_of_other_protocols_do_not_affect_honest_trials(scene, said):
     peers = [connected(scene.hostile.address, said) for _ in range(100)]
-    scene.assert_unmoved()
+    scene.assert_unaffected()
     for peer in peers:
         peer.close()
 
 
-def test_one_byte_at_a_time_disturbs_nobody(scene):
+def test_peers_that_send_one_byte_at_a_time_do_not_affect_honest_trials(scene):
     said = OPENING + frame(HEADERS, END_HEADERS, 1, call_headers())
     peers = [connected(scene.hostile.address) for _ in range(50)]
     for byte in said:
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.send(bytes([byte]))
-    scene.assert_unmoved()
+    scene.assert_unaffected()
     for peer in peers:
         peer.close()
 
 
 def _flood(address, opening, pieces, most_bytes=20_000_000):
-    """Say this again and again until the other side has had enough, or so much is said."""
+    """Send the pieces until the peer closes the connection or `most_bytes` are sent."""
     with connected(address, opening) as peer:
         peer.settimeout(5)
         sent = 0
@@ -308,7 +308,7 @@ def _flood(address, opening, pieces, most_bytes=20_000_000):
                     break
 
 
-def test_floods_of_frames_are_cut_off_or_swallowed(scene):
+def test_floods_of_http2_frames_do_not_affect_honest_trials(scene):
     address = scene.hostile.address
     endless = itertools.repeat(frame(CONTINUATION, 0, 1, header(b"x", b"y" * 100) * 100))
     _flood(address, OPENING + frame(HEADERS, 0, 1, call_headers()), endless)
@@ -326,20 +326,20 @@ def test_floods_of_frames_are_cut_off_or_swallowed(scene):
     )
 
 
-def test_storms_of_connections_leave_nothing_behind(scene):
+def test_many_short_connections_leave_no_open_files(scene):
     address = scene.hostile.address
     files_before = scene.process.num_fds()
     for number in range(1000):
         peer = connected(address, OPENING if number % 2 else PREFACE[:5])
-        if number % 3 == 0:  # not goodbye, but a reset
+        if number % 3 == 0:  # a reset instead of an orderly close
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         peer.close()
     for _ in range(50):
         scene.hostile.answer(words(scene.hostile.hello))
-    wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are gone")
+    wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are closed")
 
 
-def test_strangers_cannot_fill_the_log(scene):
+def test_unauthenticated_peers_cannot_fill_the_log(scene):
     log = scene.experiment.folder.manager_log
     before = log.stat().st_size
     with scene.hostile.channel() as channel:
@@ -349,44 +349,44 @@ def test_strangers_cannot_fill_the_log(scene):
     assert log.stat().st_size - before < 100 * 300
 
 
-def test_thousands_of_connections_are_held_in_bounded_memory(scene):
+def test_thousands_of_connections_use_bounded_memory(scene):
     rss_before, files_before = scene.rss(), scene.process.num_fds()
     peers = []
     try:
         for number in range(CONNECTIONS):
             with contextlib.suppress(
                 OSError
-            ):  # beyond its bound the manager lets go, perhaps while this is said
+            ):  # beyond its limit the manager closes connections, perhaps during this send
                 peers.append(connected(scene.hostile.address, OPENING if number % 2 else b""))
-        scene.assert_unmoved()
+        scene.assert_unaffected()
         held = scene.process.num_fds() - files_before
         assert held <= min(CONNECTIONS, MAX_CONNECTIONS) + 20
         assert (
             scene.rss() - rss_before
             < MAX_BYTES_OF_CONNECTION * min(CONNECTIONS, MAX_CONNECTIONS) + 20_000_000
         )
-        # A keeper that connects now finds room among them.
+        # A keeper can still connect.
         assert scene.hostile.answer(words(scene.hostile.hello))[0] is CODE.OK
     finally:
         for peer in peers:
             peer.close()
-    wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are gone")
+    wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are closed")
 
 
-def test_a_keeper_that_lies_about_its_own_trial_changes_no_other(a_real_experiment):
+def test_false_messages_about_one_trial_do_not_change_another(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=2)
     scene = Scene(experiment)
-    liar = HostileKeeper(experiment, scene.trials[1], "main-0")
-    key, metrics = liar.key, Stream.METRICS
+    forger = HostileKeeper(experiment, scene.trials[1], "main-0")
+    key, metrics = forger.key, Stream.METRICS
 
     def ends(**sizes):
         return TrialEnded(
             key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream(word): size for word, size in sizes.items()}
         )
 
-    hello = words(liar.hello)
+    hello = words(forger.hello)
     for said in [
-        [Chunk(key, metrics, 0, b"lies\n" * 1000)],  # backwards: what is here already is dropped
+        [Chunk(key, metrics, 0, b"lies\n" * 1000)],  # stored bytes sent again: they are dropped
         [TrialStarted(key, 1.0), TrialStarted(key, 2.0)],
         [Usage(key, 1e300, 2**63 - 1, 2**63 - 1)] * 20,
         [Idle()] * 64,
@@ -396,11 +396,13 @@ def test_a_keeper_that_lies_about_its_own_trial_changes_no_other(a_real_experime
         [ends(metrics=0), Chunk(key, metrics, 0, b"behind the end\n")],
         [ends(), ends(), Chunk(key, metrics, 0, b"behind the end\n"), TrialStarted(key, 1.0)],
     ]:
-        code, details = liar.answer(hello, words(*said))
+        code, details = forger.answer(hello, words(*said))
         assert code in DOCUMENTED, details
     assert experiment.get(f"/trial-jobs/{scene.trials[0]}")["status"] == "RUNNING"
     before = len(experiment.rows(scene.trials[0]))
-    wait_until(lambda: len(experiment.rows(scene.trials[0])) > before + 3, "the honest trial is heard")
+    wait_until(
+        lambda: len(experiment.rows(scene.trials[0])) > before + 3, "metrics of the honest trial are stored"
+    )
     assert scene.noise() == []
     (experiment.code / "END").touch()
     experiment.wait_for_status("DONE")

@@ -1,4 +1,4 @@
-"""A whole engine under a keeper that says anything at all: it goes on, and the trial of another job is as it was."""
+"""A whole engine with a keeper that sends arbitrary messages: the trial of another job is unaffected."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ OFFSETS = st.dictionaries(STREAMS, SIZES)
 
 
 class Counting(Void):
-    """Knows how many jobs it has."""
+    """Counts its jobs."""
 
     jobs = 0
 
@@ -50,7 +50,7 @@ class Counting(Void):
 
 
 def messages(own, other):
-    """Whatever a keeper can say: of its own trial, another's, and one that there is not."""
+    """Any message of a keeper: about its own trial, another one, or one that does not exist."""
     keys = st.builds(
         AttemptKey,
         st.sampled_from([own, own, own, other, "nobody"]),
@@ -87,7 +87,7 @@ def messages(own, other):
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_were(a_real_experiment, data):
+def test_arbitrary_messages_of_a_keeper_do_not_affect_the_engine_or_other_trials(a_real_experiment, data):
     experiment = a_real_experiment("pass\n", trialConcurrency=2, maxTrialNum=2)
 
     async def scenario():
@@ -108,7 +108,7 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
         hostile = admitted(own)
         for said in data.draw(st.lists(st.lists(messages(own, other), min_size=1, max_size=4), max_size=12)):
             try:
-                # Over the wire, as a real one.
+                # Encoded and decoded, as over the network.
                 for message in keeper_messages_from_bytes(keeper_messages_to_pb(said).SerializeToString()):
                     hostile.receive(message)
             except tuple(STATUS_OF):

@@ -1,4 +1,4 @@
-"""The keepers' server alone: what it lets go of once it has waited long enough, and what it keeps to itself."""
+"""The keepers' gRPC server alone: its timeouts, its limits, and the secrecy of its errors."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ from nni_manager.grpc_server.servicer import STATUS_OF, KeeperServer
 from trial_keeper.wire.messages import Hello, Idle, Shutdown
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
-# How long what is tested may take on a machine with other work.
+# The time limit of a scenario, on a machine with other work.
 
 
 class OpenSession:
-    """Has something to tell from the beginning on."""
+    """A session with messages for its keeper from the start."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -44,7 +44,7 @@ class OpenSession:
 
 
 class OpenGate:
-    """Lets everybody in, and may have a bug."""
+    """Admits every keeper, and may have a bug."""
 
     most_streams_of_job = 3
 
@@ -86,14 +86,14 @@ async def a_call(address):
 
 
 async def ending(call):
-    """How a call ended."""
+    """The status and details with which a call ended."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         while await call.read() is not grpc.aio.EOF:
             pass
     return await call.code(), await call.details()
 
 
-def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
+def test_a_stream_without_hello_is_closed_after_the_timeout(monkeypatch):
     monkeypatch.setattr(servicer, "HELLO_TIMEOUT_S", 0.2)
 
     async def scenario(gate, address):
@@ -108,7 +108,7 @@ def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
     play(scenario)
 
 
-def test_a_keeper_that_reads_nothing_is_let_go_and_frees_its_session(monkeypatch):
+def test_the_session_of_a_keeper_that_does_not_read_is_closed(monkeypatch):
     monkeypatch.setattr(servicer, "TAKEN_TIMEOUT_S", 0.5)
 
     async def scenario(gate, address):
@@ -116,13 +116,13 @@ def test_a_keeper_that_reads_nothing_is_let_go_and_frees_its_session(monkeypatch
             await call.write(words(HELLO))
             session = await gate.sessions.get()
             await session.is_closed.wait()
-            # The call is over for the manager, though its peer takes nothing.
+            # The call has ended for the manager, although the peer has not read everything.
             assert not session.outgoing.empty()
 
     play(scenario, OpenGate(words=20_000, word_characters=2000))
 
 
-def test_streams_beyond_what_a_job_may_have_are_turned_away_until_one_ends():
+def test_streams_above_the_limit_of_a_job_are_refused_until_one_ends():
     async def scenario(gate, address):
         async with contextlib.AsyncExitStack() as stack:
             calls, sessions = [], []
@@ -144,7 +144,7 @@ def test_streams_beyond_what_a_job_may_have_are_turned_away_until_one_ends():
 
 
 @pytest.mark.parametrize("place", ["admit", "receive"])
-def test_a_bug_ends_its_stream_and_tells_the_peer_nothing_of_it(place, caplog):
+def test_a_bug_ends_its_stream_and_is_not_shown_to_the_peer(place, caplog):
     async def scenario(gate, address):
         async with a_call(address) as call:
             await call.write(words(HELLO, Idle()))
@@ -162,7 +162,7 @@ def test_a_bug_ends_its_stream_and_tells_the_peer_nothing_of_it(place, caplog):
 @pytest.mark.parametrize(
     "said", [b"", PREFACE[:5], PREFACE, OPENING], ids=["nothing", "half", "preface", "settings"]
 )
-def test_a_connection_that_never_makes_a_call_is_let_go(monkeypatch, said):
+def test_a_connection_without_a_call_is_closed_after_the_idle_timeout(monkeypatch, said):
     short = {
         "grpc.server_handshake_timeout_ms": 500,
         "grpc.http2.settings_timeout": 500,
@@ -179,8 +179,8 @@ def test_a_connection_that_never_makes_a_call_is_let_go(monkeypatch, said):
     play(scenario)
 
 
-def patient_with_silence(monkeypatch):
-    """gRPC itself lets no silent connection go while the test runs."""
+def without_grpc_timeouts(monkeypatch):
+    """Disable gRPC's own timeouts of silent connections during the test."""
     silent = {
         "grpc.server_handshake_timeout_ms": 600_000,
         "grpc.http2.settings_timeout": 600_000,
@@ -189,10 +189,10 @@ def patient_with_silence(monkeypatch):
     monkeypatch.setattr(servicer, "_SERVER_OPTIONS", list((dict(servicer._SERVER_OPTIONS) | silent).items()))
 
 
-def test_connections_beyond_the_bound_are_let_go_and_others_go_on(monkeypatch):
-    patient_with_silence(monkeypatch)
+def test_connections_above_the_limit_are_closed_and_others_continue(monkeypatch):
+    without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
-    # Only gRPC's own bound, as where no process can list its files.
+    # Only gRPC's own limit, as where /proc cannot be read.
     monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
@@ -209,8 +209,8 @@ def test_connections_beyond_the_bound_are_let_go_and_others_go_on(monkeypatch):
     play(scenario)
 
 
-async def until_let_in(address):
-    """Call until a call is answered, as a keeper does that looks for its manager."""
+async def until_admitted(address):
+    """Call until a call is answered, like a keeper that connects."""
     while True:
         async with a_call(address) as call:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -220,19 +220,19 @@ async def until_let_in(address):
         await asyncio.sleep(0.05)
 
 
-def test_a_keeper_gets_in_though_strangers_hold_every_connection(monkeypatch):
-    patient_with_silence(monkeypatch)
+def test_a_keeper_can_connect_while_unauthenticated_peers_hold_every_connection(monkeypatch):
+    without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 40)
-    monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)  # they fill all of it first
+    monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)  # so that the peers first reach the limit
 
     async def scenario(gate, address):
-        async with a_call(address) as call:  # older than any stranger
+        async with a_call(address) as call:  # older than the connections of the peers
             await call.write(words(HELLO))
             assert isinstance(await call.read(), bytes)
             session = await gate.sessions.get()
             with contextlib.ExitStack() as stack:
                 peers = [stack.enter_context(connected(address, OPENING)) for _ in range(60)]
-                await until_let_in(address)
+                await until_admitted(address)
                 assert await asyncio.to_thread(is_let_go, peers[0])
                 session.outgoing.put_nowait(Shutdown("still here"))
                 assert isinstance(await call.read(), bytes)
@@ -240,8 +240,8 @@ def test_a_keeper_gets_in_though_strangers_hold_every_connection(monkeypatch):
     play(scenario)
 
 
-def test_a_keeper_gets_in_while_strangers_take_every_place_that_they_lose(monkeypatch):
-    patient_with_silence(monkeypatch)
+def test_a_keeper_can_connect_while_evicted_peers_reconnect_immediately(monkeypatch):
+    without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 400)
     over = threading.Event()
 
@@ -256,24 +256,24 @@ def test_a_keeper_gets_in_while_strangers_take_every_place_that_they_lose(monkey
             peer.close()
 
     async def scenario(gate, address):
-        strangers = asyncio.create_task(asyncio.to_thread(storm, address))
+        attackers = asyncio.create_task(asyncio.to_thread(storm, address))
         try:
             async with a_call(address) as call:
                 await call.write(words(HELLO))
                 assert isinstance(await call.read(), bytes)
                 session = await gate.sessions.get()
                 for _ in range(10):
-                    await until_let_in(address)
+                    await until_admitted(address)
                     session.outgoing.put_nowait(Shutdown("still here"))
                     assert isinstance(await call.read(), bytes)
         finally:
             over.set()
-            await strangers
+            await attackers
 
     play(scenario)
 
 
-def test_files_are_left_for_all_the_rest(monkeypatch):
+def test_the_connection_limit_leaves_file_descriptors_for_other_uses(monkeypatch):
     for limit, most in [
         (20_000, 12_288),
         (1024, 768),
@@ -284,12 +284,12 @@ def test_files_are_left_for_all_the_rest(monkeypatch):
         assert servicer.most_connections() == most
 
 
-def test_every_refusal_has_a_status_and_none_is_a_secret_bug():
+def test_no_refusal_has_the_status_of_a_bug():
     assert grpc.StatusCode.INTERNAL not in STATUS_OF.values()
     assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
 
 
-def test_refusals_are_logged_up_to_a_budget_that_grows_again():
+def test_the_log_budget_of_refusals_is_limited_and_refills():
     budget = servicer._LogBudget(at_once=3, per_s=1)
     assert [budget.has_capacity(100.0) for _ in range(5)] == [True, True, True, False, False]
     assert [budget.has_capacity(101.5) for _ in range(2)] == [True, False]

@@ -1,4 +1,4 @@
-"""A trial that puts something else where its files were, and a manager that has to read them without its keeper."""
+"""A trial that replaces its own files by links and pipes, and a manager that reads them without a keeper."""
 
 import json
 
@@ -10,7 +10,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 SECRET = "nobody-but-the-owner-may-see-this"
-# Its keeper is killed by it, so that the manager reads what is left.
+# The trial kills its keeper, so that the manager reads the remaining files.
 TRAIN = """
 import json, os, signal, sys
 import nni_sdk as nni
@@ -49,7 +49,7 @@ open(f"{folder}/exit.json", "w").write(json.dumps(end))
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_what_a_trial_put_in_place_of_its_files_is_not_collected_and_the_manager_goes_on(
+def test_the_manager_does_not_follow_links_or_pipes_that_a_trial_put_in_place_of_its_files(
     a_real_experiment, tmp_path, trap
 ):
     secret = tmp_path / "private" / "stdout"

@@ -35,7 +35,7 @@ def done(a_real_experiment):
 def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
-    wait_until(lambda: experiment.row_count() == 1, "it reports")
+    wait_until(lambda: experiment.row_count() == 1, "the trial reports")
     (trial,) = experiment.get("/trial-jobs")
     assert (trial["transport"], trial["road"]) == ("grpc", "stream")
     assert 0 <= trial["lastContactAgoS"] < 60
@@ -51,7 +51,7 @@ def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_exper
     assert experiment.get("/experiment")["trialTransports"] == {}
 
 
-def test_nnis_paths_show_the_whole_experiment(done):
+def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
     assert done.get("/check-status") == {"status": "DONE", "errors": []}
     assert done.ask("GET", "/version").text.count(".") == 2
     assert done.get("/job-statistics") == [
@@ -93,7 +93,7 @@ def test_nnis_paths_show_the_whole_experiment(done):
     assert [trial["sequenceId"] for trial in summary["latestFailures"]] == [2]
 
 
-def test_invalid_requests_get_one_clear_sentence(done):
+def test_invalid_requests_return_a_status_and_an_error(done):
     first = done.get("/trial-jobs")[0]["id"]
     for method, path, status, word in [
         ("GET", "/trial-jobs/nope", 404, "nnictl trial ls"),
@@ -126,7 +126,7 @@ def test_a_second_manager_on_the_same_experiment_is_refused(done):
     assert second.stderr.count("\n") == 1
 
 
-def test_a_port_that_is_in_use_is_named_and_nothing_is_left(done, a_real_experiment):
+def test_a_used_port_is_refused_and_no_keeper_is_left(done, a_real_experiment):
     other = a_real_experiment(TRAIN)
     for port in (done.port, done.port - 1):  # the HTTP port, and the keepers' port
         manager = subprocess.run(
@@ -141,7 +141,7 @@ def test_a_port_that_is_in_use_is_named_and_nothing_is_left(done, a_real_experim
     assert not other.keeper_pids()
 
 
-def test_the_end_of_the_time_does_not_kill_a_running_trial(a_real_experiment):
+def test_a_running_trial_is_not_killed_when_max_exec_duration_is_over(a_real_experiment):
     train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\ntime.sleep(2)\nnni.report_final_result(1)\n"
     experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=50, maxExecDuration="1s")
     experiment.start()

@@ -1,4 +1,4 @@
-"""The HTTP API's gate and its server, in front of an application that would let anybody do anything."""
+"""The HTTP API's authentication and server limits, in front of an application that accepts everything."""
 
 import asyncio
 import contextlib
@@ -27,15 +27,15 @@ from nni_manager.web.session_auth import SessionAuth
 TOKEN = "the-right-token"
 
 
-def an_entrance():
-    """One that knows the token; where it notes ended sessions there is no folder."""
+def a_session_auth():
+    """Accepts TOKEN; the folder for ended sessions does not exist."""
     session_auth = SessionAuth(b"secret", "TESTEXPT", Path("/nonexistent/ended"))
     session_auth.token = TOKEN
     return session_auth
 
 
 class Guarded:
-    """A server of our own kind, in a thread; `done` counts what came through."""
+    """An HttpServer in a thread; `done` counts the requests that reached the application."""
 
     def __init__(self, host="127.0.0.1", certificate=None, answer=b"done"):
         self.done = 0
@@ -44,7 +44,7 @@ class Guarded:
             routes=[Route("/{path:path}", self._do, methods=["GET", "DELETE", "PUT"])],
             middleware=[
                 Middleware(LingeringCloseMiddleware),
-                Middleware(AuthMiddleware, session_auth=an_entrance(), host=host),
+                Middleware(AuthMiddleware, session_auth=a_session_auth(), host=host),
             ],
         )
         listener = listen(host, 0, "")
@@ -97,8 +97,8 @@ def server(a_server):
     return a_server()
 
 
-def is_let_go(connection: socket.socket) -> bool:
-    """Wait until the server closes the connection, whatever it says before."""
+def is_closed(connection: socket.socket) -> bool:
+    """Wait until the server closes the connection, ignoring what it sends before."""
     with contextlib.suppress(ConnectionError):
         while connection.recv(65536):
             pass
@@ -106,7 +106,7 @@ def is_let_go(connection: socket.socket) -> bool:
 
 
 def is_done(connection: socket.socket) -> bool:
-    """Wait until the server has answered, and see that it did what was asked."""
+    """Wait for the application's response."""
     answer = b""
     while not answer.endswith(b"\r\n\r\ndone"):
         piece = connection.recv(65536)
@@ -115,10 +115,10 @@ def is_done(connection: socket.socket) -> bool:
     return True
 
 
-# ---- who
+# ---- authentication
 
 
-def test_who_has_the_token_is_let_in(server):
+def test_a_request_with_the_token_is_accepted(server):
     assert server.ask().text == "done"
     assert server.ask("DELETE").status_code == 200
     assert server.ask(token=None, headers={"Authorization": f"bearer {TOKEN}"}).status_code == 200
@@ -129,7 +129,7 @@ def test_who_has_the_token_is_let_in(server):
     [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer ü"],
 )
 @pytest.mark.parametrize("verb", ["GET", "DELETE"])
-def test_who_has_not_is_told_where_it_is_and_does_nothing(server, verb, header):
+def test_a_request_without_the_token_is_refused_with_the_location_of_the_token(server, verb, header):
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     answer = server.ask(verb, token=None, headers=headers)
     assert answer.status_code == 401
@@ -140,29 +140,29 @@ def test_who_has_not_is_told_where_it_is_and_does_nothing(server, verb, header):
     assert server.done == 0
 
 
-def test_a_token_in_the_address_lets_nobody_in(server):
-    """Addresses are logged, by browsers and by whoever stands in between."""
+def test_a_token_in_the_query_string_is_refused(server):
+    """URLs are logged, by browsers and by proxies."""
     assert server.ask(path=f"/summary?token={TOKEN}&access_token={TOKEN}", token=None).status_code == 401
 
 
-# ---- web pages that make a browser ask
+# ---- requests from web pages
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", "127.0.0.2",
              "[::1]evil", "evil.example@127.0.0.1"]
 )  # fmt: skip
-def test_a_name_that_is_not_this_managers_is_refused(server, host):
+def test_a_foreign_host_header_is_refused(server, host):
     answer = server.ask("DELETE", headers={"Host": host})
     assert (answer.status_code, server.done) == (400, 0)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]", "[::1]:8080"])
-def test_the_names_of_loopback_are_its_own(server, host):
+def test_host_headers_of_loopback_are_accepted(server, host):
     assert server.ask(headers={"Host": host}).status_code == 200
 
 
-def test_two_names_at_once_are_refused(server):
+def test_two_host_headers_are_refused(server):
     with server.connect() as connection:
         connection.sendall(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nAuthorization: Bearer the-right-token\r\n\r\n"
@@ -183,25 +183,25 @@ def test_two_names_at_once_are_refused(server):
     ],
 )
 @pytest.mark.parametrize("verb", ["GET", "DELETE"])
-def test_what_another_web_page_asks_for_is_refused_even_with_the_token(server, verb, headers):
+def test_cross_site_requests_are_refused_even_with_the_token(server, verb, headers):
     answer = server.ask(verb, headers=headers)
     assert (answer.status_code, server.done) == (403, 0)
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_the_address_it_was_told_to_listen_at_is_its_own(a_server):
+def test_the_address_that_the_server_listens_on_is_accepted_as_host(a_server):
     for host, name in (("127.0.0.2", "127.0.0.2"), ("127.0.0.2", "127.0.0.2:8080"), ("::1", "[::1]")):
-        gate = AuthMiddleware(None, an_entrance(), host)
+        gate = AuthMiddleware(None, a_session_auth(), host)
         assert gate._is_own(name), host
         assert not gate._is_own("127.0.0.3"), host
-    assert AuthMiddleware(None, an_entrance(), "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
+    assert AuthMiddleware(None, a_session_auth(), "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
     server = a_server("127.0.0.2")
     process = ManagerProcess(1, "127.0.0.2", server.port, "0.6.0", TOKEN)
     with session_with(process) as session:
         assert session.get(f"http://127.0.0.2:{server.port}/", timeout=DEADLINE_S).text == "done"
 
 
-def test_the_managers_own_page_may_ask(server):
+def test_requests_from_the_managers_own_page_are_accepted(server):
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
     assert server.ask("DELETE", headers=own).status_code == 200
 
@@ -214,18 +214,18 @@ def test_the_managers_own_page_may_ask(server):
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.7", False), ("some.host", False)],
 )  # fmt: skip
-def test_loopback_is_known(host, expected):
+def test_is_loopback_recognises_loopback_hosts(host, expected):
     assert is_loopback(host) is expected
 
 
-def test_beyond_loopback_addresses_and_the_machines_own_name_are_right_and_others_wrong(a_server):
+def test_a_public_server_accepts_ip_addresses_and_its_host_name_as_host_headers(a_server):
     server = a_server("0.0.0.0")
     for host in ("192.0.2.7", "192.0.2.7:8080", "[2001:db8::1]:80", socket.gethostname(), "localhost"):
         assert server.ask(headers={"Host": host}).status_code == 200, host
     assert server.ask(headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(a_server, tmp_path):
+def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server, tmp_path):
     own = Certificate.of(tmp_path / "own.pem", [])
     other = Certificate.of(tmp_path / "other.pem", ["127.0.0.1"])
     server = a_server("0.0.0.0", own)
@@ -241,10 +241,10 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
     assert TOKEN not in repr(process)
 
 
-# ---- how much, and how long
+# ---- limits of size and time
 
 
-def test_bodies_are_bounded(server):
+def test_a_too_large_or_unsized_body_is_refused(server):
     assert server.ask("PUT", data=b"x" * MAX_BODY_BYTES).status_code == 200
     assert server.ask("PUT", data=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     assert server.ask("PUT", data=iter([b"x"])).status_code == 411
@@ -252,18 +252,18 @@ def test_bodies_are_bounded(server):
 
 
 @pytest.mark.parametrize("request_", [{"path": "/?" + "x" * 20_000}, {"headers": {"X": "x" * 20_000}}])
-def test_addresses_and_headers_are_bounded(server, request_):
-    with contextlib.suppress(requests.ConnectionError):  # it was still sending
-        assert server.ask(**request_).status_code in (400, 431)  # by how much of it comes at once
+def test_too_long_urls_and_headers_are_refused(server, request_):
+    with contextlib.suppress(requests.ConnectionError):  # the client was still sending
+        assert server.ask(**request_).status_code in (400, 431)  # depends on how much arrives at once
     assert server.done == 0
 
 
-def test_a_client_that_goes_on_sending_one_header_after_another_is_let_go(server):
+def test_a_client_that_sends_endless_headers_is_disconnected(server):
     with server.connect() as connection, contextlib.suppress(ConnectionError):
         connection.sendall(b"GET / HTTP/1.1\r\n")
         for number in range(100_000):
             connection.sendall(b"X-%d: x\r\n" % number)
-        raise AssertionError("all of it was taken")
+        raise AssertionError("the server read all headers")
 
 
 @pytest.mark.parametrize(
@@ -274,14 +274,14 @@ def test_a_client_that_goes_on_sending_one_header_after_another_is_let_go(server
         b"PUT / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\nContent-Length: 10\r\n\r\nx",
     ],
 )
-def test_a_request_that_does_not_end_is_let_go(server, monkeypatch, beginning):
+def test_an_incomplete_request_is_closed_after_the_timeout(server, monkeypatch, beginning):
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     with server.connect() as connection:
         connection.sendall(beginning)
-        assert is_let_go(connection)
+        assert is_closed(connection)
 
 
-def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatch):
+def test_an_incomplete_second_request_on_a_connection_is_closed_after_the_timeout(server, monkeypatch):
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.5)
     whole = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
     with server.connect() as connection:
@@ -289,12 +289,12 @@ def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatc
         assert b"200" in connection.recv(65536)
         began_s = time.monotonic()
         connection.sendall(whole[:20])
-        assert is_let_go(connection)
+        assert is_closed(connection)
         assert time.monotonic() - began_s < scaled_s(30)
 
 
-def test_a_slow_answer_is_waited_for(server, monkeypatch):
-    """The time is for the request alone."""
+def test_a_slow_response_is_not_cut_off_by_the_request_timeout(server, monkeypatch):
+    """The timeout covers only the request."""
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     never = asyncio.Event
 
@@ -307,7 +307,7 @@ def test_a_slow_answer_is_waited_for(server, monkeypatch):
     assert server.ask().status_code == 200
 
 
-def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
+def test_a_client_that_does_not_read_its_response_is_disconnected(a_server, monkeypatch):
     monkeypatch.setattr(http_server, "READ_TIMEOUT_S", 1.0)
     server = a_server(answer=b"x" * 100_000_000)
     with server.connect() as connection:
@@ -318,16 +318,14 @@ def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
         connection.recv(1)
         deadline_s = time.monotonic() + DEADLINE_S
         while server._server.server_state.connections:
-            assert time.monotonic() < deadline_s, "the server still holds its answer"
+            assert time.monotonic() < deadline_s, "the server still has the connection"
             threading.Event().wait(0.05)
 
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
 
 
-def test_more_connections_than_there_is_room_for_are_closed_and_those_that_showed_the_token_stay(
-    server, monkeypatch
-):
+def test_connections_above_the_limit_are_closed_and_authenticated_ones_stay(server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(5)]
@@ -336,22 +334,22 @@ def test_more_connections_than_there_is_room_for_are_closed_and_those_that_showe
             assert is_done(connection)
             connection.sendall(WHOLE[:20])
         for _ in range(20):
-            assert is_let_go(stack.enter_context(server.connect()))
+            assert is_closed(stack.enter_context(server.connect()))
         for connection in connections:
             connection.sendall(WHOLE[20:])
             assert is_done(connection)
 
 
-def test_strangers_who_take_all_the_room_do_not_keep_out_the_owner(server, monkeypatch):
+def test_unauthenticated_connections_at_the_limit_are_evicted_oldest_first(server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(server.connect()) for _ in range(5)]
-        for stranger in strangers:
-            stranger.sendall(b"GET / HTTP/1.1\r\n")
+        peers = [stack.enter_context(server.connect()) for _ in range(5)]
+        for peer in peers:
+            peer.sendall(b"GET / HTTP/1.1\r\n")
         assert server.ask().text == "done"
-        assert is_let_go(strangers[0])  # the oldest one
-        strangers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
-        assert is_done(strangers[-1])
+        assert is_closed(peers[0])  # the oldest one
+        peers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
+        assert is_done(peers[-1])
 
 
 @pytest.mark.parametrize(
@@ -363,8 +361,8 @@ def test_strangers_who_take_all_the_room_do_not_keep_out_the_owner(server, monke
         ({"Content-Length": "70000"}, 413),
     ],
 )
-def test_a_refusal_ends_its_connection(server, headers, status):
-    server.config.timeout_keep_alive = 1000  # an idle connection would be closed, too
+def test_a_refusal_closes_its_connection(server, headers, status):
+    server.config.timeout_keep_alive = 1000  # the idle timeout would close the connection, too
     headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with server.connect() as connection:
@@ -376,12 +374,12 @@ def test_a_refusal_ends_its_connection(server, headers, status):
     assert answer.lower().count(b"connection: close") == 1
 
 
-# ---- the same before TLS has begun
+# ---- limits before the TLS handshake
 
 
 @pytest.fixture
-def secret_server(a_server, tmp_path):
-    """A server that speaks HTTPS, and what lets its owner in."""
+def tls_server(a_server, tmp_path):
+    """A server with TLS, and a function that sends an authenticated request."""
     own = Certificate.of(tmp_path / "own.pem", [])
     server = a_server("0.0.0.0", own)
     process = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, own.sha256)
@@ -393,51 +391,51 @@ def secret_server(a_server, tmp_path):
     return server, ask
 
 
-def test_who_never_shakes_hands_makes_room_for_the_owner(secret_server, monkeypatch):
-    server, ask = secret_server
-    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)  # it is not the time that lets them go
+def test_connections_without_a_tls_handshake_are_evicted_at_the_limit(tls_server, monkeypatch):
+    server, ask = tls_server
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)  # so that the timeout does not close them
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(server.connect()) for _ in range(30)]
-        assert all(is_let_go(stranger) for stranger in strangers[:25])
+        peers = [stack.enter_context(server.connect()) for _ in range(30)]
+        assert all(is_closed(peer) for peer in peers[:25])
         assert ask() == "done"
         assert len(server._server.server_state.connections) <= 5
-        assert is_let_go(strangers[25])
+        assert is_closed(peers[25])
 
 
-def test_who_never_shakes_hands_is_let_go_in_time(secret_server, monkeypatch):
-    server, ask = secret_server
+def test_a_connection_without_a_tls_handshake_is_closed_after_the_timeout(tls_server, monkeypatch):
+    server, ask = tls_server
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     for beginning in (b"", b"\x16\x03\x01"):
-        with server.connect() as stranger:
-            stranger.sendall(beginning)
+        with server.connect() as peer:
+            peer.sendall(beginning)
             began_s = time.monotonic()
-            assert is_let_go(stranger)
+            assert is_closed(peer)
             assert time.monotonic() - began_s < scaled_s(30)
     monkeypatch.undo()
     assert ask() == "done"
 
 
-def test_who_speaks_no_tls_or_goes_away_costs_nothing(secret_server):
-    server, ask = secret_server
-    with server.connect() as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert is_let_go(stranger)
+def test_failed_tls_connections_are_not_counted_any_more(tls_server):
+    server, ask = tls_server
+    with server.connect() as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert is_closed(peer)
     server.connect().close()
     assert ask() == "done"
     deadline_s = time.monotonic() + DEADLINE_S
     while server._server.server_state.connections:
-        assert time.monotonic() < deadline_s, "one is still counted"
+        assert time.monotonic() < deadline_s, "a connection is still counted"
         threading.Event().wait(0.05)
 
 
-def test_a_server_ends_at_once_while_somebody_shakes_hands(a_server, tmp_path):
+def test_a_server_shuts_down_despite_an_unfinished_tls_handshake(a_server, tmp_path):
     server = a_server("0.0.0.0", Certificate.of(tmp_path / "own.pem", []))
-    with server.connect() as stranger:
-        stranger.sendall(b"\x16")
+    with server.connect() as peer:
+        peer.sendall(b"\x16")
         deadline_s = time.monotonic() + DEADLINE_S
         while not server._server.server_state.connections:
-            assert time.monotonic() < deadline_s, "nobody was accepted"
+            assert time.monotonic() < deadline_s, "no connection was accepted"
             threading.Event().wait(0.01)
         server.close()
-        assert is_let_go(stranger)
+        assert is_closed(peer)

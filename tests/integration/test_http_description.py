@@ -1,4 +1,4 @@
-"""The HTTP API of a real manager, held against its own description by clients that ask whatever they like."""
+"""The HTTP API of a real manager, tested against its OpenAPI description with generated requests."""
 
 import contextlib
 import json
@@ -27,13 +27,13 @@ nni.report_intermediate_result(1)
 nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
 """
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# What a request may be answered with that fits no operation: nothing there, a path with a slash too many, not that
-# method, or no HTTP at all.
+# Valid statuses outside all operations: not found, redirect for a slash, wrong method, or a request that is
+# not HTTP.
 OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
 
 
 class Served:
-    """A manager whose experiment is done, so that whatever is asked has an answer and stops nothing."""
+    """A manager of a finished experiment: every request has a response and stops nothing."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -47,7 +47,7 @@ class Served:
         return self.session.request(verb, self.origin + path, timeout=DEADLINE_S, **options)
 
     def raw(self, content):
-        """The status of what is answered to these bytes; None if nothing is."""
+        """Send these bytes; return the status of the response, or None without a response."""
         head = f"Host: 127.0.0.1\r\nAuthorization: {self.session.headers['Authorization']}\r\nConnection: close\r\n"
         with socket.create_connection(("127.0.0.1", self.experiment.port), timeout=DEADLINE_S) as peer:
             peer.sendall(content.replace(b"HEAD\r\n", head.encode()))
@@ -58,7 +58,7 @@ class Served:
         match = re.match(rb"HTTP/1\.1 ([0-9]{3}) ", answer)
         return None if match is None else int(match[1])
 
-    def assert_unmoved(self):
+    def assert_unaffected(self):
         assert self.ask(f"{ROOT}/check-status").json() == {"status": "DONE", "errors": []}
         folder = self.experiment.folder
         text = folder.manager_log.read_text() + folder.manager_stderr.read_text()
@@ -82,7 +82,7 @@ def stage(tmp_path_factory):
 @pytest.fixture
 def served(stage):
     yield stage
-    stage.assert_unmoved()
+    stage.assert_unaffected()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def description(served):
     return served.ask(f"{ROOT}/openapi.json").json()
 
 
-def test_the_description_names_every_operation_and_what_it_may_answer(description):
+def test_the_description_lists_every_operation_with_its_statuses(description):
     found = {(method, path) for path, methods in description["paths"].items() for method in methods}
     assert ("get", f"{ROOT}/trial-jobs/{{trial_id}}") in found
     assert ("delete", f"{ROOT}/trial-jobs/{{trial_id}}") in found
@@ -100,23 +100,23 @@ def test_the_description_names_every_operation_and_what_it_may_answer(descriptio
             assert operation["summary"].endswith((".", "answers before that is done."))
             assert {"400", "401", "403"} < operation["responses"].keys()
             assert "500" not in operation["responses"]
-    # Whoever reads it by the book finds nothing to object to.
+    # The description is valid OpenAPI.
     schemathesis.openapi.from_dict(description)
 
 
-def test_without_the_token_there_is_not_even_a_description(served):
+def test_the_description_requires_the_token(served):
     response = requests.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
     assert response.status_code == 401
     assert response.json()["error"].startswith("cannot ")
 
 
-def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises(served, description):
-    # Those would end the manager, begin trials or change limits, and are asked for by themselves in other tests.
+def test_generated_requests_get_responses_that_match_the_description(served, description):
+    # These end the manager, start trials or change limits; other tests cover them.
     del description["paths"][f"{ROOT}/experiment"]["delete"]
     del description["paths"][f"{ROOT}/experiment"]["put"]
     del description["paths"][f"{ROOT}/trial-jobs"]["post"]
     del description["paths"][f"{ROOT}/trial-jobs/{{trial_id}}/retry"]
-    # That one has no end, and is asked for in tests/integration/test_live.py.
+    # An endless stream; tests/integration/test_live.py covers it.
     del description["paths"][f"{ROOT}/events"]
     schema = schemathesis.openapi.from_dict(description)
     schema.config.update(base_url=served.origin)
@@ -146,7 +146,7 @@ def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises
     assert asked > 100
 
 
-def test_real_values_are_answered_as_described(served, description):
+def test_requests_with_real_ids_get_the_described_statuses(served, description):
     schema = schemathesis.openapi.from_dict(description)
     for path, status in [
         (f"/trial-jobs/{served.trial}", 200),
@@ -196,7 +196,7 @@ def test_real_values_are_answered_as_described(served, description):
 
 
 @pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "x"])
-def test_methods_that_there_are_not_are_refused(served, description, verb):
+def test_unknown_methods_are_refused_with_405(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue
@@ -213,7 +213,7 @@ def test_methods_that_there_are_not_are_refused(served, description, verb):
         f"{ROOT}/trial-jobs/%", f"{ROOT}/trial-jobs/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
     ],
 )  # fmt: skip
-def test_paths_that_lead_nowhere_lead_nowhere(served, target):
+def test_malformed_paths_reach_no_operation(served, target):
     assert served.raw(f"GET {target} HTTP/1.1\r\nHEAD\r\n\r\n".encode()) in OF_NO_OPERATION
 
 
@@ -230,7 +230,7 @@ def test_paths_that_lead_nowhere_lead_nowhere(served, target):
         )
     )
 )
-def test_bytes_that_are_hardly_http_are_refused_or_not_answered(stage, content):
+def test_random_bytes_are_refused_or_get_no_response(stage, content):
     with contextlib.suppress(TimeoutError):
         assert stage.raw(content + b"\r\n\r\n") in {*OF_NO_OPERATION, 200, None}
 
@@ -249,14 +249,14 @@ def test_bytes_that_are_hardly_http_are_refused_or_not_answered(stage, content):
         b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
     ],
 )
-def test_bodies_that_are_garbage_change_nothing(served, body):
+def test_malformed_bodies_are_refused(served, body):
     status = served.raw(
         b"DELETE " + f"{ROOT}/trial-jobs/{served.trial}".encode() + b" HTTP/1.1\r\nHEAD\r\n" + body
     )
     assert status in {None, 400, 409, 411, 413, 501}
 
 
-def test_what_the_page_shows_of_a_trial_is_all_there(served):
+def test_attempts_and_logs_of_a_trial_are_available_to_the_page(served):
     (attempt,) = served.ask(f"{ROOT}/trial-jobs/{served.trial}/attempts").json()
     (task,) = attempt["tasks"]
     assert (attempt["attempt"], task["task"]) == (0, "main-0")
@@ -267,7 +267,7 @@ def test_what_the_page_shows_of_a_trial_is_all_there(served):
     assert (tail["text"], tail["from"]) == (log["text"][-20:], log["size"] - 20)
 
 
-def test_jobs_and_experiments_tell_where_things_are(served):
+def test_jobs_list_their_trials_and_experiments_their_url(served):
     jobs = served.ask(f"{ROOT}/jobs").json()
     assert [job["state"] for job in jobs] == ["ended", "ended"]
     assert sorted(trial for job in jobs for trial in job["trialIds"]) == sorted(
@@ -277,7 +277,7 @@ def test_jobs_and_experiments_tell_where_things_are(served):
     assert (own["id"], own["status"], own["url"]) == ("TESTEXPT", "DONE", served.origin)
 
 
-def test_an_answer_is_json_that_everybody_reads(served):
+def test_responses_are_strict_json_without_nan(served):
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
 

@@ -1,4 +1,4 @@
-"""The keeper's stream to the manager, with everything that can break between them."""
+"""The keeper's stream to the manager, and every kind of interruption."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 RECORDS = 2000
-# Half of the records before the gate, half behind it.
+# Half of the records before the gate, half after it.
 GATED = f"""
 import sys
 import nni_sdk as nni
@@ -58,11 +58,11 @@ def assert_all_is_stored_once(site, *streams):
     assert exit_of(site).final_sizes[Stream.METRICS] == len(site.file())
 
 
-# ---- links that break
+# ---- broken links
 
 
 @pytest.mark.parametrize("collect_logs", [False, True])
-def test_a_link_that_breaks_again_and_again_loses_and_doubles_nothing(site, collect_logs):
+def test_a_link_that_breaks_repeatedly_loses_and_duplicates_nothing(site, collect_logs):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.drop_after_bytes = [0, 1, 1000, 20_000, 70_000]
@@ -74,7 +74,7 @@ def test_a_link_that_breaks_again_and_again_loses_and_doubles_nothing(site, coll
     assert site.manager.drop_after_bytes == []
 
 
-def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site, caplog):
+def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.swallow_chunks = 1
@@ -83,12 +83,13 @@ def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # The manager's word: a keeper that writes just then hears from gRPC only that the stream is gone.
+    # The manager's message; a keeper that writes at that moment only receives gRPC's error for a closed
+    # stream.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
 
-def test_a_connection_that_died_while_something_between_still_takes_the_bytes_is_left_for_another(site):
+def test_a_dead_connection_behind_a_proxy_that_still_accepts_bytes_is_replaced(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     port = free_port_pair()
@@ -103,14 +104,14 @@ def test_a_connection_that_died_while_something_between_still_takes_the_bytes_is
         assert keeper.wait() == 0
         assert (
             time.monotonic() - broke_at_s < 28
-        )  # the keeper waits for 30 s, and then nobody hears of the end
+        )  # the keeper lingers for 30 s, and after that the end is not delivered
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
         proxy.close()
 
 
-def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_on(site):
+def test_a_restarted_manager_receives_everything_after_its_last_commit(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper(collect_logs=True)
@@ -118,7 +119,7 @@ def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_o
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.commits = False
     site.open_gate("gate")
-    site.manager.wait_for(lambda: site.manager.store.ended, "all is said")
+    site.manager.wait_for(lambda: site.manager.store.ended, "the end has arrived")
     durable = {stream: len(site.manager.stored(stream)) for stream in Stream}
     site.manager.die()
     site.manager.messages.clear()
@@ -137,13 +138,13 @@ def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_o
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 
-def test_a_manager_that_died_during_the_trial_and_returns_elsewhere_is_found_soon(site):
+def test_a_keeper_reconnects_soon_to_a_manager_restarted_at_another_address(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.die()
-    wait_until(lambda: "the link to the manager is down" in keeper.stderr, "the keeper knows")
+    wait_until(lambda: "the link to the manager is down" in keeper.stderr, "the keeper has detected it")
     asked_before = site.manager.hellos
     site.manager.start()
     returned_at_s = time.monotonic()
@@ -154,7 +155,7 @@ def test_a_manager_that_died_during_the_trial_and_returns_elsewhere_is_found_soo
     assert_all_is_stored_once(site)
 
 
-def test_a_manager_that_comes_late_gets_all(silent_site):
+def test_a_manager_started_after_the_end_of_the_trial_receives_everything(silent_site):
     site = silent_site
     site.gate("gate")
     site.add_python_trial(GATED)
@@ -167,7 +168,7 @@ def test_a_manager_that_comes_late_gets_all(silent_site):
     assert len(site.manager.all_of(TrialStarted)) == 1
 
 
-def test_of_several_addresses_the_one_that_answers_is_used(site):
+def test_the_keeper_uses_the_address_that_responds(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.write_document("127.0.0.1:9", "127.0.0.1:10", site.manager.address)
@@ -177,21 +178,24 @@ def test_of_several_addresses_the_one_that_answers_is_used(site):
     assert_all_is_stored_once(site)
 
 
-def test_a_manager_document_that_is_damaged_for_a_while_is_read_again(site):
+def test_a_temporarily_damaged_manager_json_is_read_again(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.workspace.manager_json.write_bytes(b"{")
     site.manager.break_streams()
-    wait_until(lambda: "cannot read manager.json" in keeper.stderr or "is down" in keeper.stderr, "it knows")
+    wait_until(
+        lambda: "cannot read manager.json" in keeper.stderr or "is down" in keeper.stderr,
+        "the keeper has detected it",
+    )
     site.manager.write_document()
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
 
 
-def test_a_manager_that_stops_acknowledging_gets_no_more_than_a_window(site):
+def test_without_acks_a_keeper_sends_no_more_than_one_window_per_stream(site):
     site.manager.commits = False
     site.add_python_trial(
         "import nni_sdk as nni\n"
@@ -216,14 +220,14 @@ def test_a_manager_that_stops_acknowledging_gets_no_more_than_a_window(site):
     assert_all_is_stored_once(site, *Stream)
 
 
-def test_metrics_go_ahead_of_the_logs_written_before_them(site):
+def test_metrics_are_sent_before_logs_that_were_written_earlier(site):
     site.gate("gate")
     site.manager.refuse_with = OffsetGap("cannot take anything yet; come again")
     site.add_python_trial(
         "import nni_sdk as nni\nnni.get_next_parameter()\nprint('y' * 400_000)\nnni.report_final_result(1)\nopen('gate').read()\n"
     )
     keeper = site.start_keeper(collect_logs=True)
-    wait_until(lambda: site.attempt().path.is_dir() and site.file(), "the result is in the file")
+    wait_until(lambda: site.attempt().path.is_dir() and site.file(), "the result is written")
     site.manager.refuse_with = None
     site.manager.wait_for_message(Chunk)
     site.open_gate("gate")
@@ -232,7 +236,7 @@ def test_metrics_go_ahead_of_the_logs_written_before_them(site):
     assert all(site.manager.stored(stream) == site.file(stream) for stream in Stream)
 
 
-# ---- a manager that will not have this keeper
+# ---- a manager that refuses the keeper
 
 
 @pytest.mark.parametrize(
@@ -245,12 +249,12 @@ def test_metrics_go_ahead_of_the_logs_written_before_them(site):
     ],
     ids=lambda refusal: type(refusal).__name__,
 )
-def test_a_refused_keeper_asks_once_and_finishes_its_trial(site, refusal):
+def test_a_refused_keeper_does_not_reconnect_and_finishes_its_trial(site, refusal):
     site.manager.refuse_with = refusal
     site.gate("gate")
     site.add_python_trial(GATED + "sys.exit(6)\n")
     keeper = site.start_keeper(linger_s=1)
-    wait_until(lambda: "the manager refused" in keeper.stderr, "it is refused")
+    wait_until(lambda: "the manager refused" in keeper.stderr, "the keeper is refused")
     site.open_gate("gate")
     assert keeper.wait() == 6
     assert site.manager.hellos == 1
@@ -259,12 +263,12 @@ def test_a_refused_keeper_asks_once_and_finishes_its_trial(site, refusal):
     assert (exit_of(site).exit_code, exit_of(site).final_sizes) == (6, {Stream.METRICS: len(site.file())})
 
 
-def test_another_manager_may_think_otherwise(site):
+def test_a_refused_keeper_connects_again_when_manager_json_changes(site):
     site.manager.refuse_with = InvalidToken()
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
-    wait_until(lambda: "the manager refused" in keeper.stderr, "it is refused")
+    wait_until(lambda: "the manager refused" in keeper.stderr, "the keeper is refused")
     site.manager.refuse_with = None
     site.manager.write_document()
     site.open_gate("gate")
@@ -273,7 +277,7 @@ def test_another_manager_may_think_otherwise(site):
     assert site.manager.hellos == 2
 
 
-def test_a_wrong_token_is_refused_without_showing_it(site):
+def test_the_log_of_a_refused_keeper_does_not_show_its_token(site):
     site.add_trial("exit 2")
     keeper = site.start_keeper(token="of-another-experiment", linger_s=0.5)
     assert keeper.wait() == 2
@@ -282,13 +286,13 @@ def test_a_wrong_token_is_refused_without_showing_it(site):
     assert site.manager.hellos == 1
 
 
-def test_a_manager_that_wants_another_try_gets_it_later_each_time(site):
+def test_a_keeper_retries_with_growing_delays_after_a_retryable_error(site):
     site.manager.refuse_with = OffsetGap("cannot take anything yet; come again")
     site.gate("gate")
     site.add_python_trial(GATED)
     began_at_s = time.monotonic()
     keeper = site.start_keeper()
-    site.manager.wait_for(lambda: site.manager.hellos == 4, "four tries")
+    site.manager.wait_for(lambda: site.manager.hellos == 4, "four connections")
     assert time.monotonic() - began_at_s > 0.2 + 0.4 + 0.8
     site.manager.refuse_with = None
     site.open_gate("gate")
@@ -297,19 +301,22 @@ def test_a_manager_that_wants_another_try_gets_it_later_each_time(site):
     assert keeper.stderr.count("cannot take anything yet") == 1
 
 
-def test_a_second_trial_is_more_than_this_keeper_can_take(site):
+def test_a_keeper_of_a_single_trial_refuses_a_second_trial(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper(linger_s=0.5)
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.send(RunTrial("trial2", attempt_id(0)))
-    wait_until(lambda: "trial trial2 is not started: this job is draining" in keeper.stderr, "it says so")
+    wait_until(
+        lambda: "trial trial2 is not started: this job is draining" in keeper.stderr,
+        "the keeper logs the refusal",
+    )
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert len(decode(site.file(), 0).records) == RECORDS
 
 
-# ---- orders
+# ---- requests of the manager
 
 WAITING = """
 import os
@@ -322,7 +329,7 @@ while True:
 """
 
 
-def test_a_manager_may_send_a_keeper_away(site):
+def test_shutdown_stops_the_trial_and_the_keeper(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -332,7 +339,7 @@ def test_a_manager_may_send_a_keeper_away(site):
     assert "the manager sent Shutdown: the experiment is over" in keeper.stderr
 
 
-def test_a_trial_that_the_manager_has_given_up_is_stopped_when_it_returns(site):
+def test_a_trial_whose_attempt_is_closed_is_stopped_after_the_reconnect(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -342,7 +349,7 @@ def test_a_trial_that_the_manager_has_given_up_is_stopped_when_it_returns(site):
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_a_stop_that_comes_twice_and_after_the_end_changes_nothing(site):
+def test_repeated_stops_and_stops_after_the_end_change_nothing(site):
     site.manager.closes = False
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
@@ -357,10 +364,10 @@ def test_a_stop_that_comes_twice_and_after_the_end_changes_nothing(site):
     assert {ended.reason for ended in site.manager.all_of(TrialEnded)} == {ExitReason.EARLY_STOPPED}
 
 
-# ---- files that do not only grow
+# ---- truncated and deleted files
 
 
-def test_a_trial_that_cuts_its_own_files_ends_and_is_told(site):
+def test_the_end_of_a_trial_that_truncates_its_stdout_repeatedly_is_reported(site):
     site.add_python_trial(
         "import os\n"
         "import nni_sdk as nni\n"
@@ -397,8 +404,10 @@ nni.report_final_result("done")
 
 
 @pytest.fixture
-def cutting_site(site):
-    """Its trial cuts its own stdout to a size while the manager, who stores nothing, has one window of it."""
+def truncating_site(site):
+    """A trial that truncates its stdout to `size` while the manager, which stores nothing, has one window
+    of it.
+    """
 
     def begin(size, *, goes_on):
         site.gate("written")
@@ -407,7 +416,8 @@ def cutting_site(site):
         site.add_python_trial(CUTTING.format(size=size, goes_on=goes_on))
         keeper = site.start_keeper(collect_logs=True)
         site.manager.wait_for(
-            lambda: site.manager.arrived(Stream.STDOUT) == LOG_WINDOW_BYTES, "a window of stdout is there"
+            lambda: site.manager.arrived(Stream.STDOUT) == LOG_WINDOW_BYTES,
+            "one window of stdout has arrived",
         )
         site.open_gate("written")
         return site, keeper
@@ -416,8 +426,8 @@ def cutting_site(site):
 
 
 @pytest.mark.parametrize("size", [0, 1000, LOG_WINDOW_BYTES + 100_000])
-def test_a_stream_that_a_running_trial_cuts_ends_and_the_others_go_on(cutting_site, size):
-    site, keeper = cutting_site(size, goes_on=True)
+def test_a_truncated_stream_ends_and_the_other_streams_continue(truncating_site, size):
+    site, keeper = truncating_site(size, goes_on=True)
     site.manager.wait_for_bytes(b', "value": "99"')
     site.manager.commit_again()
     site.manager.wait_for_bytes(b"the stdout file was truncated", Stream.KEEPER)
@@ -432,8 +442,8 @@ def test_a_stream_that_a_running_trial_cuts_ends_and_the_others_go_on(cutting_si
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
-def test_a_cut_that_only_another_manager_finds_is_told_to_it(cutting_site):
-    site, keeper = cutting_site(1000, goes_on=False)
+def test_a_truncation_found_after_a_manager_restart_shortens_the_reported_size(truncating_site):
+    site, keeper = truncating_site(1000, goes_on=False)
     assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
     site.manager.die()
     site.manager.commits = True
@@ -447,8 +457,8 @@ def test_a_cut_that_only_another_manager_finds_is_told_to_it(cutting_site):
     assert site.manager.hellos == 2
 
 
-def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
-    # What the keeper writes there in that moment would keep `rm` from ending well.
+def test_the_end_of_a_trial_that_deletes_its_own_folder_is_reported(site):
+    # A file that the keeper writes at that moment would make `rm` fail.
     site.add_trial(
         'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'
     )
@@ -460,10 +470,10 @@ def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
         assert list(site.attempt().path.iterdir()) == []
 
 
-# ---- a port that is the manager's no more
+# ---- a port that another user has taken over
 
 
-def test_a_stranger_at_the_managers_port_learns_nothing_and_gets_no_obedience(site):
+def test_a_keeper_does_not_connect_to_a_listener_of_another_user(site):
     give_away(int(site.manager.address.rpartition(":")[2]))
     site.add_python_trial("print('on its own')")
     keeper = site.start_keeper(linger_s=1.0)
@@ -475,7 +485,7 @@ def test_a_stranger_at_the_managers_port_learns_nothing_and_gets_no_obedience(si
     )
 
 
-def test_a_keeper_of_another_user_than_its_manager_trusts_whose_manager_json_it_is(site):
+def test_a_keeper_of_another_user_trusts_a_listener_of_the_owner_of_manager_json(site):
     give_away(int(site.manager.address.rpartition(":")[2]))
     os.chown(site.workspace.manager_json, NOBODY, NOBODY)
     site.add_python_trial("print('in a container')")

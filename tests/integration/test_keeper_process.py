@@ -1,4 +1,4 @@
-"""The keeper as a process: what it starts, what it leaves behind, and the code it ends with."""
+"""The keeper as a process: what it starts, its output, and its exit code."""
 
 import json
 import os
@@ -34,8 +34,8 @@ nni.report_final_result(300)
 print("to stdout")
 print("to stderr", file=sys.stderr)
 """
-# Says its last word after the polite signal.
-POLITE = """
+# Reports metrics after SIGTERM.
+REPORTS_AFTER_SIGTERM = """
 import signal, sys
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -49,7 +49,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-DEAF = """
+IGNORES_SIGTERM = """
 import signal, subprocess
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -75,14 +75,14 @@ def run_keeper(*arguments, environ):
     )
 
 
-def assert_gone(pid):
-    """Wait for the end of a process that somebody else has to reap."""
+def assert_has_ended(pid):
+    """Wait for the end of a process that is not a child."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], 10)[0], f"process {pid} goes on"
+        assert select.select([descriptor], [], [], 10)[0], f"process {pid} still runs"
     finally:
         os.close(descriptor)
 
@@ -90,7 +90,7 @@ def assert_gone(pid):
 # ---- an ordinary trial
 
 
-def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_is_told_once_all_is_said(site):
+def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_follows_them(site):
     site.add_python_trial(REPORTING)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -109,7 +109,7 @@ def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_is_told_once_al
     assert site.manager.all_of(Hello) == [Hello(__version__, EXPERIMENT, TRIAL, "main-0", (KEY,))]
 
 
-def test_with_log_collection_every_stream_arrives(site):
+def test_with_log_collection_every_stream_arrives_complete(site):
     site.add_python_trial(REPORTING)
     assert site.start_keeper(collect_logs=True).wait() == 0
     assert site.file(Stream.STDOUT) == b"to stdout\n"
@@ -133,7 +133,7 @@ def test_with_log_collection_every_stream_arrives(site):
         ("(exit 7); echo no", 7, ExitReason.NONZERO_EXIT),
     ],
 )
-def test_the_keeper_ends_with_the_code_of_its_trial(site, command, code, reason):
+def test_the_keeper_exits_with_the_exit_code_of_its_trial(site, command, code, reason):
     site.add_trial(f"echo why >&2; {command}")
     assert site.start_keeper().wait() == code
     assert (exit_of(site).exit_code, exit_of(site).reason) == (code, reason)
@@ -142,7 +142,7 @@ def test_the_keeper_ends_with_the_code_of_its_trial(site, command, code, reason)
     assert site.file(Stream.STDOUT) == b""
 
 
-def test_the_last_lines_of_stderr_tell_why_a_trial_failed(site):
+def test_the_message_of_a_failed_trial_is_the_end_of_its_stderr(site):
     site.add_trial("seq 100000 >&2; exit 1")
     assert site.start_keeper().wait() == 1
     lines = exit_of(site).message.splitlines()
@@ -151,7 +151,7 @@ def test_the_last_lines_of_stderr_tell_why_a_trial_failed(site):
     assert lines == [str(number) for number in range(100001 - len(lines), 100001)]
 
 
-# ---- what a trial finds
+# ---- the environment of a trial
 
 
 def trial_environ(site):
@@ -162,7 +162,7 @@ def trial_environ(site):
 DUMP = 'env -0 > "$NNI_OUTPUT_DIR/environ"; pwd; cat'
 
 
-def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keepers(site):
+def test_a_trial_has_the_containers_and_nni_variables_but_none_of_the_keeper(site):
     site.environ["GREETING"] = "a 'b' \"c\" $HOME\n=é"
     path = [entry for entry in site.environ.get("PYTHONPATH", "").split(":") if entry] + ["/opt/mine", "src"]
     site.environ["PYTHONPATH"] = ":".join(path)
@@ -191,7 +191,7 @@ def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keep
     assert own == container | {"PYTHONPATH": ":".join(path), "PYTHONUNBUFFERED": "1"}
 
 
-def test_a_trial_starts_in_its_code_folder_with_nothing_on_stdin(site):
+def test_a_trial_starts_in_its_code_folder_with_an_empty_stdin(site):
     site.add_trial(DUMP)
     read_end, write_end = os.pipe()
     os.write(write_end, b"for the keeper")
@@ -205,7 +205,7 @@ def test_a_trial_starts_in_its_code_folder_with_nothing_on_stdin(site):
     assert site.attempt().parameter_cfg.read_bytes() == parameters
 
 
-def test_what_bash_sources_first_runs_once_for_a_trial_and_may_read_stdin(site, tmp_path):
+def test_bash_env_is_sourced_once_per_trial(site, tmp_path):
     sourced = tmp_path / "sourced.sh"
     sourced.write_text("cat; echo sourced; FOUND=by-the-command\n")
     site.environ["BASH_ENV"] = str(sourced)
@@ -219,7 +219,7 @@ def test_what_bash_sources_first_runs_once_for_a_trial_and_may_read_stdin(site, 
     ("indices", "container", "visible"),
     [((), "0,1,2", "-1"), ((0, 2), None, "0,2"), (None, "1", "1"), (None, None, None)],
 )
-def test_a_trial_sees_the_gpus_it_was_given(site, indices, container, visible):
+def test_cuda_visible_devices_lists_the_gpus_assigned_to_the_trial(site, indices, container, visible):
     if container is not None:
         site.environ["CUDA_VISIBLE_DEVICES"] = container
     site.add_trial(DUMP, gpu_indices=indices)
@@ -227,7 +227,7 @@ def test_a_trial_sees_the_gpus_it_was_given(site, indices, container, visible):
     assert trial_environ(site).get("CUDA_VISIBLE_DEVICES") == visible
 
 
-def test_the_token_is_in_no_file(site):
+def test_the_keepers_token_is_written_to_no_file(site):
     site.add_trial("env; env >&2; exit 1")
     keeper = site.start_keeper(collect_logs=True, relay_output=True)
     assert keeper.wait() == 1
@@ -240,7 +240,7 @@ def test_the_token_is_in_no_file(site):
     ("recorded", "task"),
     [("openpai-upper-case-role", "Bert_Large-1"), ("frameworkcontroller", None)],
 )
-def test_the_clusters_name_of_the_task_is_the_name_of_its_folder(site, recorded, task):
+def test_the_task_folder_is_named_after_the_clusters_task(site, recorded, task):
     lines = (GOLDEN / f"{recorded}.env").read_text().splitlines()
     cluster = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     task = task or f"{cluster['FC_TASKROLE_NAME']}-{cluster['FC_TASK_INDEX']}"
@@ -256,8 +256,8 @@ def test_the_clusters_name_of_the_task_is_the_name_of_its_folder(site, recorded,
 # ---- stopping
 
 
-def test_what_a_trial_reports_after_the_polite_signal_arrives(site):
-    site.add_python_trial(POLITE)
+def test_metrics_reported_after_sigterm_arrive(site):
+    site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
     keeper.signal(signal.SIGTERM)
@@ -271,8 +271,8 @@ def test_what_a_trial_reports_after_the_polite_signal_arrives(site):
 
 
 @pytest.mark.parametrize("command", ["true; {} ; true", "{} | cat", "({})& wait"])
-def test_a_shell_that_dies_of_the_polite_signal_does_not_cut_its_programs_grace_short(site, command):
-    (site.code / "train.py").write_text(POLITE)
+def test_a_program_keeps_its_grace_period_when_its_shell_dies_of_sigterm(site, command):
+    (site.code / "train.py").write_text(REPORTS_AFTER_SIGTERM)
     site.add_trial(command.format(f"{sys.executable} train.py"))
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -283,8 +283,8 @@ def test_a_shell_that_dies_of_the_polite_signal_does_not_cut_its_programs_grace_
 
 
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
-def test_a_stop_over_the_stream_carries_its_reason_to_the_end(site, reason):
-    site.add_python_trial(POLITE)
+def test_the_end_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
+    site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
     site.manager.send(StopTrial(TRIAL, reason))
@@ -293,8 +293,8 @@ def test_a_stop_over_the_stream_carries_its_reason_to_the_end(site, reason):
     assert exit_of(site).reason is reason
 
 
-def test_a_trial_that_is_deaf_to_the_polite_signal_is_killed_with_all_it_started(site):
-    site.add_python_trial(DEAF)
+def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):
+    site.add_python_trial(IGNORES_SIGTERM)
     keeper = site.start_keeper(grace_s=0.3)
     site.manager.wait_for_bytes(b"pids")
     value = site.manager.store.records[KEY][0].value
@@ -303,17 +303,17 @@ def test_a_trial_that_is_deaf_to_the_polite_signal_is_killed_with_all_it_started
     assert keeper.wait() == 128 + signal.SIGKILL
     assert exit_of(site).ended_at_s - asked_at_s >= 0.3
     for pid in json.loads(value)["pids"]:
-        assert_gone(pid)
+        assert_has_ended(pid)
     assert b"killing it" in site.file(Stream.KEEPER)
 
 
 @pytest.mark.parametrize(
     "start", ["sleep 1000 &", "setsid sleep 1000 &", "nohup setsid sh -c 'sleep 1000; :' &"]
 )
-def test_what_the_command_left_in_the_background_keeps_nobody(site, start):
+def test_background_processes_of_the_command_are_killed_at_its_end(site, start):
     site.add_trial(f"{start} echo $!; exit 4")
     assert site.start_keeper().wait() == 4
-    assert_gone(int(site.file(Stream.STDOUT)))
+    assert_has_ended(int(site.file(Stream.STDOUT)))
     assert exit_of(site).reason is ExitReason.NONZERO_EXIT
 
 
@@ -333,10 +333,10 @@ def test_orphans_of_a_trial_are_reaped_while_it_runs(site):
     assert keeper.wait() == 0
 
 
-def test_the_first_process_of_a_container_leaves_nothing_behind(site):
+def test_a_keeper_as_pid_1_leaves_no_process(site):
     prefix = ("unshare", "--pid", "--fork", "--mount-proc")
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets tests make no process namespace")
+        pytest.skip("tests cannot create a PID namespace here")
     site.add_trial("setsid sleep 1000 & (true & true) & echo $PPID; exit 4")
     assert site.start_keeper(collect_logs=True, options={"prefix": prefix}).wait() == 4
     assert site.manager.stored(Stream.STDOUT) == b"1\n"
@@ -344,12 +344,12 @@ def test_the_first_process_of_a_container_leaves_nothing_behind(site):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_that_comes_at_once_is_not_lost(silent_site, number):
+def test_a_signal_right_after_the_start_is_not_lost(silent_site, number):
     site = silent_site
     site.add_trial('trap "exit 5" TERM; echo > started; sleep 1000 & wait')
     os.mkfifo(site.code / "started")
     keeper = site.start_keeper(linger_s=0, grace_s=20)
-    (site.code / "started").read_bytes()  # the command runs, gRPC is not even imported
+    (site.code / "started").read_bytes()  # the command runs, before gRPC is imported
     keeper.signal(number)
     assert keeper.wait() in (5, 128 + signal.SIGTERM)
     assert exit_of(site).reason is ExitReason.JOB_LOST
@@ -358,7 +358,7 @@ def test_a_signal_that_comes_at_once_is_not_lost(silent_site, number):
 # ---- without a manager
 
 
-def test_a_trial_needs_no_manager(silent_site):
+def test_a_trial_runs_without_a_manager(silent_site):
     site = silent_site
     site.add_python_trial(REPORTING.replace("print(", "sys.exit(3) if i else print("))
     keeper = site.start_keeper(linger_s=0.5)
@@ -370,10 +370,10 @@ def test_a_trial_needs_no_manager(silent_site):
     assert keeper.stderr.count("no program listens at 127.0.0.1:9") == 1
 
 
-# ---- what keeps a keeper from its work
+# ---- errors before the start
 
 
-def test_a_version_mismatch_runs_nothing_and_says_what_to_do(site):
+def test_a_version_mismatch_runs_nothing_and_names_the_remedy(site):
     site.manager.version = "99.1.0"
     site.manager.write_document()
     site.add_trial("touch ran")
@@ -389,7 +389,7 @@ def test_a_version_mismatch_runs_nothing_and_says_what_to_do(site):
     assert site.manager.messages == []
 
 
-def test_a_version_mismatch_runs_all_the_same_when_nobody_checks(site):
+def test_a_version_mismatch_is_ignored_without_the_version_check(site):
     site.manager.version = "99.1.0"
     site.manager.write_document()
     site.add_trial("touch ran")
@@ -397,7 +397,7 @@ def test_a_version_mismatch_runs_all_the_same_when_nobody_checks(site):
     assert (site.code / "ran").exists()
 
 
-def test_a_workspace_that_is_not_mounted_is_named_after_the_storage_had_its_time(site, tmp_path):
+def test_a_missing_workspace_ends_the_keeper_with_code_101_and_its_path(site, tmp_path):
     keeper = site.start_keeper(workspace=str(tmp_path / "nowhere"))
     assert keeper.wait() == 101
     assert keeper.stderr.count("\n") == 1
@@ -407,7 +407,7 @@ def test_a_workspace_that_is_not_mounted_is_named_after_the_storage_had_its_time
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"addresses": []}'])
-def test_a_manager_document_that_is_none_is_an_error_with_a_remedy(site, content):
+def test_an_invalid_manager_json_is_an_error_with_a_remedy(site, content):
     site.add_trial("touch ran")
     site.workspace.manager_json.write_bytes(content)
     keeper = site.start_keeper()
@@ -416,7 +416,7 @@ def test_a_manager_document_that_is_none_is_an_error_with_a_remedy(site, content
     assert not (site.code / "ran").exists()
 
 
-def test_a_workspace_in_which_no_folder_can_be_made_is_an_error(site):
+def test_a_workspace_where_no_folder_can_be_created_is_an_error(site):
     site.add_trial("touch ran")
     site.workspace.trial(TRIAL).attempts.write_text("a file")
     keeper = site.start_keeper()
@@ -429,13 +429,13 @@ def test_a_workspace_in_which_no_folder_can_be_made_is_an_error(site):
 
 @pytest.fixture
 def private_mounts():
-    """A command that runs a shell script in a mount namespace of its own, with more arguments after it."""
+    """A command that runs a shell script in its own mount namespace; its arguments are the script's."""
     prefix = ("unshare", "--mount", "sh", "-c")
     if (
         shutil.which("unshare") is None
         or subprocess.run([*prefix, "mount -t tmpfs t /mnt"], capture_output=True).returncode
     ):
-        pytest.skip("this machine lets tests mount nothing")
+        pytest.skip("tests cannot mount anything here")
     return prefix
 
 
@@ -455,9 +455,7 @@ def private_mounts():
         ),
     ],
 )
-def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(
-    site, private_mounts, mount, remedy, code
-):
+def test_a_read_only_or_full_workspace_is_an_error_with_a_remedy(site, private_mounts, mount, remedy, code):
     site.add_trial("touch ran")
     script = mount.format(site.workspace.root) + ' && exec "$@"'
     keeper = site.start_keeper(options={"prefix": (*private_mounts, script, "sh")})
@@ -466,9 +464,9 @@ def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(
     assert not (site.code / "ran").exists()
 
 
-def test_an_end_that_the_workspace_does_not_take_is_written_once_it_does(silent_site):
+def test_the_exit_record_is_written_when_the_workspace_accepts_writes_again(silent_site):
     site = silent_site
-    # A folder where the new file would be, as long as the storage "is full".
+    # A folder at the path of the temporary file makes the write fail, as a full disk would.
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
@@ -480,7 +478,7 @@ def test_an_end_that_the_workspace_does_not_take_is_written_once_it_does(silent_
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
 
 
-def test_a_disk_that_fills_up_during_a_trial_ends_the_trial_and_not_the_keeper(site, private_mounts):
+def test_a_disk_that_fills_up_during_a_trial_fails_the_trial_but_not_the_keeper(site, private_mounts):
     site.add_trial("cat /dev/zero")
     root = site.workspace.root
     script = (
@@ -495,7 +493,7 @@ def test_a_disk_that_fills_up_during_a_trial_ends_the_trial_and_not_the_keeper(s
 
 
 @pytest.mark.parametrize(("code_dir", "path"), [("{}/nowhere", None), ("{}/file", None), ("{}", "/nowhere")])
-def test_a_command_that_cannot_be_started_is_told_like_any_other_end(site, code_dir, path):
+def test_a_command_that_cannot_start_is_reported_as_an_end_with_code_104(site, code_dir, path):
     (site.code / "file").touch()
     if path is not None:
         site.environ["PATH"] = path
@@ -512,7 +510,7 @@ def test_a_command_that_cannot_be_started_is_told_like_any_other_end(site, code_
 
 
 @pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000])
-def test_a_command_that_no_system_takes_is_told_in_a_sentence(site, command):
+def test_a_command_that_exec_cannot_take_is_reported_in_a_short_message(site, command):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", command))
@@ -521,7 +519,7 @@ def test_a_command_that_no_system_takes_is_told_in_a_sentence(site, command):
     assert re.match(r"cannot start (bash for )?the command '.{,210}'", ended.message)
 
 
-def test_a_command_that_is_no_text_makes_the_whole_document_unreadable(site):
+def test_a_command_with_a_lone_surrogate_makes_trial_json_unreadable(site):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", r"echo \ud800"))
@@ -530,7 +528,7 @@ def test_a_command_that_is_no_text_makes_the_whole_document_unreadable(site):
     assert "cannot read trial.json" in keeper.stderr
 
 
-def test_a_keeper_without_settings_names_all_that_are_missing(site):
+def test_a_keeper_without_settings_names_all_missing_variables(site):
     result = run_keeper(environ=site.environ)
     assert (result.returncode, result.stdout) == (100, "")
     assert result.stderr.startswith("trial-keeper: cannot read the keeper's settings: ")
@@ -539,14 +537,14 @@ def test_a_keeper_without_settings_names_all_that_are_missing(site):
     assert result.stderr.count("\n") == 1
 
 
-def test_an_id_that_leads_out_of_the_workspace_is_refused(site):
+def test_a_trial_id_that_leads_out_of_the_workspace_is_refused(site):
     keeper = site.start_keeper(trial_id="../../etc")
     assert keeper.wait() == 100
     assert re.match(r"trial-keeper: cannot run trial '\.\./\.\./etc': ", keeper.stderr)
 
 
-def test_a_bug_has_a_code_of_its_own_and_leaves_no_trial(site):
-    # Another Welcome on an open stream is what no manager may say; here it stands for everything nobody thought of.
+def test_a_bug_ends_the_keeper_with_code_110_and_kills_the_trial(site):
+    # A second Welcome on an open stream is never valid; here it stands for any unexpected error.
     from trial_keeper.wire.messages import Welcome
 
     site.add_trial("echo $$; exec sleep 1000")
@@ -556,7 +554,7 @@ def test_a_bug_has_a_code_of_its_own_and_leaves_no_trial(site):
     assert keeper.wait() == 110
     assert "Traceback" in keeper.stderr
     assert "trial-keeper: cannot continue: The keeper has a bug." in keeper.stderr
-    assert_gone(int(site.file(Stream.STDOUT)))
+    assert_has_ended(int(site.file(Stream.STDOUT)))
 
 
 def test_help_and_version_need_no_settings(site):
@@ -578,7 +576,7 @@ def test_an_unknown_argument_is_an_error_in_one_line(site):
 # ---- attempts
 
 
-def test_a_job_that_is_started_again_makes_a_second_attempt(site):
+def test_a_restarted_job_starts_a_second_attempt(site):
     site.add_trial('echo "$NNI_SYS_DIR"')
     for _ in range(2):
         assert site.start_keeper(collect_logs=True).wait() == 0
@@ -588,10 +586,10 @@ def test_a_job_that_is_started_again_makes_a_second_attempt(site):
         assert site.manager.stored(Stream.STDOUT, key).decode() == f"{site.attempt(key).path}\n"
 
 
-def test_two_keepers_at_the_same_moment_get_different_attempts(site):
+def test_concurrent_keepers_of_a_trial_start_different_attempts(site):
     site.add_python_trial(REPORTING)
     keepers = [site.start_keeper() for _ in range(3)]
-    # A newer attempt ends what runs of an older one beside it.
+    # A newer attempt ends the processes of an older one.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
     keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
     assert site.manager.numbers.keys(TRIAL) == keys
@@ -612,7 +610,7 @@ for i in range(5 * 1024):
 """
 
 
-def test_the_output_of_a_trial_appears_whole_on_the_keepers_own(site):
+def test_the_output_of_a_trial_is_relayed_completely_on_the_keepers_output(site):
     site.add_python_trial(TALKATIVE)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     keeper = site.start_keeper(relay_output=True, options=pipes)
@@ -624,7 +622,7 @@ def test_the_output_of_a_trial_appears_whole_on_the_keepers_own(site):
     assert OWN_LINE.sub(b"", stderr) == site.file(Stream.STDERR)
 
 
-def test_without_relay_the_keeper_says_its_own_lines_only(site):
+def test_without_relay_the_keeper_prints_only_its_own_lines(site):
     site.add_python_trial(TALKATIVE)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -634,7 +632,7 @@ def test_without_relay_the_keeper_says_its_own_lines_only(site):
 
 @pytest.fixture
 def unread_pipes():
-    """The writing ends of two pipes; nobody reads at the others."""
+    """The write ends of two pipes that are never read."""
     pipes = [os.pipe(), os.pipe()]
     yield [write_end for _, write_end in pipes]
     for pipe in pipes:
@@ -643,7 +641,7 @@ def unread_pipes():
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one pipe for both", "two pipes"])
-def test_a_reader_that_does_not_read_keeps_no_trial_from_its_end(site, unread_pipes, together):
+def test_full_output_pipes_do_not_delay_the_end_of_a_trial(site, unread_pipes, together):
     site.gate("gate")
     site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     stdout, stderr = unread_pipes[:1] * 2 if together else unread_pipes
@@ -661,7 +659,7 @@ def test_a_reader_that_does_not_read_keeps_no_trial_from_its_end(site, unread_pi
 
 
 @pytest.mark.parametrize("relay_output", [True, False])
-def test_output_that_nobody_can_read_any_more_is_harmless(site, relay_output):
+def test_an_output_pipe_without_a_reader_does_not_fail_the_keeper(site, relay_output):
     site.add_python_trial(TALKATIVE)
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -675,7 +673,7 @@ def test_output_that_nobody_can_read_any_more_is_harmless(site, relay_output):
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 
-def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
+def test_a_keeper_works_with_closed_standard_descriptors(site):
     site.gate("gate")
     site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     prefix = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash")
@@ -689,7 +687,7 @@ def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
         assert site.manager.stored(stream) == site.file(stream), stream
 
 
-def test_an_end_that_overtakes_the_last_log_chunks_closes_nothing_too_early(site):
+def test_an_end_that_overtakes_log_chunks_does_not_close_the_attempt_early(site):
     site.manager.commits = False  # so the windows of the logs stay full
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)
@@ -704,7 +702,7 @@ def test_an_end_that_overtakes_the_last_log_chunks_closes_nothing_too_early(site
 # ---- size
 
 
-def test_fifty_megabytes_in_one_go_arrive_and_do_not_pass_through_memory_at_once(site):
+def test_fifty_megabytes_of_metrics_are_delivered_in_bounded_memory(site):
     site.manager.closes = False
     site.add_python_trial(
         "import os\n"
@@ -716,7 +714,7 @@ def test_fifty_megabytes_in_one_go_arrive_and_do_not_pass_through_memory_at_once
     keeper = site.start_keeper()
     site.manager.wait_for(
         lambda: site.manager.store.ended and site.manager.arrived() == len(site.file()) > 50_000_000,
-        "all arrived",
+        "all metrics have arrived",
     )
     status = Path(f"/proc/{keeper.pid}/status").read_text()
     site.manager.closes = True

@@ -1,4 +1,6 @@
-"""One whole experiment per operator with the real nnictl, each pod with a real keeper: on a cluster of our own, or any other."""
+"""One whole experiment per operator with the real nnictl and real keepers, on the fake cluster or any
+other.
+"""
 
 import json
 import re
@@ -36,7 +38,7 @@ else:
     ready.touch()
     time.sleep(100)
 """
-# It ends when it is told to, and no sooner.
+# Runs until SIGTERM.
 SERVE = """trap 'exit 0' TERM; echo "$TF_CONFIG"; while :; do sleep 0.1; done"""
 
 
@@ -73,20 +75,20 @@ class Runs:
         assert len(self.trials) == 2
         wait_until(lambda: not self.place.left(self.workspace, resource), "nothing is left", DEADLINE_S)
         results = re.findall(r"^ *\d+ +(\w+) +[\d.e-]+ ", done.stdout, re.MULTILINE)
-        assert sorted(results) == self.trials, "each has a result"
+        assert sorted(results) == self.trials, "each trial must have a result"
         return self
 
     def output(self, trial, task):
         return output_of(self.workspace, trial, task)
 
     def has_made(self, resource, count):
-        """Whether so many jobs were made: only our own cluster says how often it was asked."""
+        """Whether `count` jobs were created; only the fake cluster counts calls."""
         double = self.place.around.double
         return double is None or double.api.counted()["create", resource.plural] == count
 
 
 @pytest.mark.any_cluster
-def test_a_tfjob_ends_with_its_workers_while_its_parameter_server_serves(place):
+def test_a_tfjob_ends_with_its_workers_while_its_parameter_server_runs(place):
     tf_jobs = Resource("kubeflow.org", "v1", "tfjobs", "TFJob")
     worker = {"command": "python3 train.py worker POD_NAME"}
     done = Runs(place, "tf-operator", {"apiVersion": "v1"}.items(), worker=worker, ps={"command": SERVE}).run(
@@ -100,7 +102,7 @@ def test_a_tfjob_ends_with_its_workers_while_its_parameter_server_serves(place):
 
 
 @pytest.mark.any_cluster
-def test_a_pytorchjob_that_is_reused_runs_each_roles_own_command_for_many_trials(place):
+def test_a_reused_pytorchjob_runs_each_roles_command_for_every_trial(place):
     pytorch_jobs = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     place.config["trialConcurrency"] = 1
     done = Runs(
@@ -126,7 +128,7 @@ def test_a_trainjob_runs_the_keeper_in_the_nodes_of_its_runtime(place):
 
 
 @pytest.mark.any_cluster
-def test_each_task_of_a_plain_job_knows_its_number_and_all_of_them_are_waited_for(place):
+def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(place):
     jobs, section = Resource("batch", "v1", "jobs", "Job"), {}
     if place.around.double is not None:
         place.cluster.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {}})
@@ -143,8 +145,8 @@ def test_each_task_of_a_plain_job_knows_its_number_and_all_of_them_are_waited_fo
         assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}
 
 
-def test_a_replica_that_its_operator_restarts_is_a_new_attempt_of_the_trial(place):
-    """Which no job of ours asks for; a cluster's own rules may."""
+def test_a_replica_restarted_by_the_operator_is_a_new_attempt(place):
+    """trial-keeper requests no such restart, but a cluster's policy may."""
     store, ready = place.cluster.store, place.folder / "ready"
     (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))
     place.config |= {"maxTrialNum": 1, "trialConcurrency": 1}
@@ -165,4 +167,4 @@ def test_a_replica_that_its_operator_restarts_is_a_new_attempt_of_the_trial(plac
     (trial,) = trials_of(workspace)
     attempts = workspace.trials / trial / "attempts"
     assert len(list(attempts.iterdir())) == 2
-    assert re.search(rf"{trial} +2 ", done.stdout), "the result is that of the attempt that ended"
+    assert re.search(rf"{trial} +2 ", done.stdout), "the result must come from the second attempt"

@@ -1,4 +1,4 @@
-"""What only the operators of Kubeflow and Kubernetes' Jobs do. The rest is in tests/contract/test_platform_jobs.py."""
+"""Behaviour only of Kubeflow's operators and Kubernetes Jobs. See tests/contract/test_platform_jobs.py."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ async def until_pods_run(site, count=1):
     def running():
         return [pod for pod in site.store.list(PODS) if pod["status"]["phase"] == "Running"]
 
-    await until(lambda: len(running()) == count, "they run", DEADLINE_S)
+    await until(lambda: len(running()) == count, "the pods run", DEADLINE_S)
     return [pod["metadata"]["name"] for pod in running()]
 
 
@@ -62,7 +62,7 @@ async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
         await service.submit(site.settings())
-        # As a policy of the cluster's own may have it.
+        # A policy of the cluster may set this.
         site.store.change(
             *(PYTORCH_JOBS, "default", NAME),
             lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
@@ -75,7 +75,7 @@ async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
             found = site.store.find(PODS, "default", f"{NAME}-master-0")
             return found and found["metadata"]["uid"] != before
 
-        await until(is_another, "it is made anew", DEADLINE_S)
+        await until(is_another, "the pod is replaced", DEADLINE_S)
         await until_pods_run(site, 2)
         said = [
             each["type"]
@@ -97,14 +97,16 @@ async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
     site.runs("true")
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", DEADLINE_S)
+        await until(
+            lambda: "Kueue has not admitted the job" in service.problem, "the reason is shown", DEADLINE_S
+        )
         assert "kubectl describe localqueue team" in service.pending_reason("trial1")
         site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
         assert (await site.has_ended()).exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("config", "lacks"),
+    ("config", "missing"),
     [
         (
             replace(CONFIGS["tf-operator"], api_version="v1beta2"),
@@ -122,13 +124,13 @@ async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
         (replace(CONFIGS["job"], queue="team"), "LocalQueue team does not exist in namespace default"),
     ],
 )
-def test_missing_objects_and_rights_are_listed_before_anything_is_created(site, config, lacks):
+def test_missing_objects_and_rights_are_listed_before_anything_is_created(site, config, missing):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
         check(kubernetes, operator_of(each), "default")
     with pytest.raises(UserError) as caught:
         check(kubernetes, operator_of(config), "default")
-    assert lacks in str(caught.value)
+    assert missing in str(caught.value)
     site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
     with pytest.raises(UserError, match=f"may not create {KINDS[config.operator].plural}"):
         check(kubernetes, operator_of(CONFIGS[config.operator]), "default")
@@ -145,11 +147,11 @@ def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
     with pytest.raises(UserError, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"):
         check(kubernetes, operator, "default")
     site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{operator.resource.root}"))
-    check(kubernetes, operator, "default")  # a server that does not say cannot be told
+    check(kubernetes, operator, "default")  # a server without this document cannot be checked
     kubernetes.close()
 
 
-async def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
+async def test_an_older_api_version_is_used_if_the_file_names_it_and_the_cluster_serves_it(site):
     site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
     master = replace(WORKER, name="master")
@@ -166,7 +168,7 @@ async def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_s
     kubernetes.close()
 
 
-def test_an_operator_that_is_not_installed_is_named(site):
+def test_a_missing_operator_is_named_in_the_error(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for kind in (TF_JOBS, LOCAL_QUEUES):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")

@@ -1,4 +1,4 @@
-"""Calls to a Kubernetes API server of our own, through the official client: what is retried, what is told, what a watch sees."""
+"""Calls to a fake Kubernetes API server through the official client: retries, errors and watches."""
 
 import base64
 import contextlib
@@ -66,8 +66,8 @@ def a_secret(name, **labels):
     }
 
 
-class Told:
-    """What a watch tells, in order."""
+class RecordedWatch:
+    """The events of a watch, in order."""
 
     def __init__(self, cluster, selector="app=t", **options):
         self._queue = queue.Queue()
@@ -96,7 +96,7 @@ class Told:
 # ---- login
 
 
-def test_a_login_is_found_where_kubectl_finds_it(server, tmp_path, monkeypatch):
+def test_the_login_is_read_from_the_same_places_as_kubectl(server, tmp_path, monkeypatch):
     path = tmp_path / "kubeconfig"
     path.write_text(server.api.kubeconfig(namespace="team"))
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -113,20 +113,20 @@ def test_a_login_is_found_where_kubectl_finds_it(server, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"contexts": []}'])
-def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_way_out(tmp_path, content):
+def test_an_invalid_kubeconfig_is_an_error_with_a_remedy(tmp_path, content):
     path = tmp_path / "kubeconfig"
     path.write_text(content)
     with pytest.raises(UserError, match=rf"cannot use the kubeconfig file {path}: .*KUBECONFIG"):
         log_in(path)
 
 
-def test_where_there_is_no_kubeconfig_that_is_said(tmp_path):
+def test_a_missing_kubeconfig_is_an_error(tmp_path):
     path = tmp_path / "kubeconfig"
     with pytest.raises(UserError, match=f"cannot log in to Kubernetes: file {path} does not exist; ask the"):
         log_in(path)
 
 
-def test_without_the_extra_it_is_named(monkeypatch):
+def test_without_the_kubernetes_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(UserError, match="pip install 'trial-keeper\\[kubernetes\\]'"):
         log_in()
@@ -135,7 +135,7 @@ def test_without_the_extra_it_is_named(monkeypatch):
 # ---- calls
 
 
-def test_objects_are_made_read_listed_and_deleted(cluster, server):
+def test_objects_are_created_read_listed_and_deleted(cluster, server):
     made = cluster.create(OUR_SECRETS, "default", a_secret("a"))
     assert cluster.get(OUR_SECRETS, "default", "a") == made
     cluster.create(OUR_SECRETS, "default", a_secret("b", app="other"))
@@ -151,7 +151,7 @@ def test_objects_are_made_read_listed_and_deleted(cluster, server):
         cluster.get(OUR_SECRETS, "default", "a")
 
 
-def test_long_lists_are_read_to_their_end(cluster, server, monkeypatch):
+def test_long_lists_are_read_page_by_page(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.PAGE_OBJECTS", 2)
     for number in range(5):
         server.store.create(SECRETS, "default", a_secret(f"s{number}"))
@@ -161,7 +161,7 @@ def test_long_lists_are_read_to_their_end(cluster, server, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [429, 500, 503, "conflict", "drop"])
-def test_what_is_of_the_moment_is_asked_again_and_not_for_ever(cluster, server, how):
+def test_transient_errors_are_retried_a_limited_number_of_times(cluster, server, how):
     server.api.misbehave(how, 2)
     cluster.create(OUR_SECRETS, "default", a_secret("a"))
     server.api.misbehave(how, 3)
@@ -170,7 +170,7 @@ def test_what_is_of_the_moment_is_asked_again_and_not_for_ever(cluster, server, 
     assert server.api.counted()["get", "secrets"] == 3
 
 
-def test_a_server_that_wants_to_be_left_alone_for_a_while_is(server, tmp_path):
+def test_retry_after_of_the_server_is_respected(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig", ClientRetryPolicy(tries=2, first_s=0.001, longest_s=5.0))
     server.api.misbehave(429, 1, retry_after=1)
     began_at_s = time.monotonic()
@@ -179,7 +179,7 @@ def test_a_server_that_wants_to_be_left_alone_for_a_while_is(server, tmp_path):
     patient.close()
 
 
-def test_a_server_that_does_not_listen_is_named_with_its_address(cluster, server):
+def test_an_unreachable_server_is_an_error_with_its_address(cluster, server):
     server.api.stop()
     with pytest.raises(ClusterUnavailable, match=rf"{server.api.url} does not answer \(Connection refused\)"):
         cluster.serves(PODS)
@@ -194,19 +194,19 @@ def test_a_server_that_does_not_listen_is_named_with_its_address(cluster, server
         (a_secret("a"), errors.AlreadyExists, 'secrets "a" already exists'),
     ],
 )
-def test_what_the_server_refuses_is_told_in_its_words(cluster, server, document, kind, told):
+def test_a_refusal_contains_the_message_of_the_server(cluster, server, document, kind, told):
     server.store.create(SECRETS, "default", a_secret("a"))
     with pytest.raises(kind, match=told):
         cluster.create(OUR_SECRETS, "default", document)
 
 
-def test_what_this_login_may_not_do_is_told(cluster, server):
+def test_a_forbidden_call_raises_forbidden(cluster, server):
     server.api.denied.add(("list", "pods"))
     with pytest.raises(errors.Forbidden, match='cannot list resource "pods"'):
         cluster.objects(PODS, "default", "")
 
 
-def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
+def test_an_expired_login_is_read_again_from_the_kubeconfig(cluster, server, tmp_path):
     server.api.tokens = {"newer"}
     with pytest.raises(Unauthenticated, match="renew the login in your kubeconfig file"):
         cluster.serves(PODS)
@@ -214,7 +214,7 @@ def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
     assert cluster.serves(PODS)
 
 
-def test_no_token_is_shown(cluster, server, caplog):
+def test_the_token_is_in_no_error_repr_or_log(cluster, server, caplog):
     caplog.set_level("DEBUG")
     server.api.misbehave(500, 3)
     with pytest.raises(ClusterUnavailable) as failure:
@@ -226,9 +226,9 @@ def test_no_token_is_shown(cluster, server, caplog):
 # ---- watches
 
 
-def test_a_watch_tells_what_is_there_and_then_what_changes(cluster, server):
+def test_a_watch_reports_existing_objects_and_then_changes(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
-    with Told(cluster) as told:
+    with RecordedWatch(cluster) as told:
         assert [told.next(), told.next()] == [("Upserted", "a"), ("Synced",)]
         server.store.create(SECRETS, "default", a_secret("b"))
         server.store.create(SECRETS, "default", a_secret("other", app="other"))
@@ -237,8 +237,8 @@ def test_a_watch_tells_what_is_there_and_then_what_changes(cluster, server):
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_was_and_nothing_is_told_twice(cluster, server):
-    with Told(cluster) as told:
+def test_a_broken_watch_continues_without_a_new_list_or_duplicate_events(cluster, server):
+    with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
         for number in range(3):
             server.api.drop_watches()
@@ -250,12 +250,12 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was_and_nothing_is_told_t
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_after_410_all_is_listed_again_and_what_was_removed_meanwhile_is_told(cluster, server):
+def test_after_410_objects_are_listed_again_and_missed_deletions_are_reported(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
     server.store.create(SECRETS, "default", a_secret("b"))
-    with Told(cluster) as told:
+    with RecordedWatch(cluster) as told:
         assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
-        with server.store.changed:  # nobody hears of the one before the other
+        with server.store.changed:  # the watch sees both changes together
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()
@@ -264,8 +264,8 @@ def test_after_410_all_is_listed_again_and_what_was_removed_meanwhile_is_told(cl
         assert told.next() == ("Deleted", "b")
 
 
-def test_a_server_that_is_away_is_told_once_and_so_is_its_return(cluster, server):
-    with Told(cluster) as told:
+def test_a_watch_reports_an_outage_and_the_recovery_of_the_server(cluster, server):
+    with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
         server.api.stop()
         kind, message = told.next()
@@ -280,18 +280,18 @@ def test_a_server_that_is_away_is_told_once_and_so_is_its_return(cluster, server
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, monkeypatch):
+def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.WATCH_S", 1)
 
     def watches(more):
         wanted = server.api.counted()["watch", "secrets"] + more
         wait_until(
-            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", DEADLINE_S
+            lambda: server.api.counted()["watch", "secrets"] >= wanted, "a new watch starts", DEADLINE_S
         )
 
-    with Told(cluster) as told:
+    with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # Of another kind: only a bookmark brings the watch past it, and beyond what the server forgets.
+        # An event of another kind: only a bookmark moves the watch beyond it, and beyond the dropped history.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
@@ -301,8 +301,8 @@ def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, 
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path):
-    with Told(cluster) as told:
+def test_a_watch_continues_with_a_renewed_login(cluster, server, tmp_path):
+    with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
         server.api.tokens = {"newer"}
         server.api.drop_watches()
@@ -316,9 +316,9 @@ def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path
         assert told.next() == ("Upserted", "a")
 
 
-def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
+def test_a_watch_survives_a_response_that_cannot_be_parsed(cluster, server):
     server.api.misbehave(200, 1, at=("list", "secrets"))  # a Status in place of the objects
-    with Told(cluster) as told:
+    with RecordedWatch(cluster) as told:
         kind, message = told.next()
         assert kind == "WatchFailed"
         assert message.startswith(
@@ -328,10 +328,10 @@ def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
         assert told.next() == ("WatchFailed", "")
 
 
-def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monkeypatch):
+def test_a_watch_that_fails_immediately_is_retried_with_a_pause(cluster, server, monkeypatch):
     monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
     server.api.misbehave(500, 100, at=("watch", "secrets"))
-    with Told(cluster) as told:
+    with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
         assert told.next()[0] == "WatchFailed"
         with server.store.changed:
@@ -339,9 +339,9 @@ def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monk
         assert server.api.counted()["watch", "secrets"] <= 4
 
 
-def test_a_watch_may_choose_by_fields_and_by_what_concerns_it(cluster, server):
+def test_a_watch_filters_by_field_selector_and_predicate(cluster, server):
     made = {each: server.store.create(SECRETS, "default", a_secret(each)) for each in ("a", "b", "c")}
-    with Told(
+    with RecordedWatch(
         *(cluster, ""),
         fields="metadata.name!=a",
         concerns=lambda document: document["metadata"]["name"] != "b",
@@ -354,9 +354,9 @@ def test_a_watch_may_choose_by_fields_and_by_what_concerns_it(cluster, server):
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_a_watch_that_one_can_do_without_says_once_that_it_is_denied_and_ends(cluster, server, verb):
+def test_an_optional_watch_that_is_denied_reports_one_failure_and_ends(cluster, server, verb):
     server.api.denied.add((verb, "secrets"))
-    with Told(cluster, is_optional=True) as told:
+    with RecordedWatch(cluster, is_optional=True) as told:
         if verb == "watch":
             assert told.next() == ("Synced",)
         kind, message = told.next()
@@ -366,8 +366,10 @@ def test_a_watch_that_one_can_do_without_says_once_that_it_is_denied_and_ends(cl
     assert server.api.counted()[verb, "secrets"] == 1
 
 
-class Minutes:
-    """Stands in for the clock of one who waits: time passes at once. After a minute of it something happens."""
+class SteppedEvent:
+    """Replaces the event that a thread waits on: waits return at once, and after a minute of them a
+    callback runs.
+    """
 
     def __init__(self, after_a_minute):
         self.waits_s, self._after = [], after_a_minute
@@ -388,27 +390,27 @@ def double_with_jitter(waits_s, nominal_s):
     return all(SMALLEST_SHARE * each_s <= wait_s <= each_s for wait_s, each_s in pairs)
 
 
-def test_a_server_that_is_away_for_a_minute_is_asked_ever_more_seldom_and_heard_soon_after(cluster, server):
+def test_a_watch_backs_off_exponentially_and_recovers_after_a_minute_of_outage(cluster, server):
     with contextlib.ExitStack() as stack:
-        told = Told(cluster)
-        minutes = told.watch._must_end = Minutes(server.api.start)
+        told = RecordedWatch(cluster)
+        event = told.watch._must_end = SteppedEvent(server.api.start)
         server.store.create(SECRETS, "default", a_secret("a"))
         server.api.stop()
         stack.enter_context(told)
         assert told.next()[0] == "WatchFailed"
         assert told.next() == ("Upserted", "a")
-    assert double_with_jitter(minutes.waits_s[:7], [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0])
-    assert max(minutes.waits_s) <= 20.0
-    assert len(minutes.waits_s) <= 10
+    assert double_with_jitter(event.waits_s[:7], [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0])
+    assert max(event.waits_s) <= 20.0
+    assert len(event.waits_s) <= 10
 
 
-def test_a_call_to_a_server_that_is_away_gives_up_in_time_and_others_may_ask_again(server, tmp_path):
+def test_a_call_to_an_unreachable_server_fails_after_bounded_retries(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig")
-    minutes = patient._is_closed = Minutes(None)
+    event = patient._is_closed = SteppedEvent(None)
     server.api.stop()
     with pytest.raises(ClusterUnavailable, match="does not answer"):
         patient.get(OUR_SECRETS, "default", "a")
-    assert double_with_jitter(minutes.waits_s, [0.5, 1.0, 2.0, 4.0])
+    assert double_with_jitter(event.waits_s, [0.5, 1.0, 2.0, 4.0])
     server.api.start()
     patient.close()
 
@@ -421,20 +423,20 @@ def checked(cluster, *, operator=FrameworkController, namespace="default", stora
     return check(cluster, operator(config), namespace)
 
 
-def test_a_cluster_that_has_all_passes(cluster, server):
+def test_a_complete_cluster_passes_the_check(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
     assert checked(cluster, account="fc") == ()
 
 
-def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
+def test_a_login_without_permission_for_events_passes_with_a_warning(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.api.denied.add(("watch", "events"))
-    (word,) = checked(cluster)
-    assert word.startswith("this login may not list and watch events in namespace default: ")
+    (warning,) = checked(cluster)
+    assert warning.startswith("this login may not list and watch events in namespace default: ")
 
 
-def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
+def test_everything_missing_in_a_cluster_is_reported_in_one_error(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
     with pytest.raises(UserError) as failure:
         checked(cluster, storage=ClaimStorage(Path("/mnt/data"), "data"), account="fc")
@@ -448,7 +450,7 @@ def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
         assert words in str(failure.value)
 
 
-def test_another_version_of_an_operator_is_told_with_those_that_are_served(cluster, server):
+def test_an_unsupported_operator_version_is_reported_with_the_served_ones(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
 
     class Newer(FrameworkController):
@@ -458,7 +460,7 @@ def test_another_version_of_an_operator_is_told_with_those_that_are_served(clust
         checked(cluster, operator=Newer)
 
 
-def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_passes(cluster, server):
+def test_a_missing_namespace_is_an_error_and_an_unreadable_one_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")
@@ -466,7 +468,7 @@ def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_pass
     checked(cluster)
 
 
-def test_the_kubeconfig_of_the_server_is_as_others_write_it(server):
+def test_the_fake_servers_kubeconfig_contains_its_certificate(server):
     config = json.loads(server.api.kubeconfig())
     authority = config["clusters"][0]["cluster"]["certificate-authority-data"]
     assert base64.b64decode(authority).startswith(b"-----BEGIN CERTIFICATE-----")

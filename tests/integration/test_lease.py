@@ -1,4 +1,6 @@
-"""The lease on an experiment: visible to other machines, renewed by heartbeat, lost by a holder that was frozen."""
+"""The lease on an experiment: visible to other machines, renewed by heartbeats, lost by a suspended
+holder.
+"""
 
 import contextlib
 import dataclasses
@@ -42,12 +44,12 @@ def lock_of(folder):
 
 
 def written_elsewhere(folder, beat, pid=7):
-    """As the manager of another machine does, whose lock this one's kernel does not see."""
+    """Write a lease record as a manager on another machine does, whose file lock this kernel does not see."""
     owner = {"pid": pid, "host": "node7", "machine": "another start of another machine", "since_s": 1e9}
     lock_of(folder).write_text(json.dumps({"owner": owner, "beat": beat}))
 
 
-def test_the_lock_file_names_its_owner_and_is_empty_when_that_has_left(folder):
+def test_the_lock_file_names_its_owner_and_is_empty_after_the_release(folder):
     with folder.owned() as held:
         found = read_record(lock_of(folder))
         assert found is not None
@@ -56,7 +58,7 @@ def test_the_lock_file_names_its_owner_and_is_empty_when_that_has_left(folder):
     assert read_record(lock_of(folder)) is None
 
 
-def test_who_comes_second_is_told_the_owner_and_the_way_out(folder):
+def test_a_second_owner_is_refused_with_the_first_ones_pid_and_the_remedy(folder):
     with folder.owned(), pytest.raises(ExperimentLocked) as refused, folder.owned():
         pass
     assert str(refused.value).startswith(
@@ -76,19 +78,19 @@ with ExperimentFolder(pathlib.Path(sys.argv[1])).owned() as lease:
 """
 
 
-def test_an_owner_that_was_killed_here_is_none_at_once(folder):
+def test_the_lease_of_a_killed_local_owner_is_free_immediately(folder):
     command = [sys.executable, "-c", OWN_UNTIL_KILLED, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"owns\n"
         owner.kill()
-    assert read_record(lock_of(folder)).holder.pid == owner.pid  # it could not clean up
+    assert read_record(lock_of(folder)).holder.pid == owner.pid  # not cleared
     began_s = time.monotonic()
     with folder.owned() as held:
         assert held.holder.pid == os.getpid()
         assert time.monotonic() - began_s < LEASE_TTL_S / 2
 
 
-def test_an_owner_of_another_machine_that_lives_is_not_replaced(folder):
+def test_a_remote_owner_with_heartbeats_is_not_replaced(folder):
     written_elsewhere(folder, 0)
     stop = threading.Event()
 
@@ -109,15 +111,15 @@ def test_an_owner_of_another_machine_that_lives_is_not_replaced(folder):
     assert "stop it there with `nnictl stop EXPTEST1`" in str(refused.value)
 
 
-def test_an_owner_of_another_machine_that_counts_no_more_is_replaced(folder):
+def test_a_remote_owner_without_heartbeats_is_replaced(folder):
     written_elsewhere(folder, 3)
     assert find_remote_holder(lock_of(folder), ttl_s=1.0) is None
     assert find_remote_holder(lock_of(folder), ttl_s=0.0) is None
 
 
 @contextlib.contextmanager
-def a_frozen_holder(folder, script=OWN_UNTIL_KILLED):
-    """A process that holds the lock and is stopped; its last heartbeat is longer ago than a lease lasts."""
+def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
+    """A suspended process that holds the lock, with an expired last heartbeat."""
     command = [sys.executable, "-c", script, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
         try:
@@ -133,8 +135,8 @@ def a_frozen_holder(folder, script=OWN_UNTIL_KILLED):
             frozen.kill()
 
 
-def test_a_holder_that_was_frozen_is_replaced_and_hears_of_it_when_it_wakes_up(folder):
-    with a_frozen_holder(folder) as frozen:
+def test_a_suspended_holder_is_replaced_and_detects_its_lost_lease_when_it_continues(folder):
+    with a_suspended_holder(folder) as frozen:
         with folder.owned() as lease:
             assert read_record(lock_of(folder)).holder == lease.holder
             with pytest.raises(ExperimentLocked), folder.owned():
@@ -145,11 +147,11 @@ def test_a_holder_that_was_frozen_is_replaced_and_hears_of_it_when_it_wakes_up(f
                 "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
-            assert read_record(lock_of(folder)).holder == lease.holder  # the other left it alone
+            assert read_record(lock_of(folder)).holder == lease.holder  # left unchanged
         assert read_record(lock_of(folder)) is None
 
 
-def test_a_holder_that_renews_its_lease_is_not_replaced_however_often_one_tries(folder):
+def test_a_holder_that_renews_its_lease_is_never_replaced(folder):
     with folder.owned():
         assert not folder.lease_is_expired()
         for _ in range(3):
@@ -157,31 +159,31 @@ def test_a_holder_that_renews_its_lease_is_not_replaced_however_often_one_tries(
                 pass
 
 
-def test_of_many_who_replace_a_frozen_holder_at_the_same_moment_one_does(folder):
-    came, let_go = [], threading.Event()
+def test_only_one_of_many_concurrent_replacements_of_a_suspended_holder_succeeds(folder):
+    outcomes, may_release = [], threading.Event()
     starts = threading.Barrier(8)
 
     def take_over():
         starts.wait()
         try:
             with folder.owned() as lease:
-                came.append(lease.holder)
-                let_go.wait()
+                outcomes.append(lease.holder)
+                may_release.wait()
         except ExperimentLocked:
-            came.append(None)
+            outcomes.append(None)
 
-    with a_frozen_holder(folder):
+    with a_suspended_holder(folder):
         threads = [threading.Thread(target=take_over) for _ in range(8)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(came) == 8, "all have tried")
-        let_go.set()
+        wait_until(lambda: len(outcomes) == 8, "all threads have tried")
+        may_release.set()
         for thread in threads:
             thread.join()
-    assert came.count(None) == 7
+    assert outcomes.count(None) == 7
 
 
-FROZEN_IN_A_WRITE = """
+SUSPENDED_IN_A_WRITE = """
 import pathlib, sqlite3, sys, threading
 from nni_manager.store.folders import ExperimentFolder
 folder = ExperimentFolder(pathlib.Path(sys.argv[1]))
@@ -193,9 +195,9 @@ with folder.owned():
 """
 
 
-def test_a_holder_that_was_frozen_in_a_write_is_named_with_what_ends_it_and_stays_the_holder(folder):
+def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_names_the_kill_command(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
-    with a_frozen_holder(folder, FROZEN_IN_A_WRITE) as frozen:
+    with a_suspended_holder(folder, SUSPENDED_IN_A_WRITE) as frozen:
         before = read_record(lock_of(folder))
         with pytest.raises(StoreBusy) as refused, folder.owned():
             pass
@@ -208,21 +210,21 @@ def test_a_holder_that_was_frozen_in_a_write_is_named_with_what_ends_it_and_stay
             pass
 
 
-def test_a_lock_on_a_file_that_was_replaced_is_no_lock(folder):
-    with a_frozen_holder(folder) as frozen, folder.owned():
+def test_a_new_owner_excludes_others_after_the_lock_file_was_replaced(folder):
+    with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
-        # Nobody holds the old file's lock any more, and the name is that of the new one.
+        # The lock of the old file is free now, but the path names the new file.
         with pytest.raises(ExperimentLocked), folder.owned():
             pass
 
 
-def test_a_lease_that_was_not_renewed_is_looked_at_before_anything_is_written(folder, monkeypatch):
+def test_an_expired_lease_is_read_again_before_a_write(folder, monkeypatch):
     lock_of(folder).touch()
     lease = Lease(lock_of(folder), heartbeat_interval_s=3600)
     lease.check()
     written_elsewhere(folder, 9)
-    lease.check()  # the last heartbeat is recent: no file is read
+    lease.check()  # the last heartbeat is recent, so the file is not read
     wakes_at_s = time.monotonic() + LEASE_TTL_S + 1
     monkeypatch.setattr("nni_manager.store.lease.time.monotonic", lambda: wakes_at_s)
     with pytest.raises(LeaseLost, match=r"process 7 on node7, since .* holds it now; this manager ends"):
@@ -232,7 +234,7 @@ def test_a_lease_that_was_not_renewed_is_looked_at_before_anything_is_written(fo
 
 
 @given(st.binary() | st.text().map(str.encode) | st.from_type(LeaseRecord).map(LeaseRecord.to_bytes))
-def test_a_record_in_any_state_names_a_holder_or_nobody(content):
+def test_any_bytes_are_parsed_as_a_lease_record_without_an_error(content):
     LeaseRecord.from_bytes(content)
     LeaseRecord.from_bytes(content[: len(content) // 2])
 
@@ -245,25 +247,25 @@ def test_a_record_in_any_state_names_a_holder_or_nobody(content):
         st.none() | st.floats(0, 1e10),
     )
 )
-def test_a_record_is_read_as_it_was_written(record):
+def test_a_lease_record_survives_a_round_trip(record):
     assert LeaseRecord.from_bytes(record.to_bytes()) == record
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": {}, "beat": 1}', b"\0" * 512])
-def test_a_lock_file_that_names_nobody_is_nobodys(folder, content):
+def test_an_experiment_with_an_invalid_lock_file_can_be_owned(folder, content):
     lock_of(folder).write_bytes(content)
     assert find_remote_holder(lock_of(folder)) is None
     with folder.owned():
         pass
 
 
-def test_an_owner_that_was_replaced_meanwhile_hears_of_it_and_leaves_the_file_alone(folder):
+def test_a_replaced_owner_detects_it_and_leaves_the_lock_file_unchanged(folder):
     lock_of(folder).touch()
-    held, heard = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
-    held.call_when_lost(lambda _: heard.set())
-    wait_until(lambda: read_record(lock_of(folder)).heartbeat > 0, "it counts")
-    # Again, should both have written in the same moment.
-    wait_until(lambda: written_elsewhere(folder, 9) or heard.is_set(), "it hears of it")
+    held, loss_detected = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
+    held.call_when_lost(lambda _: loss_detected.set())
+    wait_until(lambda: read_record(lock_of(folder)).heartbeat > 0, "a heartbeat is written")
+    # Repeated, in case both write at the same moment.
+    wait_until(lambda: written_elsewhere(folder, 9) or loss_detected.is_set(), "the loss is detected")
     held.release()
     assert read_record(lock_of(folder)).holder.host == "node7"
     late = threading.Event()
@@ -271,23 +273,23 @@ def test_an_owner_that_was_replaced_meanwhile_hears_of_it_and_leaves_the_file_al
     assert late.is_set()
 
 
-def test_an_owner_whose_folder_was_deleted_goes_on(folder):
+def test_an_owner_keeps_its_lease_after_its_folder_was_deleted(folder):
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(folder.owned())
         folder.remove()
     assert not held.is_lost
 
 
-def test_a_manager_that_is_still_starting_is_not_taken_for_the_one_before_it(folder):
+def test_the_process_record_of_an_earlier_manager_does_not_count_as_running(folder):
     with folder.owned():
         folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
         assert folder.running_process().port == 9000
-    assert folder.process().port == 9000, "who was the last"
+    assert folder.process().port == 9000, "the last manager must stay on record"
     with folder.owned():
         assert folder.running_process() is None
 
 
-def test_a_view_that_has_ended_leaves_no_note_for_the_next_one(folder):
+def test_an_ended_view_leaves_no_process_record(folder):
     with folder.viewed():
         folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"), is_view=True)
         assert folder.running_view().port == 9000

@@ -1,4 +1,4 @@
-"""Trials that write more than anybody needs, in real experiments."""
+"""Trials with excessive output, in real experiments."""
 
 import os
 
@@ -10,7 +10,7 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
 
 METRICS_BYTES, LOG_BYTES = 5000, 3000
-# Keeper and manager take these for what is collected, as they would take their gigabytes.
+# Keeper and manager use these quotas instead of their gigabytes.
 SMALL_LIMITS = f"""
 import sys
 if "-m" in sys.orig_argv and {{"nni_manager", "trial_keeper"}} & set(sys.orig_argv):
@@ -27,7 +27,7 @@ for number in range(500):
 nni.report_final_result(1)
 """
 REPORTS, WRITES = 200_000, 100_000
-# Ten million reports and a hundred thousand tiny writes, made smaller.
+# A smaller version of ten million reports and a hundred thousand tiny writes.
 FLOOD = f"""
 import os
 import nni_sdk as nni
@@ -40,7 +40,9 @@ nni.report_final_result(1)
 """
 
 
-def test_a_trial_that_writes_too_much_ends_well_and_says_where_all_of_it_is(a_real_experiment, tmp_path):
+def test_a_trial_above_its_quota_succeeds_with_a_warning_that_names_the_complete_files(
+    a_real_experiment, tmp_path
+):
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SMALL_LIMITS)
@@ -66,7 +68,7 @@ def test_a_trial_that_writes_too_much_ends_well_and_says_where_all_of_it_is(a_re
     assert values(experiment.rows(trial["id"])) == [*range(len(whole))]
 
 
-def test_a_flood_of_reports_and_of_tiny_writes_is_stored_whole_beside_a_quiet_trial(a_real_experiment):
+def test_a_flood_of_reports_and_tiny_writes_is_stored_completely(a_real_experiment):
     quiet = "import nni_sdk as nni\nif nni.get_next_parameter()['x'] >= 0 and nni.get_sequence_id() == 0:\n"
     quiet += "    nni.report_final_result(7)\nelse:\n" + "".join(
         f"    {line}\n" for line in FLOOD.replace("nni.get_next_parameter()\n", "").splitlines() if line
@@ -81,5 +83,5 @@ def test_a_flood_of_reports_and_of_tiny_writes_is_stored_whole_beside_a_quiet_tr
     assert values(rows) == [*range(REPORTS), 1]
     (collected,) = experiment.folder.collected_logs.glob(f"{flood['id']}/*/*/stdout")
     assert collected.read_bytes() == b"x" * WRITES
-    # Page by page, as one document.
+    # Read page by page, returned as one document.
     assert len(experiment.get(f"/metric-data/{flood['id']}")) == REPORTS + 1

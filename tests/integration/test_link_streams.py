@@ -1,4 +1,4 @@
-"""The link alone, against a server that treats its streams badly."""
+"""The keeper's link alone, against a server that breaks and delays streams."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ ROUNDS = 30
 
 @contextlib.asynccontextmanager
 async def a_link_to(servicer, folder):
-    """A keeper's link to a server of its own, and the events it posts."""
+    """A keeper's link to a new server, and the events that it posts."""
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     add_KeeperServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -62,8 +62,8 @@ def a_welcome():
     return keeper_pb2.ConnectResponse.FromString(manager_messages_to_bytes([Welcome("1.0")]))
 
 
-class Forgetful(KeeperServiceServicer):
-    """Says Welcome, reads what comes, and breaks the stream after some messages. Keeps what each stream said first."""
+class BreakingServicer(KeeperServiceServicer):
+    """Sends Welcome, reads some messages and aborts the stream. Records the first message of each stream."""
 
     def __init__(self, reads_before_break):
         self.first_messages = []
@@ -80,20 +80,20 @@ class Forgetful(KeeperServiceServicer):
 
 @pytest.mark.parametrize("reads_before_break", [0, 1, 7])
 @pytest.mark.parametrize("size", [10, 256 * 1024])
-def test_a_stream_that_dies_under_a_flow_of_messages_takes_nothing_from_the_next_one(
+def test_a_stream_aborted_under_load_takes_no_message_from_the_next_stream(
     tmp_path, reads_before_break, size
 ):
     asyncio.run(asyncio.wait_for(talk(tmp_path, reads_before_break, size), DEADLINE_S))
 
 
 async def talk(folder, reads_before_break, size):
-    servicer = Forgetful(reads_before_break)
+    servicer = BreakingServicer(reads_before_break)
     async with a_link_to(servicer, folder) as (link, events):
         chunk = Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, 0, bytes(size))
         for _ in range(ROUNDS):
             link.open(HELLO)
             assert isinstance(await events.get(), Welcome)
-            while events.empty():  # as a busy trial makes its keeper send, up to the moment the loss is known
+            while events.empty():  # like the keeper of a busy trial, until the loss is detected
                 link.send(chunk)
                 await asyncio.sleep(0)
             lost = await events.get()
@@ -103,7 +103,7 @@ async def talk(folder, reads_before_break, size):
 
 
 class Recording(KeeperServiceServicer):
-    """Says Welcome and keeps all that each stream brings. `open_streams`: how many have not ended."""
+    """Sends Welcome and records all messages. `open_streams`: the number of streams that have not ended."""
 
     def __init__(self):
         self.open_streams = 0
@@ -130,7 +130,7 @@ class Recording(KeeperServiceServicer):
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 3, 10, 30, 100, 300])
-def test_a_stream_given_up_while_it_opens_takes_nothing_from_the_next_one(tmp_path, ticks):
+def test_a_stream_abandoned_while_it_opens_takes_no_message_from_the_next_stream(tmp_path, ticks):
     asyncio.run(asyncio.wait_for(reopen(tmp_path, ticks), DEADLINE_S))
 
 
@@ -147,7 +147,7 @@ async def reopen(folder, ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
-            link.open(HELLO)  # the manager moved, just now
+            link.open(HELLO)  # the manager has a new address
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
                 link.send(chunk)
@@ -159,7 +159,7 @@ async def reopen(folder, ticks):
             link.drop("enough")
 
 
-def test_a_link_that_is_closed_while_it_opens_leaves_no_stream(tmp_path):
+def test_a_link_closed_while_it_opens_leaves_no_stream(tmp_path):
     asyncio.run(asyncio.wait_for(close_early(tmp_path), DEADLINE_S))
 
 
@@ -175,30 +175,30 @@ async def close_early(folder):
             await asyncio.sleep(0)
 
 
-# Every order in which work may end and be given up. The first step of each is a tick of its own.
+# Every order of completion and cancellation. The first step of each is one tick.
 TICKS = range(1, 10)
 
 
-@pytest.mark.parametrize("given_up_after", TICKS)
+@pytest.mark.parametrize("cancelled_after", TICKS)
 @pytest.mark.parametrize("done_after", TICKS)
-def test_a_wait_that_is_cancelled_never_returns(done_after, given_up_after):
+def test_a_cancelled_wait_raises_cancelled_error_and_ends_its_work(done_after, cancelled_after):
     async def work():
         for _ in range(done_after):
             await asyncio.sleep(0)
 
     async def play():
         waiting = asyncio.create_task(within(60, work()))
-        for _ in range(given_up_after):
+        for _ in range(cancelled_after):
             await asyncio.sleep(0)
         is_under_way = waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled() == is_under_way
-        assert len(asyncio.all_tasks()) == 1, "its work has ended as well"
+        assert len(asyncio.all_tasks()) == 1, "the work must have ended as well"
 
     asyncio.run(play())
 
 
-def test_work_that_comes_too_late_is_ended():
+def test_work_that_exceeds_its_timeout_is_cancelled():
     async def play():
         with pytest.raises(TimeoutError):
             await within(0.01, asyncio.Event().wait())
@@ -207,7 +207,7 @@ def test_work_that_comes_too_late_is_ended():
     asyncio.run(play())
 
 
-def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
+def test_messages_and_metrics_overtake_queued_logs(tmp_path):
     asyncio.run(asyncio.wait_for(overtake(tmp_path), DEADLINE_S))
 
 
@@ -227,7 +227,7 @@ async def overtake(folder):
             TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
             Chunk(key, Stream.METRICS, 8, b"the last 1"),
         ]
-        for message in (*logs, *urgent):  # in one go: a whole window, and what is reported a moment later
+        for message in (*logs, *urgent):  # without a pause: a whole window of logs, then the urgent messages
             link.send(message)
         (brought,) = servicer.streams
         while len(brought) < 1 + len(logs) + len(urgent):
@@ -235,11 +235,11 @@ async def overtake(folder):
         assert brought == [HELLO, *urgent, *logs]
 
 
-def test_what_is_said_in_one_breath_shares_a_message_of_the_stream_up_to_its_limits(tmp_path):
-    asyncio.run(asyncio.wait_for(say_much(tmp_path), DEADLINE_S))
+def test_messages_sent_together_are_batched_up_to_the_limits_of_a_request(tmp_path):
+    asyncio.run(asyncio.wait_for(send_batches(tmp_path), DEADLINE_S))
 
 
-async def say_much(folder):
+async def send_batches(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
@@ -265,8 +265,8 @@ def metric(number, size=1):
 
 
 @contextlib.asynccontextmanager
-async def a_gathering_link(folder):
-    """A link that has just said Hello, and its server."""
+async def a_coalescing_link(folder):
+    """A connected link that coalesces messages, and its server."""
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
@@ -281,30 +281,32 @@ async def until(servicer, requests):
 
 
 @pytest.fixture
-def for_ever(monkeypatch):
-    """What is gathered goes only for another reason than that its time has come."""
+def no_coalesce_timeout(monkeypatch):
+    """Coalesced messages are never sent because of the timer."""
     monkeypatch.setattr(link_module, "COALESCE_S", 1000.0)
 
 
-def test_what_nobody_waits_for_is_gathered_until_somebody_does(tmp_path, for_ever):
+def test_messages_are_coalesced_until_coalescing_is_switched_off(tmp_path, no_coalesce_timeout):
     async def work():
-        async with a_gathering_link(tmp_path) as (link, servicer):
+        async with a_coalescing_link(tmp_path) as (link, servicer):
             for message in (LOG, metric(1), metric(2)):
                 link.send(message)
                 await asyncio.sleep(0)
             link.set_coalescing(is_allowed=False)
             await until(servicer, 3)
             assert servicer.requests == [[HELLO], [metric(1), metric(2)], [LOG]]
-            link.send(metric(3))  # and nothing waits from then on
+            link.send(metric(3))  # from then on nothing is delayed
             await until(servicer, 4)
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_that_a_trial_is_given_back_is_told_at_once_with_all_that_was_gathered(tmp_path, for_ever, at_once):
+def test_a_revoked_trial_is_reported_immediately_with_all_coalesced_messages(
+    tmp_path, no_coalesce_timeout, at_once
+):
     async def work():
-        async with a_gathering_link(tmp_path) as (link, servicer):
+        async with a_coalescing_link(tmp_path) as (link, servicer):
             for trial_id in ("aBcDe", "fGhIj"):
                 for message in (metric(1), LOG, metric(2)):
                     link.send(message)
@@ -320,9 +322,9 @@ def test_that_a_trial_is_given_back_is_told_at_once_with_all_that_was_gathered(t
     "much", [[metric(1, 64 * 1024)], [metric(number) for number in range(1, 1 + MESSAGES_AT_ONCE)]]
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_much_is_not_gathered_any_longer(tmp_path, for_ever, much, at_once):
+def test_coalescing_ends_at_its_limit_of_bytes_or_messages(tmp_path, no_coalesce_timeout, much, at_once):
     async def work():
-        async with a_gathering_link(tmp_path) as (link, servicer):
+        async with a_coalescing_link(tmp_path) as (link, servicer):
             for message in much:
                 link.send(message)
                 await asyncio.sleep(0 if at_once else 0.001)
@@ -332,12 +334,12 @@ def test_much_is_not_gathered_any_longer(tmp_path, for_ever, much, at_once):
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
-def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
+def test_coalesced_messages_are_sent_after_the_timeout(tmp_path, monkeypatch):
     async def work():
-        async with a_gathering_link(tmp_path) as (link, servicer):
+        async with a_coalescing_link(tmp_path) as (link, servicer):
             for number in range(
                 1, 4
-            ):  # with the first a timer begins, and the last comes when that is long over
+            ):  # the first message starts a timer; the last one follows long after it has expired
                 monkeypatch.setattr(link_module, "COALESCE_S", 0.001 if number == 3 else 0.05)
                 link.send(metric(number))
                 await until(servicer, 1 + number)
@@ -346,7 +348,7 @@ def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
-def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_path):
+def test_logs_of_a_running_trial_are_rate_limited_and_delay_no_metric(tmp_path):
     asyncio.run(asyncio.wait_for(pace(tmp_path), DEADLINE_S))
 
 
@@ -380,7 +382,7 @@ async def pace(folder):
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
 
 
-def test_what_went_unpaced_between_two_trials_makes_the_next_ones_logs_wait_for_nothing(tmp_path):
+def test_logs_sent_without_a_rate_limit_do_not_delay_the_next_trials_logs(tmp_path):
     asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
 

@@ -43,7 +43,7 @@ PLUGINS = "com.microsoft.pai.runtimeplugin"
 
 @pytest.fixture
 def play(tmp_path):
-    """Plays a scenario on a cluster of its own, within 60 s; afterwards nothing of it runs."""
+    """Runs a scenario on a new cluster, within 60 s; afterwards all its processes are ended."""
 
     def make(scenario, **changes):
         async def bounded():
@@ -58,13 +58,13 @@ def play(tmp_path):
 
 @pytest.fixture
 def finished(play):
-    """The detail of a job that has run to its end."""
+    """The detail of a job that has ended."""
     return lambda text, **changes: play(lambda cluster: run(cluster, text), **changes)
 
 
 @contextlib.contextmanager
 def an_api_error(code, match=None):
-    """The block ends with an error of this code."""
+    """The block raises an API error with this code."""
     with pytest.raises(ApiError, match=match) as caught:
         yield
     assert caught.value.code == code
@@ -85,7 +85,7 @@ FOR_EVER = "sleep 1000"
 @pytest.mark.parametrize(
     ("policy", "instances", "command", "state", "code", "task_states"),
     [
-        # The default: one failure fails the job, all successes make one.
+        # The default: one failure fails the job; it succeeds when all tasks have succeeded.
         (completion(), 3, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
         (
             completion(),
@@ -95,7 +95,7 @@ FOR_EVER = "sleep 1000"
             255,
             {"FAILED", "STOPPED"},
         ),
-        # As many failures as it says, and no fewer.
+        # minFailedInstances: 2 fails the job after two failures, 3 does not.
         (
             completion(2, -1),
             3,
@@ -105,7 +105,7 @@ FOR_EVER = "sleep 1000"
             {"FAILED", "STOPPED"},
         ),
         (completion(3, -1), 3, BY_INDEX, "SUCCEEDED", 0, {"SUCCEEDED", "FAILED"}),
-        # As many successes as it says, and the rest is stopped.
+        # minSucceededInstances is reached, and the other tasks are stopped.
         (
             completion(1, 1),
             3,
@@ -114,20 +114,22 @@ FOR_EVER = "sleep 1000"
             0,
             {"SUCCEEDED", "STOPPED"},
         ),
-        # Failures do not matter, not even if all tasks fail.
+        # Failures do not matter, even if all tasks fail.
         (completion(-1, -1), 2, "false", "SUCCEEDED", 0, {"FAILED"}),
-        # Successes decide nothing; the last task does.
+        # Successes are not counted; the job ends with its last task.
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
-def test_the_completion_policy_ends_a_job(finished, policy, instances, command, state, code, task_states):
+def test_the_completion_policy_decides_how_a_job_ends(
+    finished, policy, instances, command, state, code, task_states
+):
     role = {"commands": [command], "instances": instances, "completion": policy}
     detail = finished(roles(worker=role))
     assert (detail.job.state.value, detail.job.exit_code, detail.attempt.exit.code) == (state, code, code)
     assert set(states(detail)["worker"]) == task_states
 
 
-def test_when_all_workers_have_succeeded_the_parameter_server_is_ended(finished):
+def test_the_parameter_server_is_stopped_when_all_workers_have_succeeded(finished):
     detail = finished(roles(ps=[FOR_EVER], worker={"commands": ["true"], "instances": 2}))
     assert detail.job.state is State.SUCCEEDED
     assert states(detail) == {"ps": ["STOPPED"], "worker": ["SUCCEEDED", "SUCCEEDED"]}
@@ -156,7 +158,9 @@ def test_when_all_workers_have_succeeded_the_parameter_server_is_ended(finished)
         (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
     ],
 )
-def test_the_exit_code_is_that_of_openpai_and_the_users_own_is_kept(finished, lines, code, origin):
+def test_the_exit_code_follows_openpai_and_the_commands_own_code_is_stored_beside_it(
+    finished, lines, code, origin
+):
     detail = finished(commands(*lines))
     (task,) = detail.tasks["worker"]
     assert (task.exit.code, detail.job.exit_code) == (code, code)
@@ -167,7 +171,7 @@ def plugin(**parameters):
     return {"extras": {PLUGINS: [{"plugin": "cmd", "parameters": parameters}]}}
 
 
-def test_what_runs_around_the_commands_runs_in_order_and_only_after_a_success(play):
+def test_post_commands_run_after_the_commands_and_only_if_these_succeed(play):
     async def scenario(cluster):
         around = plugin(preCommands=["echo before > f"], postCommands=["cat f; echo after"])
         detail = await run(cluster, commands("cat f", **around))
@@ -183,14 +187,14 @@ def test_what_runs_around_the_commands_runs_in_order_and_only_after_a_success(pl
 
 
 @pytest.mark.parametrize(("when", "origin"), [("preCommands", None), ("postCommands", 0)])
-def test_a_failure_around_the_commands_fails_the_task_and_the_diagnostics_say_so(finished, when, origin):
+def test_a_failed_pre_or_post_command_fails_the_task_with_diagnostics(finished, when, origin):
     detail = finished(commands("echo ran", **plugin(**{when: ["exit 9"]})))
     ended = detail.attempt.exit
     assert (ended.code, ended.origin_user_exit_code) == (255, origin)
     assert "failed with exit code 9" in ended.diagnostics
 
 
-def test_the_last_words_are_in_the_diagnostics(finished):
+def test_the_diagnostics_contain_the_last_output_and_the_exit_code(finished):
     detail = finished(commands("echo one", "echo two >&2", "exit 5"))
     words = detail.attempt.exit.diagnostics
     assert "the commands ended with exit code 5" in words
@@ -202,7 +206,7 @@ def test_the_last_words_are_in_the_diagnostics(finished):
 ATTEMPTS = 'echo "$FC_FRAMEWORK_ATTEMPT_ID $FC_TASK_ATTEMPT_ID"'
 
 
-def test_a_job_is_tried_again_as_often_as_it_says(play):
+def test_a_failed_job_is_retried_until_it_succeeds_and_every_attempt_is_stored(play):
     async def scenario(cluster):
         once = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 2 ]'
         detail = await run(cluster, commands(ATTEMPTS, once, jobRetryCount=3))
@@ -224,23 +228,23 @@ def test_a_job_fails_when_its_retries_are_used_up(finished):
     assert (detail.job.state, detail.job.retries) == (State.FAILED, RetryCounts(user=1))
 
 
-def test_what_the_platform_caused_is_tried_again_without_being_counted(finished):
+def test_a_failure_of_the_platform_is_retried_without_using_up_job_retry_count(finished):
     detail = finished(commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || kill -KILL $$'))
     assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
 
 
-def test_what_the_platform_causes_for_ever_ends_after_some_tries(finished):
+def test_failures_of_the_platform_end_the_job_after_a_maximum_of_retries(finished):
     detail = finished(commands("kill -TERM $$"), most_platform_retries=2)
     assert (detail.job.state, detail.job.exit_code) == (State.FAILED, 143)
     assert detail.job.retries == RetryCounts(platform=2)
 
 
-def test_a_user_mistake_is_not_tried_again(finished):
+def test_a_command_that_does_not_exist_is_not_retried(finished):
     detail = finished(commands("no-such-command-anywhere", jobRetryCount=5))
     assert (detail.job.state, detail.job.retries.total) == (State.FAILED, 0)
 
 
-def test_without_a_gang_a_task_is_tried_again_by_itself(play):
+def test_without_gang_allocation_a_single_task_is_retried(play):
     async def scenario(cluster):
         role = {
             "commands": [ATTEMPTS, '[ "$FC_TASK_ATTEMPT_ID" = 1 ]'],
@@ -261,7 +265,7 @@ def test_without_a_gang_a_task_is_tried_again_by_itself(play):
     play(scenario)
 
 
-# ---- tasks that talk
+# ---- tasks that communicate
 
 SERVER = """\
 import os, socket
@@ -293,7 +297,7 @@ def python(code):
     return [f"cat > program.py <<'END'\n{code}END", "python3 program.py"]
 
 
-def test_two_roles_talk_over_tcp_through_what_the_environment_says(play):
+def test_roles_connect_over_tcp_with_addresses_from_the_environment(play):
     async def scenario(cluster):
         resources = {"cpu": 1, "memoryMB": 10, "gpu": 0, "ports": {"sync": 1}}
         text = roles(
@@ -311,7 +315,7 @@ def test_two_roles_talk_over_tcp_through_what_the_environment_says(play):
     play(scenario)
 
 
-def test_no_two_tasks_have_the_same_port_and_one_that_listens_is_left_alone(play):
+def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
     async def scenario(cluster):
         ports = {"cpu": 1, "memoryMB": 10, "gpu": 0, "ports": {"many": 5}}
         role = {"commands": [FOR_EVER], "instances": 6, "resourcePerInstance": ports}
@@ -320,7 +324,7 @@ def test_no_two_tasks_have_the_same_port_and_one_that_listens_is_left_alone(play
         tasks = (await cluster.read(JobStore.detail, "alice", "job")).tasks["worker"]
         held = [port for task in tasks for numbers in task.allocation.ports.values() for port in numbers]
         assert len(set(held)) == len(held) == 6 * 7
-        # 45 ports, of which 42 are held; the kernel gives none of them to a process that binds port 0.
+        # 45 ports, of which 42 are reserved; the kernel gives none of them to a process that binds port 0.
         await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253
@@ -357,7 +361,7 @@ time.sleep(1000)
 """
 
 
-def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
+def test_a_stopped_job_leaves_no_process_even_of_daemons_in_other_sessions(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands(*python(DAEMONS)))
 
@@ -373,7 +377,7 @@ def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
     play(scenario, grace_s=0.3)
 
 
-def test_a_stopped_task_has_its_grace(play):
+def test_a_stopped_task_has_a_grace_period_to_save_its_work(play):
     async def scenario(cluster):
         await cluster.submit(
             "alice", commands("trap 'sleep 0.3; echo saved; exit 0' TERM", "echo ready", "sleep 1000 & wait")
@@ -391,7 +395,7 @@ def test_a_stopped_task_has_its_grace(play):
     play(scenario)
 
 
-def test_a_job_that_waits_in_the_queue_is_stopped_at_once(play):
+def test_a_queued_job_is_stopped_immediately(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER))
         await cluster.submit("alice", commands(FOR_EVER, name="waits"))
@@ -402,7 +406,7 @@ def test_a_job_that_waits_in_the_queue_is_stopped_at_once(play):
     play(scenario, virtual_clusters={"default": ResourceCounts(1, 2000, 0)})
 
 
-def test_what_the_commands_leave_behind_does_not_keep_the_task_alive(finished, tmp_path):
+def test_background_processes_of_the_commands_are_killed_when_the_task_ends(finished, tmp_path):
     detail = finished(commands("sleep 1000 &", "setsid sleep 1000 &", "echo done"))
     assert detail.job.state is State.SUCCEEDED
     assert processes_of(tmp_path) == []
@@ -411,7 +415,7 @@ def test_what_the_commands_leave_behind_does_not_keep_the_task_alive(finished, t
 # ---- the queue
 
 
-def test_jobs_wait_for_gpus_and_each_has_its_own(play):
+def test_jobs_wait_for_gpus_in_order_of_submission_and_share_none(play):
     async def scenario(cluster):
         role = {
             "commands": ['echo "$CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"', "sleep 0.2"],
@@ -431,7 +435,7 @@ def test_jobs_wait_for_gpus_and_each_has_its_own(play):
     play(scenario)
 
 
-def test_virtual_clusters_say_what_they_have_and_who_waits(play):
+def test_virtual_clusters_report_their_capacity_usage_and_number_of_queued_jobs(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER, defaults={"virtualCluster": "small"}))
         await cluster.submit("alice", commands(FOR_EVER, name="b", defaults={"virtualCluster": "small"}))
@@ -453,7 +457,7 @@ CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_is_where_the_job_wants_it_and_nowhere_else(play, tmp_path):
+def test_a_storage_is_mounted_at_the_path_that_the_job_requests_and_nowhere_else(play, tmp_path):
     (tmp_path / "share").mkdir()
     (tmp_path / "share/hello").write_text("from the storage")
     (tmp_path / "fixed").mkdir()
@@ -480,7 +484,9 @@ def test_a_storage_is_where_the_job_wants_it_and_nowhere_else(play, tmp_path):
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_that_would_hide_the_cluster_is_not_mounted_and_the_log_says_where_it_is(play, tmp_path):
+def test_a_storage_that_would_cover_the_state_folder_is_not_mounted_and_the_log_names_its_path(
+    play, tmp_path
+):
     (tmp_path / "share").mkdir()
 
     async def scenario(cluster):
@@ -494,7 +500,7 @@ def test_a_storage_that_would_hide_the_cluster_is_not_mounted_and_the_log_says_w
     play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
 
 
-def test_a_secret_is_used_and_shown_nowhere(play, tmp_path):
+def test_a_secret_reaches_the_commands_and_is_stored_in_no_file(play, tmp_path):
     async def scenario(cluster):
         text = commands(
             "set -x; token='<% $secrets.token %>'; [ ${#token} = 13 ]; echo $token",
@@ -517,7 +523,7 @@ def test_a_secret_is_used_and_shown_nowhere(play, tmp_path):
     assert not [path for path in files if b"correct-horse" in path.read_bytes()]
 
 
-def test_the_config_is_what_was_submitted_but_for_the_secrets(play):
+def test_the_config_is_the_submitted_text_with_secrets_masked(play):
     async def scenario(cluster):
         text = (GOLDEN / "parameters_and_secrets.yaml").read_text()
         name = await cluster.submit("alice", text.encode())
@@ -530,7 +536,7 @@ def test_the_config_is_what_was_submitted_but_for_the_secrets(play):
     play(scenario)
 
 
-def test_logs_are_read_by_their_names_and_in_pieces(play):
+def test_rotated_logs_are_read_by_name_and_offset(play):
     async def scenario(cluster):
         lines = ["for i in $(seq 1000 1300); do echo line $i; done", "echo bad >&2"]
         await run(cluster, commands(*lines))
@@ -553,7 +559,7 @@ def test_logs_are_read_by_their_names_and_in_pieces(play):
 @pytest.mark.parametrize(
     "name", ["../stdout", "/etc/passwd", "stdout/../../x", "", "stdout.9", "user-stdout/current"]
 )
-def test_a_log_has_no_other_name(play, name):
+def test_an_unknown_log_name_or_a_path_is_refused(play, name):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         logs = await cluster.logs_of("alice", "job", 0, "worker", 0, 0)
@@ -564,7 +570,7 @@ def test_a_log_has_no_other_name(play, name):
 
 
 class Hook(http.server.ThreadingHTTPServer):
-    """Remembers what it was told; refuses the first time."""
+    """Records its requests; refuses the first one."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), HookHandler)
@@ -590,7 +596,7 @@ class HookHandler(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_the_changes_a_job_names_reach_the_webhook_and_the_file(play, tmp_path):
+def test_requested_state_changes_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
     hook = Hook()
 
     async def scenario(cluster):
@@ -600,10 +606,10 @@ def test_the_changes_a_job_names_reach_the_webhook_and_the_file(play, tmp_path):
         await run(cluster, text)
         await run(cluster, commands("true", name="silent"))
 
-        async def is_told():
+        async def is_notified():
             return len(hook.told) >= 4
 
-        await until(is_told)
+        await until(is_notified)
 
     play(scenario, notification_url=hook.url, notification_file=tmp_path / "told")
     hook.shutdown()
@@ -629,7 +635,7 @@ def refused(play, text, error, match, **changes):
     return play(scenario, **changes)
 
 
-def test_a_job_that_cannot_run_is_refused_with_all_mistakes(play):
+def test_an_invalid_job_is_refused_with_all_its_errors(play):
     text = text_of(a_job(((*WORKER, "instances"), 0), ((*WORKER, "commands"), []), name="no~tilde")).encode()
     error = refused(play, text, ProtocolInvalid, "cannot use")
     assert len(error.diagnostics) == 3
@@ -637,11 +643,11 @@ def test_a_job_that_cannot_run_is_refused_with_all_mistakes(play):
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"a: [", b"", b"- 1"])
-def test_what_is_no_job_is_refused(play, text):
+def test_a_text_that_is_not_a_job_is_refused(play, text):
     refused(play, text, ProtocolInvalid, "cannot")
 
 
-def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
+def test_an_image_or_mount_path_that_could_inject_options_is_refused(play, tmp_path):
     (tmp_path / "share").mkdir()
     storages = (StorageSettings("nfs", tmp_path / "share"),)
     image = a_job((("prerequisites", 0, "uri"), "--volume=/:/host"))
@@ -653,7 +659,7 @@ def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
         refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
-def test_a_job_names_what_is_there(play):
+def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_existing_ones(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
     assert error.code == "NoVirtualClusterError"
@@ -662,7 +668,7 @@ def test_a_job_names_what_is_there(play):
     assert error.code == "NoStorageError"
 
 
-def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
+def test_a_gang_that_exceeds_the_cluster_is_refused_with_the_capacity(play):
     text = commands("true", instances=5)
     refused(
         play,
@@ -679,7 +685,7 @@ def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
     play(scenario, virtual_clusters={"default": ResourceCounts(4, 9999, 0)})
 
 
-def test_a_name_is_taken_once_for_each_user_until_its_job_is_deleted(play):
+def test_a_job_name_is_unique_per_user_until_the_job_is_deleted(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER))
         with an_api_error("ConflictJobError", "alice~job"):
@@ -697,7 +703,7 @@ def test_a_name_is_taken_once_for_each_user_until_its_job_is_deleted(play):
     play(scenario)
 
 
-def test_what_is_not_there_is_unknown(play):
+def test_a_query_about_a_missing_object_raises_no_job_error(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (
@@ -715,7 +721,7 @@ def test_what_is_not_there_is_unknown(play):
     play(scenario)
 
 
-def test_tags_come_and_go(play):
+def test_tags_are_added_and_removed_idempotently(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         job_id = (await summary(cluster)).job_id
@@ -729,7 +735,7 @@ def test_tags_come_and_go(play):
     play(scenario)
 
 
-def test_events_tell_what_happened(play):
+def test_events_show_scheduling_start_failure_and_warnings(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
         reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
@@ -740,7 +746,7 @@ def test_events_tell_what_happened(play):
     play(scenario)
 
 
-def test_a_folder_belongs_to_one_cluster(play, tmp_path):
+def test_a_second_cluster_in_the_same_state_folder_is_refused(play, tmp_path):
     async def scenario(_):
         with pytest.raises(StateDirUnusable, match="another cluster uses this directory"):
             await Cluster(settings(tmp_path)).start()
@@ -748,13 +754,13 @@ def test_a_folder_belongs_to_one_cluster(play, tmp_path):
     play(scenario)
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+def test_a_state_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StateDirUnusable, match="choose another state directory"):
         asyncio.run(Cluster(settings(tmp_path)).start())
 
 
-def test_a_cluster_that_is_closed_says_so(tmp_path):
+def test_a_closed_cluster_refuses_calls(tmp_path):
     async def scenario():
         async with running(settings(tmp_path)) as cluster:
             pass
@@ -791,7 +797,7 @@ def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line(pl
     refused(play, text, ProtocolInvalid, "line 11, column 3: cannot read the job")
 
 
-def test_prerequisites_run_before_the_commands_in_order_and_after_them_in_reverse(play):
+def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_after_them(play):
     def cmd(name, require=()):
         events = [
             {"event": "taskStarts", "commands": [f"echo {name} >> order"]},
@@ -812,7 +818,7 @@ def test_prerequisites_run_before_the_commands_in_order_and_after_them_in_revers
     play(scenario)
 
 
-def test_closing_leaves_jobs_running_and_the_next_cluster_goes_on_with_them(play, tmp_path):
+def test_a_closed_cluster_leaves_jobs_running_and_the_next_one_adopts_them(play, tmp_path):
     async def begin(cluster):
         await cluster.submit("alice", commands("until [ -f go ]; do sleep 0.02; done", "echo went"))
         await until(lambda: runs(cluster))
@@ -830,7 +836,7 @@ def test_closing_leaves_jobs_running_and_the_next_cluster_goes_on_with_them(play
     play(go_on)
 
 
-def test_a_task_whose_supervisor_is_killed_is_tried_again_and_leaves_nothing(play, tmp_path):
+def test_a_task_with_a_killed_supervisor_is_retried_and_its_processes_are_killed(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
         await until(lambda: runs(cluster))
@@ -857,7 +863,7 @@ def test_a_task_whose_supervisor_is_killed_is_tried_again_and_leaves_nothing(pla
         ({"other": ResourceCounts(9, 9999, 0)}, "was removed"),
     ],
 )
-def test_a_job_that_waits_for_what_a_later_cluster_has_not_ends_and_says_so(play, left, why):
+def test_a_queued_job_fails_when_its_virtual_cluster_is_removed_or_becomes_too_small(play, left, why):
     async def begin(cluster):
         await cluster.submit("alice", commands("sleep 0.5", instances=2))
         await cluster.submit("alice", commands("true", instances=2, name="waits"))
@@ -875,7 +881,7 @@ def test_a_job_that_waits_for_what_a_later_cluster_has_not_ends_and_says_so(play
     play(go_on, virtual_clusters=left)
 
 
-def test_a_storage_that_a_later_cluster_has_not_is_missed(play, tmp_path):
+def test_a_queued_job_fails_when_its_storage_is_removed(play, tmp_path):
     (tmp_path / "share").mkdir()
     one = {"default": ResourceCounts(1, 4000, 0)}
 

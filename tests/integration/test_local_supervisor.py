@@ -1,4 +1,4 @@
-"""The supervisor of a container by itself: what it does with what it is given, whoever started it."""
+"""The supervisor of a container, without a cluster."""
 
 import json
 import os
@@ -21,7 +21,7 @@ USER_NAMESPACES = (
 
 
 def forked(folder, before=()):
-    """What the process that forks answers."""
+    """The response of the fork server."""
     asked = os.fsencode(folder) + b"\0"
     done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=DEADLINE_S)
     assert (done.stderr, done.returncode) == (b"", 0)
@@ -30,7 +30,7 @@ def forked(folder, before=()):
 
 @pytest.fixture
 def container(tmp_path):
-    """Runs a container with this script, and gives the record of its end."""
+    """Runs the script in a container and returns its exit record."""
 
     def run(script, before=(), mounts=(), **spec):
         folder = tmp_path / "containers/c"
@@ -63,13 +63,13 @@ def container(tmp_path):
 
 @pytest.fixture
 def said(tmp_path):
-    """What a log says: the user's stdout, or the supervisor's own."""
+    """The content of a log: the user's stdout, or the supervisor's own."""
     return lambda log="user-stdout": (tmp_path / "logs" / log / "current").read_text()
 
 
 @pytest.mark.skipif(not SETPRIV or os.getuid() != 0, reason="only root can give up being allowed to mount")
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel makes no user namespaces")
-def test_without_the_right_to_mount_a_storage_is_shown_through_a_user_namespace(container, said, tmp_path):
+def test_without_cap_sys_admin_a_storage_is_mounted_in_a_user_namespace(container, said, tmp_path):
     share = tmp_path / "share"
     share.mkdir()
     (share / "hello").write_text("hi\n")
@@ -81,7 +81,7 @@ def test_without_the_right_to_mount_a_storage_is_shown_through_a_user_namespace(
 
 
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_read_only_storage_takes_nothing_and_what_was_beside_it_stays(container, said, tmp_path):
+def test_a_read_only_storage_is_not_written_and_its_neighbours_stay_writable(container, said, tmp_path):
     parent, share = tmp_path / "parent", tmp_path / "share"
     for folder in (parent, share, parent / "folder"):
         folder.mkdir()
@@ -99,7 +99,7 @@ def test_a_read_only_storage_takes_nothing_and_what_was_beside_it_stays(containe
     assert sorted(each.name for each in parent.iterdir()) == ["folder", "link"]
 
 
-def test_nothing_starts_in_a_folder_that_was_claimed(container, tmp_path):
+def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp_path):
     container(f"echo ran >> {tmp_path}/ran")
     folder = tmp_path / "containers/c"
     assert forked(folder) != BEGUN
@@ -109,7 +109,7 @@ def test_nothing_starts_in_a_folder_that_was_claimed(container, tmp_path):
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
+def test_a_supervisor_that_cannot_start_raises_with_the_cause(tmp_path):
     starter = ForkServer()
     with pytest.raises(ProcessNotStarted, match=r"No such file or directory: .*spec\.json"):
         starter.start(tmp_path)
@@ -118,7 +118,7 @@ def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
     starter.close()
 
 
-def test_when_the_process_that_forks_is_killed_there_is_another_one(tmp_path):
+def test_a_killed_fork_server_is_replaced(tmp_path):
     starter = ForkServer()
     for number in range(2):
         (tmp_path / str(number)).mkdir()
@@ -132,13 +132,13 @@ def test_when_the_process_that_forks_is_killed_there_is_another_one(tmp_path):
     starter.close()
 
 
-def test_a_task_that_cannot_be_started_ends_and_is_told_why(container, said):
+def test_a_task_that_cannot_start_ends_with_127_and_a_logged_cause(container, said):
     ended = container("true", work_dir="/nowhere")
     assert ended["exit_code"] == 127
     assert "cannot start bash in /nowhere" in said("runtime")
 
 
-def test_a_flood_of_output_is_kept_within_bounds(container, tmp_path):
+def test_the_stored_output_of_a_task_is_bounded(container, tmp_path):
     ended = container("head -c 50000000 /dev/zero", log_file_bytes=10**6)
     assert ended["exit_code"] == 0
     kept = list((tmp_path / "logs/user-stdout").iterdir())
@@ -146,7 +146,7 @@ def test_a_flood_of_output_is_kept_within_bounds(container, tmp_path):
     assert sum(each.stat().st_size for each in kept) <= 3 * 10**6
 
 
-def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
+def test_a_full_disk_discards_output_without_failing_the_task(container, tmp_path):
     for name in ("user-stdout", "user-all"):
         (tmp_path / "logs" / name).mkdir(parents=True)
         (tmp_path / "logs" / name / "current").symlink_to("/dev/full")
@@ -156,12 +156,12 @@ def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
 @pytest.mark.parametrize(
     ("stop", "exit_code", "expected"), [("", 0, "hi\n"), ("trap '' TERM; kill -TERM $PPID", 143, "")]
 )
-def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_that_fails(
+def test_a_container_is_removed_while_its_watcher_runs_and_the_removal_is_retried(
     container, said, tmp_path, stop, exit_code, expected
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"
     begins = f"{stop}\nsetsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
-    is_watched = f"[ -e /proc/$(< {watcher})/exe ]"  # what was killed may be a zombie for a moment
+    is_watched = f"[ -e /proc/$(< {watcher})/exe ]"  # a killed process may be a zombie for a moment
     removes = f"{is_watched} && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
     sandbox = {
         "begin": ["bash", "-c", begins],

@@ -1,4 +1,4 @@
-"""A keeper enters shared storage: missing, late, forbidden, read-only or full; and unpacks the code from it."""
+"""A keeper and its shared storage: missing, late, forbidden, read-only or full; and the code snapshot."""
 
 import io
 import os
@@ -29,13 +29,13 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become ano
 
 @pytest.fixture
 def mounting():
-    """A command that changes mounts as only its own processes see them."""
+    """A command that changes mounts in a mount namespace of its own."""
 
     def make(script):
         prefix = ("unshare", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
         probe = ("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
         if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
-            pytest.skip("this machine lets tests mount nothing")
+            pytest.skip("tests cannot mount anything here")
         return prefix
 
     return make
@@ -43,7 +43,7 @@ def mounting():
 
 @pytest.fixture
 def storage(site, tmp_path):
-    """The site's experiment on its shared storage, moved below a folder that a keeper takes for its mount."""
+    """The site's shared storage below a folder that the keeper gets as its mount."""
     site.mount = tmp_path / "mnt"
     site.mount.mkdir()
 
@@ -62,12 +62,12 @@ def storage(site, tmp_path):
 
 
 def mount_here(site):
-    """As the storage's own mount would."""
+    """Move the workspace into the mount folder, as if the storage were mounted."""
     site.workspace.root.rename(site.mount / EXPERIMENT)
 
 
 def one_line(keeper):
-    """The keeper's complaint: one line, one remedy."""
+    """The keeper's error: one line with one remedy."""
     assert keeper.stderr.count("\n") == 1, keeper.stderr
     assert keeper.stderr.startswith("trial-keeper: cannot ")
     assert keeper.stderr.count("; ") == 1
@@ -77,19 +77,19 @@ def one_line(keeper):
 # ---- the mount
 
 
-def test_a_path_that_is_missing_is_told_with_the_last_folder_that_is_there(storage):
+def test_a_missing_mount_path_is_reported_with_its_existing_part(storage):
     keeper = storage.start_on_mount(mount=storage.mount / "no" / "data")
     assert keeper.wait() == 105
     assert f"the path exists only up to {storage.mount}); mount" in one_line(keeper)
 
 
-def test_a_folder_where_nothing_is_mounted(storage):
+def test_an_empty_mount_folder_ends_the_keeper_with_code_101(storage):
     keeper = storage.start_on_mount()
     assert keeper.wait() == 101
     assert re.search(r"/mnt is empty; mount .* nniManagerNFSMountPath", one_line(keeper))
 
 
-def test_the_wrong_storage(storage):
+def test_a_mount_with_other_experiments_only_is_reported_with_their_names(storage):
     for number in range(7):
         (storage.mount / f"EXPT{number}").mkdir()
     keeper = storage.start_on_mount()
@@ -97,32 +97,32 @@ def test_the_wrong_storage(storage):
     assert "contains only EXPT0, EXPT1, EXPT2, EXPT3, EXPT4, ...; unless" in one_line(keeper)
 
 
-def test_a_folder_of_the_experiment_that_no_manager_wrote(storage):
+def test_a_workspace_without_manager_json_is_reported_with_nnictl_resume(storage):
     (storage.mount / EXPERIMENT).mkdir()
     keeper = storage.start_on_mount()
     assert keeper.wait() == 101
     assert "manager.json; run `nnictl resume` so that the manager writes it" in one_line(keeper)
 
 
-def test_a_mount_that_comes_while_the_keeper_waits_is_entered(storage):
+def test_a_mount_that_appears_while_the_keeper_waits_is_used(storage):
     storage.add_trial("echo ran")
     keeper = storage.start_on_mount(wait_s=60.0)
     said = wait_until(
         lambda: re.search(r"waiting up to (\d+) s more for the shared storage: (.*)", keeper.stderr),
-        "the keeper says what it waits for",
+        "the keeper logs what it waits for",
     )
     assert 50 <= int(said[1]) <= 55
     assert "is empty" in said[2]
-    # The folder of the experiment moves, and so does what the test looks at.
+    # The workspace moves, and `storage` still refers to its old path.
     mount_here(storage)
     assert keeper.wait() == 0
     ended = storage.manager.wait_for_message(TrialEnded)
     assert ended.reason is ExitReason.SUCCEEDED
 
 
-def test_a_real_mount_that_comes_late_is_entered(storage, mounting):
+def test_a_late_bind_mount_is_used(storage, mounting):
     storage.add_trial("echo ran")
-    # The test lets it be mounted once the keeper waits.
+    # The test opens the gate once the keeper waits.
     gate = storage.gate("gate")
     late = (
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
@@ -134,7 +134,7 @@ def test_a_real_mount_that_comes_late_is_entered(storage, mounting):
     assert storage.file(Stream.STDOUT) == b"ran\n"
 
 
-# Mounts a file system whose server never says a word, and holds it for a while: a look at it hangs in the kernel.
+# A FUSE server that never responds for 20 s: any access to its mount hangs in the kernel.
 SILENT_SERVER = """
 import ctypes, os, signal, sys
 device = os.open("/dev/fuse", os.O_RDWR)
@@ -147,11 +147,11 @@ signal.pause()
 """
 
 
-def test_storage_that_does_not_answer_is_given_up_in_time(storage, mounting):
+def test_storage_that_does_not_respond_ends_the_keeper_after_the_timeout(storage, mounting):
     if not os.path.exists("/dev/fuse"):
         pytest.skip("there is no /dev/fuse")
     (storage.code / "server.py").write_text(SILENT_SERVER)
-    # The server closes its stdout once it has mounted.
+    # The server closes its stdout after the mount.
     serve = f"exec 3< <({sys.executable} {storage.code}/server.py {storage.mount}); read -r <&3 || true"
     began_at_s = time.monotonic()
     keeper = storage.start_on_mount(prefix=mounting(serve))
@@ -160,17 +160,17 @@ def test_storage_that_does_not_answer_is_given_up_in_time(storage, mounting):
     assert "the shared storage does not respond; check its server" in one_line(keeper)
 
 
-def test_a_signal_ends_a_keeper_that_waits(storage):
+def test_a_signal_ends_a_keeper_that_waits_for_its_mount(storage):
     keeper = storage.start_on_mount(wait_s=60.0)
     wait_until(lambda: "more for the shared storage" in keeper.stderr, "the keeper waits")
     keeper.signal(signal.SIGTERM)
     assert keeper.wait() == 128 + signal.SIGTERM
 
 
-# ---- what cannot be read or written
+# ---- permissions and space
 
 
-def test_storage_that_is_read_only(storage, mounting):
+def test_read_only_storage_ends_the_keeper_with_code_111(storage, mounting):
     storage.add_trial("touch ran")
     mount_here(storage)
     script = f"mount --bind {storage.mount} {storage.mount}; mount -o remount,bind,ro {storage.mount}"
@@ -180,7 +180,7 @@ def test_storage_that_is_read_only(storage, mounting):
     assert not (storage.code / "ran").exists()
 
 
-def test_storage_that_is_full(storage, mounting):
+def test_full_storage_ends_the_keeper_with_code_112(storage, mounting):
     storage.add_trial("touch ran")
     fill = f"cat /dev/zero > {storage.mount}/filler 2> {os.devnull} || true"
     script = f"mount -t tmpfs -o size=256k small {storage.mount}; cp -r {storage.workspace.root} {storage.mount}; {fill}"
@@ -190,7 +190,7 @@ def test_storage_that_is_full(storage, mounting):
     assert not (storage.code / "ran").exists()
 
 
-def test_storage_with_no_room_for_the_code_fails_the_trial_with_that_reason(storage, mounting):
+def test_storage_without_space_for_the_code_ends_the_keeper_with_code_112(storage, mounting):
     with_snapshot(storage, "touch ran", {"train.bin": os.urandom(200_000).hex()})
     script = (
         f"mount -t tmpfs -o size=600k small {storage.mount}; cp -r {storage.workspace.root} {storage.mount}"
@@ -201,7 +201,7 @@ def test_storage_with_no_room_for_the_code_fails_the_trial_with_that_reason(stor
 
 
 @pytest.mark.any_machine
-def test_storage_that_another_user_may_not_read(storage, open_way, as_nobody):
+def test_unreadable_storage_is_reported_with_its_owner_and_mode(storage, open_way, as_nobody):
     storage.add_trial("touch ran")
     mount_here(storage)
     storage.mount.chmod(0o700)
@@ -213,7 +213,7 @@ def test_storage_that_another_user_may_not_read(storage, open_way, as_nobody):
 
 
 @pytest.mark.any_machine
-def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(storage, open_way, as_nobody):
+def test_unwritable_storage_is_reported_with_its_owner_and_mode(storage, open_way, as_nobody):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
@@ -229,7 +229,7 @@ def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(stora
     assert list(attempts.iterdir()) == []
 
 
-# A keeper that is root among its own and nobody to the file system, as behind a server that squashes root.
+# A keeper that is root in its user namespace but nobody for the file system, as with root squashing.
 AS_SQUASHED_ROOT = """
 import ctypes, os, sys
 import trial_keeper.host.mount
@@ -249,14 +249,14 @@ sys.exit(main([]))
 
 @pytest.mark.any_machine
 @as_root
-def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(storage, open_way):
+def test_permission_denied_for_root_is_reported_with_no_root_squash_as_remedy(storage, open_way):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
     attempts.mkdir(mode=0o755)
     keeper = storage.start_on_mount(prefix=(sys.executable, "-c", AS_SQUASHED_ROOT))
     if keeper.wait() == 99:
-        pytest.skip("this machine lets users make no user namespaces")
+        pytest.skip("user namespaces cannot be created here")
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
@@ -266,7 +266,7 @@ def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(stora
 
 
 @pytest.mark.any_machine
-def test_another_user_who_may_write_runs_the_trial(storage, open_way, as_nobody):
+def test_a_keeper_of_another_user_with_write_access_runs_the_trial(storage, open_way, as_nobody):
     with_snapshot(storage, "id -u; cat train.py", {"train.py": "print(1)"})
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
@@ -304,7 +304,7 @@ def ended_of(site):
     return site.exit(KEY)
 
 
-def test_a_snapshot_that_is_damaged_is_told_to_the_manager_and_runs_nothing(site):
+def test_a_damaged_snapshot_is_reported_to_the_manager_and_runs_nothing(site):
     snapshot = with_snapshot(site, "touch ran", {"train.py": "print(1)"})
     snapshot.write_bytes(snapshot.read_bytes()[:-10])
     keeper = site.start_keeper()
@@ -315,14 +315,14 @@ def test_a_snapshot_that_is_damaged_is_told_to_the_manager_and_runs_nothing(site
     assert f"trial-keeper: {ended.message}\n" == keeper.stderr
 
 
-def test_a_snapshot_that_is_not_there_is_the_storages_fault(site):
+def test_a_missing_snapshot_ends_the_attempt_with_reason_mount(site):
     with_snapshot(site, "touch ran", {"train.py": "1"}).unlink()
     keeper = site.start_keeper()
     assert keeper.wait() == 101
     assert ended_of(site).reason is ExitReason.MOUNT
 
 
-def test_a_snapshot_whose_name_leads_out_of_the_workspace_is_not_opened(site):
+def test_a_snapshot_name_that_leads_out_of_the_workspace_is_refused(site):
     site.add_trial("touch ran", code_dir="", code_snapshot="../code.tar.gz")
     keeper = site.start_keeper()
     assert keeper.wait() == 114
@@ -330,14 +330,17 @@ def test_a_snapshot_whose_name_leads_out_of_the_workspace_is_not_opened(site):
 
 
 def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
-    # A pipe in place of the snapshot: the keeper waits in the middle of it.
+    # A FIFO in place of the snapshot blocks the keeper in the middle of the read.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     snapshot.unlink()
     os.mkfifo(snapshot)
     keeper = site.start_keeper()
     with snapshot.open("wb"):
-        # A signal between Python's last look for one and the read itself would be met after the read, which has no end here.
-        wait_until(lambda: psutil.Process(keeper.pid).status() == psutil.STATUS_SLEEPING, "it reads")
+        # Python handles a signal that arrives just before the read only after it, and this read never ends.
+        wait_until(
+            lambda: psutil.Process(keeper.pid).status() == psutil.STATUS_SLEEPING,
+            "the keeper is blocked in the read",
+        )
         keeper.signal(signal.SIGTERM)
         assert keeper.wait() == 128 + signal.SIGTERM
     ended = ended_of(site)
@@ -346,7 +349,7 @@ def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
 
 
 def packed(tmp_path, *members):
-    """An archive as no manager makes it."""
+    """An archive that the manager would never create."""
     path = tmp_path / "code-bad.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, kind, target in members:
@@ -375,9 +378,7 @@ FILE, LINK, HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
         [("pipe", tarfile.FIFOTYPE, "")],
     ],
 )
-def test_no_member_lies_or_leads_outside_whatever_python_knows_of_it(
-    tmp_path, monkeypatch, members, has_filter
-):
+def test_archive_members_that_lead_out_of_the_folder_are_refused(tmp_path, monkeypatch, members, has_filter):
     if not has_filter:
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
     archive = packed(tmp_path, *members)
@@ -386,7 +387,7 @@ def test_no_member_lies_or_leads_outside_whatever_python_knows_of_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code", archive.name]
 
 
-def test_a_python_without_the_filter_unpacks_the_same(tmp_path, monkeypatch):
+def test_a_python_without_tarfile_filters_unpacks_the_same(tmp_path, monkeypatch):
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     archive = packed(
         tmp_path, ("sub", tarfile.DIRTYPE, ""), ("sub/file", FILE, ""), ("link", LINK, "sub/file")
@@ -395,7 +396,7 @@ def test_a_python_without_the_filter_unpacks_the_same(tmp_path, monkeypatch):
     assert (tmp_path / "code" / "link").read_text() == "x"
 
 
-def test_every_damage_to_a_snapshot_is_noticed(tmp_path):
+def test_every_truncation_or_flipped_byte_of_a_snapshot_is_detected(tmp_path):
     code, workspace = tmp_path / "code", tmp_path / "EXPT"
     code.mkdir()
     workspace.mkdir()
@@ -404,7 +405,7 @@ def test_every_damage_to_a_snapshot_is_noticed(tmp_path):
     whole = (workspace / take_snapshot(code, Workspace(workspace)).name).read_bytes()
     broken = tmp_path / "broken.tar.gz"
     damages = [whole[:length] for length in range(len(whole))]
-    # Bytes 4 to 9 are the time and the maker, which nobody reads.
+    # Bytes 4 to 9 are gzip's time and operating system, which are not checked.
     damages += [
         whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
         for place in (*range(4), *range(10, len(whole)))

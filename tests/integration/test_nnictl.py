@@ -48,7 +48,9 @@ ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); n
 
 @pytest.fixture
 def place(tmp_path):
-    """A user's home with one experiment of which nothing is wrong. Whatever a test starts there ends with it."""
+    """A user's home with one valid experiment. Processes that a test starts there are killed after the
+    test.
+    """
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "config.yml").write_text(CONFIG)
@@ -62,7 +64,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def nnictl(place):
-    """Runs nnictl to its end."""
+    """Runs nnictl and waits for its end."""
 
     def run(*arguments):
         return subprocess.run(
@@ -80,7 +82,7 @@ def nnictl(place):
 
 @pytest.fixture
 def started(place):
-    """Starts nnictl and gives the process; its stdout is a pipe of lines."""
+    """Starts nnictl and returns the process; its stdout is a pipe of lines."""
     processes = []
 
     def start(*arguments):
@@ -115,14 +117,14 @@ def read_until(process, text):
         seen.append(line)
         if text in line:
             return "".join(seen)
-    pytest.fail(f"{text!r} was not said: {''.join(seen)}{process.stderr.read()}")
+    pytest.fail(f"{text!r} was not printed: {''.join(seen)}{process.stderr.read()}")
 
 
 def registered(place):
     return sorted(path.stem for path in (place.parent / "state").rglob("*.json"))
 
 
-def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nnictl, started):
+def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(place, nnictl, started):
     name = created(place, nnictl)
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert (listed["id"], listed["experimentName"], listed["managerIsRunning"]) == (name, "tiny", True)
@@ -164,13 +166,13 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     )
 
 
-def test_the_module_is_nnictl_where_another_package_owns_the_command():
+def test_python_m_nni_manager_cli_runs_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
 
 
-def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_experiment(place, nnictl):
+def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(place, nnictl):
     created(place, nnictl)
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     with contextlib.ExitStack() as stack:
@@ -184,7 +186,7 @@ def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_expe
     assert left_in(place) == []
 
 
-def test_what_is_said_of_trials_is_the_same_with_and_without_a_manager(place, nnictl, started):
+def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, started):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
     out, _ = process.communicate(timeout=DEADLINE_S)
@@ -228,14 +230,14 @@ def a_manager_of(folder):
     raise AssertionError("no manager runs")
 
 
-def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, nnictl):
+def test_trials_can_be_stopped_after_the_manager_died_and_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     manager.kill()
     manager.wait(DEADLINE_S)
     for path in (folder / "db").iterdir():
         path.write_bytes(b"")
-    assert processes_of(place), "its keepers and trials run on"
+    assert processes_of(place), "keepers and trials must still run"
     done = nnictl("experiment", "delete", experiment_id)
     assert done.returncode == 1
     assert "of its trials run, its files are unreadable" in done.stderr
@@ -250,13 +252,13 @@ def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, n
     assert nnictl("experiment", "delete", experiment_id, "--force", "--yes").returncode == 0
 
 
-def test_trials_of_a_dead_manager_go_on_when_its_database_is_only_busy(place, nnictl):
+def test_nnictl_stop_leaves_trials_running_while_the_database_is_locked(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     manager.kill()
     manager.wait(DEADLINE_S)
     before = processes_of(place)
-    # Killed, so that it leaves the write-ahead log as it is.
+    # Later killed, so that the write-ahead log stays as it is.
     other = subprocess.Popen(
         [sys.executable, "-c", LOCK, ExperimentFolder(folder).database], stdout=subprocess.PIPE
     )
@@ -272,7 +274,7 @@ def test_trials_of_a_dead_manager_go_on_when_its_database_is_only_busy(place, nn
     assert not left_in(place)
 
 
-def test_a_manager_that_is_frozen_stops_its_trials_all_the_same(place, nnictl):
+def test_nnictl_stop_ends_the_trials_of_a_suspended_manager(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, _ = a_manager_of(place)
     manager.suspend()
@@ -295,7 +297,7 @@ def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(p
     assert Path(path).read_text() == ""
 
 
-def test_an_experiment_without_a_success_ends_with_the_error_of_the_script(place, nnictl):
+def test_an_experiment_without_a_succeeded_trial_ends_with_the_script_error(place, nnictl):
     (place / "train.py").write_text("import no_such_module_here\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
     assert done.returncode == 1
@@ -309,7 +311,7 @@ def test_an_experiment_without_a_success_ends_with_the_error_of_the_script(place
     assert left_in(place) == []
 
 
-def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(place, nnictl):
+def test_an_experiment_without_any_final_result_ends_with_the_remedy(place, nnictl):
     (place / "train.py").write_text("print('trained')\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
     assert done.returncode == 1
@@ -325,7 +327,7 @@ def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(plac
     assert left_in(place) == []
 
 
-MISTAKES = {
+INVALID_INPUTS = {
     "an unknown key": ({"config.yml": CONFIG + "maxTrials: 3\n"}, "maxTrialNum"),
     "a wrong type": ({"config.yml": CONFIG.replace("Num: 3", "Num: many")}, "cannot use maxTrialNum: "),
     "no search space": ({"search_space.json": None}, "cannot use searchSpacePath: there is no "),
@@ -338,9 +340,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_bad_input_is_told_in_one_line_and_leaves_nothing(place, nnictl, mistake):
-    files, says = MISTAKES[mistake]
+@pytest.mark.parametrize("invalid_input", INVALID_INPUTS)
+def test_invalid_input_is_refused_in_one_line_and_creates_nothing(place, nnictl, invalid_input):
+    files, says = INVALID_INPUTS[invalid_input]
     for file, text in files.items():
         (place / file).unlink() if text is None else (place / file).write_text(text)
     done = nnictl("create", "--config", "config.yml", "--port", "auto")
@@ -351,7 +353,7 @@ def test_bad_input_is_told_in_one_line_and_leaves_nothing(place, nnictl, mistake
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_port_of_another_program_is_refused_and_leaves_nothing(place, nnictl):
+def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnictl):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -391,7 +393,7 @@ def test_a_manager_whose_folder_was_deleted_is_still_listed_and_can_be_stopped(p
     assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
-def test_beyond_this_machine_nnictl_speaks_https_and_nobody_has_to_tell_it_how(place, nnictl):
+def test_nnictl_uses_https_without_any_option_if_the_host_is_not_loopback(place, nnictl):
     (place / "train.py").write_text(ENDLESS)
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -408,7 +410,7 @@ def test_beyond_this_machine_nnictl_speaks_https_and_nobody_has_to_tell_it_how(p
     assert left_in(place) == []
 
 
-def test_an_address_that_this_machine_has_not_is_refused_before_anything_is_made(place, nnictl):
+def test_a_host_address_of_another_machine_is_refused_and_nothing_is_created(place, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "192.0.2.1")
     assert done.returncode == 1
     assert "cannot use --host 192.0.2.1: " in done.stderr
@@ -429,7 +431,7 @@ def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, star
     assert left_in(place) == []
 
 
-def test_an_interrupt_before_the_manager_is_ready_leaves_nothing(place, started):
+def test_an_interrupt_before_the_manager_is_ready_leaves_no_process_and_no_files(place, started):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--port", "auto")
     read_until(process, "Starting restful server")
@@ -440,8 +442,8 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_nothing(place, started)
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(place, nnictl, started):
-    # Trials that take their time to end: the first interrupt would have to wait for them.
+def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(place, nnictl, started):
+    # Trials that ignore SIGTERM, so that the first interrupt takes a long time.
     (place / "train.py").write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
     )
@@ -467,7 +469,7 @@ def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(p
     )
 
 
-def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on(place, nnictl, started):
+def test_a_killed_manager_ends_the_foreground_with_an_error_and_resume_works(place, nnictl, started):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
@@ -486,7 +488,7 @@ def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on
     assert left_in(place) == []
 
 
-def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(place, nnictl):
+def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the_view(place, nnictl):
     name = created(place, nnictl)
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     served = nnictl("view", name).stdout
@@ -498,7 +500,7 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # A pair of ports that no search for free ports from 8080 on finds.
+    # Ports that no search for free ports from 8080 on finds.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -549,8 +551,8 @@ def test_a_view_in_the_foreground_ends_with_an_interrupt_and_changes_nothing(pla
     assert left_in(place) == []
 
 
-def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
-    # A module that breaks the manager's start, where Python looks first.
+def test_a_manager_that_cannot_start_leaves_no_process_and_no_files(place, nnictl):
+    # A module that breaks the manager's start, in the first folder of the module search path.
     broken = place.parent / "broken"
     broken.mkdir()
     (broken / "uvicorn.py").write_text("raise RuntimeError('no web today')\n")
@@ -569,7 +571,7 @@ def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
     assert not (place.parent / "experiments").exists()
 
 
-def test_an_experiment_that_was_saved_goes_on_on_another_machine(place, started, nnictl):
+def test_a_saved_experiment_is_resumed_on_another_machine(place, started, nnictl):
     waits = "if nni_sdk.get_sequence_id() == 1:\n    import signal\n    signal.pause()\n"
     (place / "train.py").write_text(GOOD.replace("nni_sdk.report_final", f"{waits}nni_sdk.report_final"))
     (place / "config.yml").write_text(CONFIG.replace("trialConcurrency: 2", "trialConcurrency: 1"))
@@ -618,7 +620,7 @@ def test_a_terminal_shows_the_experiment_live(place):
     ) as process:
         os.close(side)
         seen = b""
-        with contextlib.suppress(OSError):  # how a terminal tells that nobody writes any more
+        with contextlib.suppress(OSError):  # how a terminal reports that it has no writer any more
             while piece := os.read(main, 65536):
                 seen += piece
         os.close(main)
@@ -628,5 +630,5 @@ def test_a_terminal_shows_the_experiment_live(place):
     assert "━" in text
     assert "3/3" in text
     assert "DONE" in text
-    assert "\x1b[?25h" in text  # the cursor is back
+    assert "\x1b[?25h" in text  # the cursor is visible again
     assert left_in(place) == []

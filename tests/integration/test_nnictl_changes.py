@@ -1,4 +1,4 @@
-"""nnictl update, trial retry and experiment import, against a manager's HTTP API in this process."""
+"""nnictl update, trial retry and experiment import, with a manager's HTTP API in this process."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from trial_keeper import __version__
 
 
 class Manager:
-    """An engine over a training service that runs nothing, and its HTTP API, in a thread."""
+    """An engine with a training service that runs nothing, and its HTTP API, in a thread."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -62,7 +62,7 @@ class Manager:
 
     @property
     def states(self):
-        """The states of the stored trials: nnictl finds trials in the database."""
+        """The states of the stored trials; nnictl reads the same database."""
         with StoreReader(self.experiment.folder.database) as reader:
             return [trial.state.value for trial in reader.trials()]
 
@@ -93,7 +93,7 @@ def manager(a_real_experiment):
     experiment = a_real_experiment("pass\n", trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)
     with experiment.folder.owned(), contextlib.closing(Manager(experiment)) as manager:
-        wait_until(lambda: manager.states == ["WAITING"], "the first trial is made")
+        wait_until(lambda: manager.states == ["WAITING"], "the first trial is stored")
         yield manager
 
 
@@ -109,7 +109,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
         assert out.startswith("INFO: Update ")
         assert out.endswith(" success!\n")
         assert getattr(manager.limits, field) == expected
-    assert nnictl("update", "trialnum", "-v", 8)[0] == 0, "the only one that runs is meant"
+    assert nnictl("update", "trialnum", "-v", 8)[0] == 0, "without an id the only running experiment is used"
     assert manager.limits.max_trials == 8
 
 
@@ -124,7 +124,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
         (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
     ],
 )
-def test_what_cannot_be_changed_is_told_in_one_line(manager, nnictl, arguments, says):
+def test_an_invalid_change_is_refused_in_one_line(manager, nnictl, arguments, says):
     before = manager.limits
     code, out, err = nnictl(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
@@ -132,7 +132,7 @@ def test_what_cannot_be_changed_is_told_in_one_line(manager, nnictl, arguments, 
     assert manager.limits == before
 
 
-def test_a_search_space_is_updated_from_its_file_or_refused_with_each_line(manager, nnictl, tmp_path):
+def test_a_search_space_is_updated_from_a_file_or_refused_with_all_error_lines(manager, nnictl, tmp_path):
     space = tmp_path / "space.json"
     space.write_text(
         '{"x": {"_type": "unifrm", "_value": [0, 1]},\n "y": {"_type": "uniform", "_value": [1, 0]}}'
@@ -149,7 +149,7 @@ def test_a_search_space_is_updated_from_its_file_or_refused_with_each_line(manag
     assert manager.engine.config.search_space_revision == 2
 
 
-def test_a_trial_that_failed_is_retried(manager, nnictl):
+def test_a_failed_trial_is_retried_as_a_new_trial(manager, nnictl):
     (trial,) = manager.engine.experiment.trials.values()
     code, _, err = nnictl("trial", "retry", "-T", trial.trial_id[:3])
     assert (code, "its state is WAITING" in err) == (1, True)
@@ -161,7 +161,7 @@ def test_a_trial_that_failed_is_retried(manager, nnictl):
     wait_until(lambda: manager.states == ["FAILED", "WAITING"], "the new trial is stored")
 
 
-def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manager, nnictl, tmp_path):
+def test_an_import_stores_all_results_or_none_and_warns_if_the_tuner_ignores_them(manager, nnictl, tmp_path):
     results = tmp_path / "results.json"
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1},\n {"parameter": {"x": 5}, "value": "?"}]')
     code, _, err = nnictl("experiment", "import", "--filename", results)
@@ -174,7 +174,7 @@ def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manage
     assert len(manager.engine.reader.imported()) == 1
 
 
-def test_what_does_not_run_is_not_changed_and_the_way_out_is_named(a_real_experiment, nnictl):
+def test_changes_without_a_manager_are_refused_with_the_resume_command(a_real_experiment, nnictl):
     experiment = a_real_experiment("pass\n")
     Registry.of_user().add(experiment.folder)
     for arguments in (

@@ -1,4 +1,4 @@
-"""nnictl openpai against a server of ours: jobs in, seen, followed, stopped and out again."""
+"""nnictl openpai against a fake OpenPAI: submit, list, show, follow, stop and export jobs."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def nnictl(capsys, monkeypatch, tmp_path, server):
 
 @pytest.fixture
 def job_file(tmp_path):
-    """Writes a job whose one task runs these commands; gives the path."""
+    """Writes a job with one task that runs these commands; returns the path."""
 
     def write(*commands, **top):
         worker = ("taskRoles", "worker")
@@ -52,7 +52,7 @@ def job_file(tmp_path):
 
 
 def ended(server, name="job"):
-    """The job, once it is over."""
+    """The job, after its end."""
     job = server.jobs[f"{USER}~{name}"]
     wait_until(lambda: job.state in ("SUCCEEDED", "FAILED", "STOPPED"), "the job is over", DEADLINE_S)
     return job
@@ -81,7 +81,7 @@ def test_a_job_is_submitted_listed_shown_and_exported(nnictl, job_file, server):
     )
 
 
-def test_what_programs_read_is_json(nnictl, job_file, server):
+def test_the_json_option_prints_json(nnictl, job_file, server):
     code, out, _ = nnictl("submit", job_file("true"), "--json")
     assert (code, json.loads(out)) == (0, {"name": "job", "user": USER, "warnings": []})
     ended(server)
@@ -90,14 +90,14 @@ def test_what_programs_read_is_json(nnictl, job_file, server):
     assert json.loads(nnictl("show", "job", "--json")[1])["jobStatus"]["state"] == "SUCCEEDED"
 
 
-def test_jobs_are_found_by_their_tags(nnictl, job_file, server):
+def test_jobs_are_filtered_by_tag(nnictl, job_file, server):
     assert nnictl("submit", job_file("true", name="one"), "--tag", "a", "--tag", "b")[0] == 0
     assert nnictl("submit", job_file("true", name="other"))[0] == 0
     assert [each["name"] for each in json.loads(nnictl("jobs", "--tag", "b", "--json")[1])] == ["one"]
     assert "tags of OpenPAI contain no comma" in nnictl("jobs", "--tag", "a,b")[2]
 
 
-def test_a_job_that_failed_says_why(nnictl, job_file, server):
+def test_show_prints_why_a_job_failed(nnictl, job_file, server):
     nnictl("submit", job_file("exit 7"))
     ended(server)
     _, out, _ = nnictl("show", "job")
@@ -121,7 +121,7 @@ def test_logs_are_followed_to_the_end_of_the_job(nnictl, job_file, tmp_path, ser
     assert "there is no such log; use stdout, stderr, all" in nnictl("logs", "job", "--stream", "none")[2]
 
 
-def test_jobs_are_stopped_and_others_jobs_are_not(nnictl, job_file, server):
+def test_stop_ends_own_jobs_and_refuses_jobs_of_others(nnictl, job_file, server):
     nnictl("submit", job_file("sleep 60"))
     other = FakeJob(text_of(a_job(name="other")))
     other.user = "bob"
@@ -150,7 +150,7 @@ def test_a_job_file_is_validated_without_a_cluster(nnictl, job_file, server):
     assert server.asked == []
 
 
-def test_a_cluster_may_be_named_by_options_and_by_an_experiment_file(nnictl, server, tmp_path, monkeypatch):
+def test_the_cluster_is_given_by_options_or_an_experiment_file(nnictl, server, tmp_path, monkeypatch):
     for name in ("OPENPAI_HOST", "OPENPAI_USER", "OPENPAI_TOKEN"):
         monkeypatch.delenv(name)
     code, _, err = nnictl("jobs")
@@ -181,7 +181,7 @@ paiConfig: {{userName: {USER}, token: {TOKEN}, host: {server.host}}}
     assert nnictl("jobs", "--config", config)[0] == 0
 
 
-def test_mistakes_of_the_command_line_are_one_line_each(nnictl, server):
+def test_command_line_errors_are_printed_in_one_line(nnictl, server):
     assert (
         "cannot use --state PAUSED: there is no such state; use WAITING, RUNNING"
         in nnictl("jobs", "--state", "paused")[2]

@@ -1,4 +1,4 @@
-"""The limit of open files: the manager's own, and that of what it starts."""
+"""The limit of open files of the manager and of its trials."""
 
 import resource
 
@@ -14,7 +14,7 @@ nni.report_final_result(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @pytest.fixture
-def a_usual_limit():
+def a_lowered_limit():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard <= USUAL:
         pytest.skip(f"this user may not have more than {hard} open files")
@@ -23,12 +23,12 @@ def a_usual_limit():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_manager_takes_as_many_as_it_may_have_and_a_trial_has_the_usual_limit(
-    a_usual_limit, a_real_experiment
+def test_the_manager_raises_its_limit_of_open_files_and_trials_keep_the_original_one(
+    a_lowered_limit, a_real_experiment
 ):
     experiment = a_real_experiment(SHOWS_LIMIT, maxTrialNum=1, trialConcurrency=1)
     experiment.start()
     experiment.wait_for_status("DONE")
-    assert resource.prlimit(experiment.manager.pid, resource.RLIMIT_NOFILE)[0] == a_usual_limit
+    assert resource.prlimit(experiment.manager.pid, resource.RLIMIT_NOFILE)[0] == a_lowered_limit
     (trial,) = experiment.get("/trial-jobs")
     assert trial["value"] == USUAL

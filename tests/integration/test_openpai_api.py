@@ -30,7 +30,7 @@ def here(tmp_path):
 
 
 class FailingCluster(Cluster):
-    """Cannot take in jobs, for the reason a test gives."""
+    """Refuses every job with the error that a test sets."""
 
     async def submit(self, user, config_text):
         raise self.failure
@@ -46,7 +46,7 @@ def failing(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "data"])
-def test_a_password_buys_a_token_on_every_path_of_every_release(here, form):
+def test_a_login_returns_a_token_on_every_path_of_every_release(here, form):
     fields = {"username": "bob", "password": PASSWORDS["bob"], "expiration": 60}
     for path in (
         "/api/v2/authn/basic/login",
@@ -95,14 +95,14 @@ def test_a_password_buys_a_token_on_every_path_of_every_release(here, form):
         ([], "InvalidParametersError", "not a JSON object"),
     ],
 )
-def test_a_login_that_fails_says_why_and_tells_no_password(here, fields, code, words, caplog):
+def test_a_failed_login_returns_the_reason_without_the_password(here, fields, code, words, caplog):
     with caplog.at_level(logging.DEBUG):
         message = refused(here.client(None).post("/api/v1/token", json=fields), 400, code)
     assert words in message
     assert "whatever" not in caplog.text + message
 
 
-def test_without_a_token_nothing_but_the_doors_can_be_seen(here):
+def test_without_a_token_only_the_version_and_login_information_are_available(here):
     guest = here.client(None)
     assert guest.get("/rest-server/api/v2/info").json()["version"].startswith("v1.")
     assert guest.get("/api/v2/authn/info").json()["authn_type"] == "basic"
@@ -122,7 +122,7 @@ def test_without_a_token_nothing_but_the_doors_can_be_seen(here):
         assert message == "Guest is not allowed to do this operation."
 
 
-def test_wrong_tokens_are_refused_whatever_is_wrong_with_them(here):
+def test_invalid_tokens_are_refused_with_the_same_message(here):
     good = here.client("ada").token
     basic = lambda text: "Basic " + base64.b64encode(text.encode()).decode()  # noqa: E731
     login = here.client("ada", application=False).token
@@ -148,7 +148,7 @@ def test_wrong_tokens_are_refused_whatever_is_wrong_with_them(here):
         assert here.client(None).get(JOBS, headers={"Authorization": authorization}).status_code == 200
 
 
-def test_tokens_are_listed_without_what_makes_them_tokens_and_can_be_revoked(here):
+def test_tokens_are_listed_without_their_signature_and_can_be_revoked(here):
     ada = here.client("ada", application=False)
     application = ada.post("/api/v2/tokens/application").json()
     assert application["application"] is True
@@ -165,7 +165,7 @@ def test_tokens_are_listed_without_what_makes_them_tokens_and_can_be_revoked(her
     assert here.stored[-1] == here.accounts.to_json()
 
 
-def test_users_are_managed_by_administrators_in_person(here):
+def test_users_are_managed_by_administrators_and_not_by_application_tokens(here):
     ada, bob, program = (
         here.client("ada", application=False), here.client("bob", application=False), here.client("ada")
     )  # fmt: skip
@@ -190,10 +190,10 @@ def test_users_are_managed_by_administrators_in_person(here):
     refused(bob.get("/api/v2/users/eve"), 400, "NoUserError")
 
 
-# ---- what is not taken
+# ---- refused requests
 
 
-def test_a_job_with_another_content_type_is_told_which_one_to_send(here):
+def test_a_job_with_another_content_type_is_refused_with_the_expected_one(here):
     for headers in ({"Content-Type": "application/json"}, {"Content-Type": "application/x-yaml; a=b"}, {}):
         answer = here.client().post(JOBS, data=text_of(a_job()).encode(), headers=headers)
         assert "Content-Type: text/yaml" in refused(answer, 400, "InvalidProtocolError")
@@ -203,7 +203,7 @@ def test_a_job_with_another_content_type_is_told_which_one_to_send(here):
     )
 
 
-def test_a_body_that_is_too_large_is_refused_by_what_it_says_before_a_byte_of_it_is_there(here):
+def test_a_body_with_a_too_large_content_length_is_refused_before_it_is_sent(here):
     connection = http.client.HTTPConnection(here.address, timeout=DEADLINE_S)
     connection.putrequest("POST", JOBS)
     connection.putheader("Authorization", f"Bearer {here.client().token}")
@@ -224,7 +224,7 @@ def _sent_until_refused(connection):
     return sent
 
 
-def test_a_body_without_a_size_is_refused_as_soon_as_it_is_too_large(here):
+def test_a_chunked_body_is_refused_as_soon_as_it_exceeds_the_limit(here):
     started = time.monotonic()
     with socket.create_connection(here.address.split(":"), timeout=DEADLINE_S) as connection:
         head = f"POST {JOBS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/yaml\r\nTransfer-Encoding: chunked\r\n"
@@ -236,7 +236,7 @@ def test_a_body_without_a_size_is_refused_as_soon_as_it_is_too_large(here):
 
 
 @pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 2**20, 8 * 2**20])
-def test_a_client_that_sends_too_much_gets_the_answer_however_it_sends(here, size):
+def test_a_client_that_sends_too_much_receives_the_413_response(here, size):
     for verb, path in (("POST", JOBS), ("POST", "/api/v1/token"), ("PUT", f"{JOBS}/ada~job/executionType")):
         for data in (b"#" * size, iter([b"#" * size])):
             answer = here.client().request(verb, path, data=data, headers={"Content-Type": "text/yaml"})
@@ -245,7 +245,7 @@ def test_a_client_that_sends_too_much_gets_the_answer_however_it_sends(here, siz
     refused(wrong, 401, "UnauthorizedUserError")
 
 
-def test_a_job_of_the_largest_size_is_taken(here):
+def test_a_job_of_the_maximum_size_is_accepted(here):
     text = text_of(a_job())
     text += "\n" + "#" * (MAX_BODY_BYTES - len(text) - 1)
     assert here.client().submit(text).status_code == 202
@@ -266,7 +266,7 @@ def test_a_job_of_the_largest_size_is_taken(here):
         ("GET", f"{JOBS}/ada~job/attempts/0/taskRoles/..%2f..%2fx/taskIndex/0/attempts/0/logs"),
     ],
 )
-def test_a_path_that_is_not_there_is_said_to_be_none(here, method, path):
+def test_an_unknown_path_returns_no_api_error(here, method, path):
     refused(here.client().request(method, path), 404, "NoApiError")
 
 
@@ -279,25 +279,25 @@ def test_a_path_that_is_not_there_is_said_to_be_none(here, method, path):
         (ApiError("NoVirtualClusterError", "cannot find it; use default"), 404, "NoVirtualClusterError"),
     ],
 )
-def test_what_the_cluster_cannot_do_is_told_in_its_words(failing, error, status, code):
+def test_an_error_of_the_cluster_is_returned_with_its_status_and_message(failing, error, status, code):
     failing.cluster.failure = error
     answer = failing.client().submit(text_of(a_job()))
     assert refused(answer, status, code) == str(error)
     assert ("Retry-After" in answer.headers) == (status == 503)
 
 
-def test_a_bug_is_no_secret_and_tells_none(failing, caplog):
+def test_an_unexpected_error_is_logged_and_its_text_is_not_returned(failing, caplog):
     failing.cluster.failure = RuntimeError("the inside of it")
     answer = failing.client().submit(text_of(a_job()))
     assert "the inside" not in refused(answer, 500, "UnknownError")
-    wait_until(lambda: "the inside of it" in caplog.text, "the log tells it to operators")
+    wait_until(lambda: "the inside of it" in caplog.text, "the error is logged")
 
 
-def test_a_web_page_that_borrows_the_address_is_turned_away(here):
+def test_a_request_with_a_foreign_host_header_is_refused(here):
     assert here.client().get(JOBS, headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_no_log_line_has_a_secret(here, caplog):
+def test_no_log_line_contains_a_secret(here, caplog):
     ada = here.client("ada", application=False)
     with caplog.at_level(logging.DEBUG):
         login = ada.post("/api/v1/token", json={"username": "ada", "password": PASSWORDS["ada"]}).json()[
@@ -372,7 +372,7 @@ QUERIES = st.dictionaries(
 )
 
 
-def test_no_request_whatever_is_in_it_makes_the_server_fail(here):
+def test_random_requests_cause_no_server_error(here):
     here.client().submit(text_of(a_job()))
     admin = here.client("ada", application=False)
 
@@ -395,7 +395,7 @@ def test_no_request_whatever_is_in_it_makes_the_server_fail(here):
 # ---- jobs
 
 
-def test_a_job_changes_at_the_word_of_its_owner_or_an_administrator_alone(here):
+def test_only_the_owner_or_an_administrator_may_change_a_job(here):
     ada, bob = here.client("ada"), here.client("bob")
     for name, client in (("hers", ada), ("his", bob)):
         running = a_job(((*WORKER, "commands"), ["sleep 1000"]), name=name)
@@ -432,20 +432,20 @@ def test_a_job_changes_at_the_word_of_its_owner_or_an_administrator_alone(here):
         ("DELETE", "/tag", {"value": "t"}),
     ],
 )
-def test_a_job_that_is_not_there_is_said_to_be_none(here, method, path, body):
+def test_a_request_for_an_unknown_job_returns_no_job_error(here, method, path, body):
     for name in ("ada~nope", "nobody~job", "nope", "~", "ada~", "a~b~c", "%00~%ff"):
         answer = here.client().request(method, f"{JOBS}/{name}{path}", json=body)
         assert "job" in refused(answer, 404, "NoJobError").lower()
 
 
-def test_only_start_and_stop_can_be_executed(here):
+def test_execution_types_other_than_start_and_stop_are_refused(here):
     here.client().submit(text_of(a_job()))
     for body in ({"value": "PAUSE"}, {"value": None}, {}, {"value": ["STOP"]}, [], "STOP"):
         answer = here.client().put(f"{JOBS}/ada~job/executionType", json=body)
         assert refused(answer, 400, "InvalidParametersError").startswith("cannot use ")
 
 
-def test_a_tag_that_a_filter_could_not_name_is_refused(here):
+def test_a_tag_that_a_filter_could_not_match_is_refused(here):
     here.client().submit(text_of(a_job()))
     for tag in ("", "a,b", " a", "a\n", "x" * 65, "\ud800", 5, None):
         answer = here.client().put(f"{JOBS}/ada~job/tag", json={"value": tag})
@@ -453,10 +453,10 @@ def test_a_tag_that_a_filter_could_not_name_is_refused(here):
     assert here.client().get(f"{JOBS}/ada~job").json()["tags"] == []
 
 
-# ---- what the cluster has
+# ---- resources of the cluster
 
 
-def test_what_the_cluster_has_can_be_seen_one_by_one(here):
+def test_virtual_clusters_nodes_and_storages_are_listed_and_read_by_name(here):
     client = here.client("bob")
     clusters = client.get("/rest-server/api/v2/virtual-clusters").json()
     assert clusters["default"] == client.get("/api/v1/virtual-clusters/default").json()

@@ -1,4 +1,4 @@
-"""Jobs over OpenPAI's REST API, of a real cluster with real tasks: from the submission to the end, and what is not taken."""
+"""Jobs over OpenPAI's REST API on a real local cluster: submission, logs and refusals."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def here(tmp_path):
 
 
 def a_job_of(command, *changes, **top):
-    """A job of one small task that runs this."""
+    """The text of a job with one small task that runs this command."""
     return text_of(
         a_job(
             ((*WORKER, "instances"), 1),
@@ -59,7 +59,7 @@ def links(client, detail, query=""):
 # ---- from the submission to the end
 
 
-def test_a_job_is_seen_to_its_end_by_list_detail_events_and_logs(here):
+def test_a_job_is_shown_from_submission_to_end_in_list_detail_events_and_logs(here):
     ada = here.client()
     answer = ada.submit(a_job_of("echo out; echo err >&2; exit 3", secrets={"key": "s3cr3t"}))
     assert (answer.status_code, answer.json()) == (
@@ -92,11 +92,11 @@ def test_a_job_is_seen_to_its_end_by_list_detail_events_and_logs(here):
     refused(ada.get(f"{JOBS}/ada~job/ssh"), 404, "NoJobSshInfoError")
 
 
-def test_a_client_of_the_first_releases_finds_its_paths(here):
+def test_the_paths_of_the_first_releases_work(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     old = "/rest-server/api/v1/user/ada/jobs"
-    wait_until(lambda: ada.get(f"{old}/job").json()["jobStatus"]["state"] == "RUNNING", "it runs")
+    wait_until(lambda: ada.get(f"{old}/job").json()["jobStatus"]["state"] == "RUNNING", "the job runs")
     assert [each["name"] for each in ada.get(old).json()] == ["job"]
     assert ada.get("/rest-server/api/v1/user/bob/jobs").json() == []
     assert ada.get(f"{old}/job/config").text == ada.get(f"{JOBS}/ada~job/config").text
@@ -106,20 +106,20 @@ def test_a_client_of_the_first_releases_finds_its_paths(here):
     refused(ada.get(f"{old}/nope"), 404, "NoJobError")
 
 
-def test_a_job_that_is_over_can_be_deleted_and_its_name_used_again(here):
+def test_an_ended_job_can_be_deleted_and_its_name_reused(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     assert "stop it first" in refused(ada.delete(f"{JOBS}/ada~job"), 409, "ConflictJobError")
     stop = ada.put(f"{JOBS}/ada~job/executionType", json={"value": "STOP"})
     assert (stop.status_code, stop.json()["message"]) == (202, "Execute job ada~job successfully.")
     ended(ada)
-    wait_until(lambda: ada.delete(f"{JOBS}/ada~job").status_code == 200, "it is deleted")
+    wait_until(lambda: ada.delete(f"{JOBS}/ada~job").status_code == 200, "the job is deleted")
     refused(ada.get(f"{JOBS}/ada~job"), 404, "NoJobError")
     assert ada.get(JOBS).json() == []
     assert ada.submit(a_job_of("true")).status_code == 202
 
 
-def test_tags_are_put_on_filtered_by_and_taken_off(here):
+def test_tags_are_added_filtered_and_removed(here):
     ada = here.client()
     for name in ("a", "b"):
         ada.submit(a_job_of("true", name=name))
@@ -134,7 +134,7 @@ def test_tags_are_put_on_filtered_by_and_taken_off(here):
     assert "job ada~a are: other" in refused(missing, 404, "NoTagError")
 
 
-def test_start_does_not_bring_a_stopped_job_back(here):
+def test_start_does_not_restart_a_stopped_job(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     for value in ("START", "STOP", "START"):
@@ -153,7 +153,7 @@ def test_a_query_over_http_filters_orders_and_pages(here):
     assert "jobName" in refused(client.get(f"{JOBS}?order=name,ASC"), 400, "InvalidParametersError")
 
 
-def test_a_hundred_jobs_submitted_at_once_are_all_there_once(here, capsys):
+def test_a_hundred_submitted_jobs_are_listed_once_each(here, capsys):
     ada, begun_s = here.client(), time.monotonic()
     for number in range(100):
         job = a_job_of("true", ((*WORKER, "resourcePerInstance", "cpu"), 2), name=f"j{number}")
@@ -176,7 +176,7 @@ def test_a_hundred_jobs_submitted_at_once_are_all_there_once(here, capsys):
         assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
 
 
-def test_each_attempt_of_a_job_and_of_a_task_can_be_looked_at(here):
+def test_every_attempt_of_a_job_and_of_a_task_is_shown(here):
     ada = here.client()
     ada.submit(a_job_of("echo $FC_FRAMEWORK_ATTEMPT_ID; exit 3", jobRetryCount=1))
     detail = ended(ada)
@@ -199,7 +199,7 @@ def test_each_attempt_of_a_job_and_of_a_task_can_be_looked_at(here):
 # ---- jobs that cannot run
 
 _TEN_ALIASES = [f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 10)}]\n" for n in range(8)]
-NOT_TAKEN = {
+INVALID_JOBS = {
     **{name: text_of(job) for name, (job, _) in REJECTED.items()},
     "an open tag": text_of(a_job(((*WORKER, "commands"), ["echo <% $parameters.x"]))),
     "a section that does not end": text_of(a_job(((*WORKER, "commands"), ["<% #x %>"]))),
@@ -213,16 +213,16 @@ NOT_TAKEN = {
     "more than the machine has": a_job_of("true", ((*WORKER, "resourcePerInstance", "cpu"), 10_000)),
     "more GPUs than the machine has": a_job_of("true", ((*WORKER, "resourcePerInstance", "gpu"), 1000)),
 }
-NOT_THERE = {
+MISSING_REFERENCES = {
     "NoVirtualClusterError": a_job_of("true", defaults={"virtualCluster": "nope"}),
     "NoStorageError": a_job_of("true", extras={"storages": [{"name": "nope"}]}),
 }
 
 
-def test_no_job_that_cannot_run_is_taken_and_each_is_told_why(here):
-    assert len(NOT_TAKEN) >= 70
+def test_every_invalid_job_is_refused_with_cause_and_remedy(here):
+    assert len(INVALID_JOBS) >= 70
     ada = here.client()
-    for name, text in NOT_TAKEN.items():
+    for name, text in INVALID_JOBS.items():
         message = refused(ada.submit(text), 400, "InvalidProtocolError")
         is_list = message.startswith("[{")
         said = [each["message"] for each in json.loads(message)] if is_list else message.splitlines()
@@ -230,16 +230,16 @@ def test_no_job_that_cannot_run_is_taken_and_each_is_told_why(here):
         for sentence in said:
             assert ("cannot " in sentence, "; " in sentence) == (True, True), (name, sentence)
         assert len(message) < 20_000, name
-    for code, text in NOT_THERE.items():
+    for code, text in MISSING_REFERENCES.items():
         assert refused(ada.submit(text), 404, code).startswith("cannot find ")
     assert ada.get(f"{JOBS}?withTotalCount=true").json() == {"totalCount": 0, "data": []}
     assert list((here.cluster.settings.state_dir / "containers").iterdir()) == []
-    # All their names are free.
+    # The names of refused jobs are still free.
     for name in ("job", "n"):
         assert ada.submit(a_job_of("true", name=name)).status_code == 202
 
 
-def test_what_openpai_takes_is_taken_here(here):
+def test_every_job_that_openpai_accepts_is_accepted(here):
     ada = here.client()
     for number, (name, job) in enumerate(ACCEPTED.items()):
         text = text_of(job).replace('"name": "job"', f'"name": "job{number}"')
@@ -250,7 +250,7 @@ def test_what_openpai_takes_is_taken_here(here):
 # ---- logs
 
 
-def test_a_log_is_read_whole_at_its_end_or_from_a_byte_on(here):
+def test_a_log_is_read_whole_by_its_tail_or_from_an_offset(here):
     ada, bob, guest = here.client(), here.client("bob"), here.client(None)
     ada.submit(a_job_of("seq 1 200000 | sed s/^/line-/"))
     detail, whole = ended(ada), b"".join(b"line-%d\n" % n for n in range(1, 200_001))
@@ -273,28 +273,28 @@ def test_a_log_is_read_whole_at_its_end_or_from_a_byte_on(here):
     assert guest.get(uris["stdout"], headers={"Range": "bytes=5-9"}).content == whole
 
 
-def test_the_log_of_a_running_job_is_followed_from_byte_to_byte(here, tmp_path):
+def test_the_log_of_a_running_job_is_followed_with_range_requests(here, tmp_path):
     ada, guest, go_on = here.client(), here.client(None), tmp_path / "go on"
     ada.submit(a_job_of(f"echo first; while ! test -e '{go_on}'; do sleep 0.05; done; echo second"))
     detail = wait_until(
-        lambda: (document := ada.get(f"{JOBS}/ada~job").json())["taskRoles"] and document, "there is a task"
+        lambda: (document := ada.get(f"{JOBS}/ada~job").json())["taskRoles"] and document, "the task exists"
     )
 
     def stdout(since=None):
         uri = links(ada, detail).get("stdout", "/log-manager")
         return guest.get(uri, headers={} if since is None else {"Range": f"bytes={since}-"})
 
-    wait_until(lambda: stdout().text == "first\n", "the first line is there")
+    wait_until(lambda: stdout().text == "first\n", "the first line is written")
     assert stdout(since=6).status_code == 416
     tail = links(ada, detail, "?tail-mode=true")["stdout"]
     assert (guest.get(tail).status_code, guest.get(tail).text) == (206, "first\n")
     assert ada.get(f"{JOBS}/ada~job").json()["jobStatus"]["state"] == "RUNNING"
     go_on.touch()
-    wait_until(lambda: stdout(since=6).text == "second\n", "the second line is there")
+    wait_until(lambda: stdout(since=6).text == "second\n", "the second line is written")
     assert ended(ada)["jobStatus"]["state"] == "SUCCEEDED"
 
 
-def test_what_was_rotated_away_is_a_log_of_its_own(tmp_path):
+def test_rotated_parts_of_a_log_are_separate_logs(tmp_path):
     with an_openpai_here(tmp_path, log_file_bytes=1000) as here:
         ada, guest = here.client(), here.client(None)
         ada.submit(a_job_of("for i in $(seq 1000 1999); do echo $i; done"))
@@ -306,7 +306,7 @@ def test_what_was_rotated_away_is_a_log_of_its_own(tmp_path):
     assert 2000 <= sum(map(len, kept)) <= 3000
 
 
-def test_a_link_opens_its_own_log_and_for_two_minutes(here):
+def test_a_log_link_opens_only_its_own_log_and_expires_after_two_minutes(here):
     ada, guest = here.client(), here.client(None)
     ada.submit(a_job_of("echo hello"))
     link = links(ada, ended(ada))["stdout"]
@@ -345,7 +345,7 @@ HOSTILE = [
 ]
 
 
-def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(here):
+def test_no_log_name_leads_out_of_the_log_folder(here):
     ada = here.client()
     ada.submit(a_job_of("echo hello"))
     known = links(ada, ended(ada)).keys()
@@ -363,7 +363,7 @@ def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(her
     assert read_log(folder, "stdout").data == b"hello\n"
 
 
-def test_tasks_and_logs_that_are_not_there_are_said_to_be_none(here):
+def test_unknown_tasks_and_attempts_return_no_job_error(here):
     client = here.client()
     client.submit(a_job_of("true"))
     path = path_of_logs(ended(client))

@@ -1,4 +1,4 @@
-"""Whole experiments with the real nnictl on a server of ours that runs jobs as OpenPAI would, each task with a real keeper."""
+"""Whole experiments with the real nnictl on a fake OpenPAI that runs jobs, each task with a real keeper."""
 
 import os
 import re
@@ -27,7 +27,7 @@ nni_sdk.report_final_result(x)
 
 
 # Code of a trial that connects to its manager without TLS; the manager closes the connection.
-STRANGER = """
+TLS_FREE_CLIENT = """
 import glob, json, socket
 [document] = glob.glob("{storage}/*/manager.json")
 host, _, port = json.load(open(document))["addresses"][0].rpartition(":")
@@ -37,8 +37,8 @@ with socket.create_connection((host, int(port))) as stranger:
         pass
 """
 
-# An unknown user who may read everything here, as in an image, and write nowhere.
-NOBODY = (
+# A user without a passwd entry who may read every file, as in an image, but write none.
+UNKNOWN_USER = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
 )
@@ -54,13 +54,13 @@ def server(request):
 
 @pytest.fixture
 def place(tmp_path, server):
-    """A home with an experiment for the server, whose storage is a folder of this machine at its own path."""
+    """A home with an experiment for the server; the storage is a folder with the same path in jobs."""
     return make_place(tmp_path, server, TRAIN)
 
 
 @pytest.fixture
 def nnictl(place):
-    """Runs nnictl to its end, for a user whose files nobody else may read by default."""
+    """Runs nnictl and waits for its end, as a user with a umask that denies others."""
     return partial(run_nnictl, place)
 
 
@@ -73,7 +73,9 @@ def output_of(workspace, trial_id, task="taskrole-0"):
     return folder.stream(Stream.STDOUT).read_text()
 
 
-def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_read(nnictl, place, server):
+def test_an_experiment_runs_one_job_per_trial_and_its_workspace_is_readable_without_secrets(
+    nnictl, place, server
+):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
     assert done.returncode == 0, done.stderr
     assert re.search(r"pack codeDir \S+ for the containers: 4 files, 0\.0 MiB", done.stdout)
@@ -89,15 +91,15 @@ def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_re
             workspace, trial
         )
         assert not (code / "big.bin").exists()
-        assert not (code / "config.yml").exists(), "it holds the login"
-        # The keeper repeats it, for the portal.
+        assert not (code / "config.yml").exists(), "it contains the login"
+        # The keeper relays the output, so that the portal shows it.
         job = server.jobs[f"{USER}~nni_exp_{experiment_id}_trial_{trial}"]
         assert f"in {code} of process".encode() in server._written(job, "stdout")
     modes = {
         path: stat.S_IMODE(path.stat().st_mode)
         for path in (workspace.trials, workspace.trial(trials[0]).attempts)
     }
-    assert list(modes.values()) == [0o755, 0o1777], "jobs have their own trials"
+    assert list(modes.values()) == [0o755, 0o1777], "trials 0755, attempts 01777"
     for path in (
         workspace.run_sh,
         workspace.manager_json,
@@ -129,11 +131,9 @@ def own_address():
         return probe.getsockname()[0]
 
 
-def test_keepers_of_other_machines_connect_over_tls_and_verify_the_certificate_of_the_manager(
-    nnictl, place, server
-):
+def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(nnictl, place, server):
     address = own_address()
-    (place / "train.py").write_text(TRAIN + STRANGER.format(storage=place.parent / "storage"))
+    (place / "train.py").write_text(TRAIN + TLS_FREE_CLIENT.format(storage=place.parent / "storage"))
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={
@@ -150,13 +150,13 @@ def test_keepers_of_other_machines_connect_over_tls_and_verify_the_certificate_o
     everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(key in text for text in everything)
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
-    # They connected; their files were not only read from the storage.
+    # The files were sent over the connection, not only read from the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
-    # And no stranger fills the disk.
+    # A client without TLS writes nothing to the log.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
-def test_nnictl_prints_the_quota_and_no_trial_is_lost_to_temporary_errors(nnictl, place, server):
+def test_temporary_submit_errors_and_a_used_up_quota_are_printed_and_fail_no_trial(nnictl, place, server):
     quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
     for how in (quota, 408, 429, 500, "drop", quota):
         server.misbehave(how, 1, at=("POST", "/jobs"))
@@ -178,9 +178,9 @@ def test_nnictl_prints_the_quota_and_no_trial_is_lost_to_temporary_errors(nnictl
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can start processes of another user",
 )
-@pytest.mark.parametrize("server", [NOBODY], indirect=True)
+@pytest.mark.parametrize("server", [UNKNOWN_USER], indirect=True)
 @pytest.mark.parametrize("reuse", ["true", "false"])
-def test_containers_of_another_user_can_use_the_workspace(nnictl, place, server, reuse):
+def test_containers_that_run_as_another_user_can_use_the_workspace(nnictl, place, server, reuse):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"paiConfig:": f"paiConfig:\n  reuse: {reuse}"},
@@ -192,7 +192,7 @@ def test_containers_of_another_user_can_use_the_workspace(nnictl, place, server,
         assert attempt.stat().st_uid == 65534
 
 
-def test_every_role_of_a_job_file_runs_its_own_command_beside_the_others(nnictl, place, server):
+def test_each_role_of_a_job_file_runs_its_own_command(nnictl, place, server):
     storage = place.parent / "storage"
     (place / "job.yml").write_text(
         f"""\
@@ -278,7 +278,7 @@ extras:
         ),
     ],
 )
-def test_what_the_cluster_does_not_have_is_an_error_before_anything_is_created(
+def test_a_request_that_the_cluster_cannot_satisfy_is_refused_before_anything_is_created(
     nnictl, place, server, old, new, message
 ):
     server.nodes = {name: {"gpuTotal": gpus, "gpuUsed": gpus} for name, gpus in (("a", 1), ("b", 4))}

@@ -1,4 +1,4 @@
-"""Passwords of the local OpenPAI that somebody guesses: many at once, and while its users log in."""
+"""Guessed passwords of the local OpenPAI: many at once, and while its users log in."""
 
 import concurrent.futures
 import json
@@ -24,7 +24,7 @@ def here(tmp_path_factory):
 
 
 def a_guess(here, name="bob", password="a guess", uid=None):
-    """Send a login, as another user of the machine if one is given; the connection."""
+    """Send a login request, as another user of the machine if `uid` is given; return the connection."""
     host, _, port = here.address.rpartition(":")
     peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if uid is not None:
@@ -36,7 +36,7 @@ def a_guess(here, name="bob", password="a guess", uid=None):
 
 
 def answer_to(peer):
-    """The status, what it says, and when it came."""
+    """The status, the body and the time of the response."""
     with peer, peer.makefile("rb") as answer:
         head, _, body = answer.read().partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body), time.monotonic()
@@ -52,23 +52,23 @@ def log_in(here):
     return answer.status_code
 
 
-def test_many_wrong_passwords_at_once_are_checked_one_after_another_and_the_rest_refused(here):
+def test_concurrent_wrong_passwords_are_checked_one_by_one_and_the_excess_is_refused(here):
     begun_s = time.monotonic()
     answers = answers_to([a_guess(here, f"user{number}") for number in range(60)])
     checked = [at_s - begun_s for status, _, at_s in answers if status == 400]
     refused = [said for status, said, _ in answers if status == 429]
     last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
     assert len(checked) + len(refused) == 60
-    # A guess that arrives after a check has ended takes its place in the queue.
+    # A guess that arrives after a completed check takes the free place in the queue.
     assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
-    # Each takes 30 ms of a core, so these are 6 % of one.
+    # Each check takes 30 ms of CPU, so the checks use 6 % of a core.
     assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S
     assert {said["code"] for said in refused} == {"TooManyLoginsError"}
     assert all("of your attempts are already queued; try again in 5 s" in said["message"] for said in refused)
     assert log_in(here) == 200
 
 
-def test_a_user_logs_in_while_another_guesses(here):
+def test_a_user_can_log_in_while_another_user_guesses_passwords(here):
     if os.geteuid() != 0:
         pytest.skip("needs root, to connect as another user")
     guesses = [a_guess(here, uid=NOBODY) for _ in range(30)]
@@ -79,7 +79,7 @@ def test_a_user_logs_in_while_another_guesses(here):
     assert logged_in_at_s < max(at_s for status, _, at_s in answers if status == 400)
 
 
-def test_users_who_log_in_at_once_all_get_in(here):
+def test_concurrent_valid_logins_all_succeed(here):
     peers = [a_guess(here, "bob", PASSWORDS["bob"]) for _ in range(MAX_WAITING)]
     assert [status for status, _, _ in answers_to(peers)] == [200] * MAX_WAITING
 
@@ -92,7 +92,7 @@ def test_an_unknown_user_and_a_wrong_password_get_the_same_answer(here):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_user_of_a_connection_on_loopback_is_known(host):
+def test_the_uid_of_a_loopback_peer_is_determined(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         with socket.create_connection(listener.getsockname()[:2]) as peer:
@@ -102,6 +102,6 @@ def test_the_user_of_a_connection_on_loopback_is_known(host):
             if os.geteuid() == 0:
                 os.fchown(peer.fileno(), NOBODY, NOBODY)
                 assert uid_of_peer(*address[:2]) == NOBODY
-        assert uid_of_peer(host, listener.getsockname()[1]) is None, "it listens"
+        assert uid_of_peer(host, listener.getsockname()[1]) is None, "a listening socket has no peer"
     assert uid_of_peer("192.0.2.1", 80) is None
     assert uid_of_peer("no address", 80) is None

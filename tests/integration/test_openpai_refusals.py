@@ -1,4 +1,6 @@
-"""Experiments, with the real manager and keepers, on an OpenPAI of ours that refuses some jobs or whose log server hangs."""
+"""Experiments with the real manager and keepers on a fake OpenPAI that refuses jobs or has a hanging log
+server.
+"""
 
 import contextlib
 import time
@@ -82,9 +84,7 @@ def start(tmp_path, server):
         yield start
 
 
-def test_nnictl_shows_that_a_virtual_cluster_is_forbidden_where_openpai_does_not_show_rights(
-    tmp_path, server
-):
+def test_create_reports_a_forbidden_virtual_cluster_when_openpai_does_not_list_permissions(tmp_path, server):
     server.shows_rights = False
     place = make_place(tmp_path, server, TRAIN)
     done = run_nnictl(
@@ -96,7 +96,7 @@ def test_nnictl_shows_that_a_virtual_cluster_is_forbidden_where_openpai_does_not
     assert server.counted()["GET", "/users/{name}"] == 1
 
 
-def test_an_accepted_job_ends_a_row_of_refusals(start, server):
+def test_an_accepted_job_resets_the_count_of_consecutive_refusals(start, server):
     for how in ("refused", "refused", "accepted", "refused", "refused", "accepted"):
         answer = (400, "InvalidProtocolError", "no good") if how == "refused" else "nothing"
         server.misbehave(answer, 1, at=SUBMIT)
@@ -105,7 +105,7 @@ def test_an_accepted_job_ends_a_row_of_refusals(start, server):
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
-def test_a_rejected_token_suspends_submission_and_one_job_at_a_time_tries_again(start, server):
+def test_a_rejected_token_suspends_submission_except_for_one_retry_at_a_time(start, server):
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
 
@@ -116,7 +116,7 @@ def test_a_rejected_token_suspends_submission_and_one_job_at_a_time_tries_again(
         lambda: "submission is suspended until the login is valid" in problem(), "the problem is shown"
     )
     assert "create a new token on OpenPAI's profile page" in problem()
-    wait_until(lambda: server.counted()[SUBMIT] == 5, "one of them has tried again, and then another")
+    wait_until(lambda: server.counted()[SUBMIT] == 5, "two single retries follow")
     assert run.statuses() == ["WAITING"] * 3
     assert all("create a new token on OpenPAI's profile page" in trial["message"] for trial in run.trials())
     file = run.experiment.config_file
@@ -127,7 +127,7 @@ def test_a_rejected_token_suspends_submission_and_one_job_at_a_time_tries_again(
 
 
 def kill(job):
-    """As a node does that dies."""
+    """Kill all processes of the job, as a node failure does."""
     for process in job.processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid)
@@ -147,7 +147,7 @@ def test_a_hanging_log_server_delays_no_trial(start, server, how):
     wait_until(lambda: server.log_calls == 2, "both messages are requested", DEADLINE_S)
     requested_at_s = time.monotonic()
     run.wait_for_status("DONE")
-    # The log server would hold them for 40 s each; a time-out, and a moment to read what the trials have left.
+    # The log server would block each request for 40 s; the limit is the time-out plus the drain.
     assert time.monotonic() - requested_at_s < scaled_s(20)
     assert run.statuses() == ["FAILED"] * 2
     assert server.log_calls == 2

@@ -1,4 +1,4 @@
-"""The REST client against a server that does what OpenPAI does, and what networks and overloaded servers do."""
+"""The REST client against a fake OpenPAI, with network errors and an overloaded server."""
 
 import logging
 import threading
@@ -54,17 +54,17 @@ def job_text(name="job", **top):
         ("[::1]:80", "http://[::1]:80"),
     ],
 )
-def test_a_host_is_taken_with_and_without_a_scheme_and_as_a_page(host, address):
+def test_a_host_is_accepted_with_or_without_scheme_port_and_path(host, address):
     assert address_of(host) == address
 
 
 @pytest.mark.parametrize("host", ["", "ftp://a", "http://", "a:port", "https://user:word@a"])
-def test_what_is_no_host_is_refused_with_a_way_out(host):
+def test_an_invalid_host_is_refused_with_a_remedy(host):
     with pytest.raises(UserError, match=r"cannot use .* as the host of OpenPAI: .*; write e\.g\."):
         address_of(host)
 
 
-def test_a_job_is_handed_in_and_seen_and_stopped(server, cluster):
+def test_a_job_is_submitted_listed_and_stopped(server, cluster):
     cluster.submit(job_text())
     assert server.jobs[f"{USER}~job"].text == job_text()
     (row,) = cluster.jobs()
@@ -76,7 +76,7 @@ def test_a_job_is_handed_in_and_seen_and_stopped(server, cluster):
     assert cluster.jobs(states=LIVE) == []
 
 
-def test_the_exit_code_is_the_commands_own_where_the_runtime_tells(server, cluster):
+def test_the_exit_code_is_the_commands_own_if_the_runtime_reports_it(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().end("FAILED", 115)
     detail = cluster.job("job")
@@ -86,12 +86,12 @@ def test_the_exit_code_is_the_commands_own_where_the_runtime_tells(server, clust
     )
 
 
-def test_a_word_for_a_state_that_nobody_knows_is_no_end():
+def test_an_unknown_state_is_not_an_end():
     assert PaiJobState.of("PAUSED") is PaiJobState.UNKNOWN
     assert PaiJobState.of(None) is PaiJobState.UNKNOWN
 
 
-def test_pages_are_read_to_the_last(server, cluster, monkeypatch):
+def test_job_lists_are_read_page_by_page(server, cluster, monkeypatch):
     monkeypatch.setattr(rest, "PAGE_ROWS", 3)
     for number in range(7):
         job = FakeJob(job_text(f"nni_exp_A_trial_{number}"))
@@ -102,26 +102,26 @@ def test_pages_are_read_to_the_last(server, cluster, monkeypatch):
     assert server.counted()["GET", "/jobs"] == 3
 
 
-# ---- what can be helped by trying again
+# ---- retries
 
 
 @pytest.mark.parametrize("how", [429, 500, 502, 503, "drop"])
-def test_a_call_is_made_again_while_that_may_help(server, cluster, how):
+def test_a_transient_error_is_retried(server, cluster, how):
     server.misbehave(how, 2)
     assert cluster.jobs() == []
     assert server.counted()["GET", "/jobs"] == 3
 
 
-def test_a_job_whose_answer_was_lost_is_there_once_and_that_is_no_mistake(server, cluster):
+def test_a_submit_retried_after_a_lost_response_succeeds(server, cluster):
     cluster.submit(job_text("first"))
-    server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))  # the try whose answer was lost
+    server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))  # created by the call whose response is lost
     server.misbehave("drop", at=("POST", "/jobs"))
     cluster.submit(job_text("second"))
     with pytest.raises(JobAlreadyExists, match="already exists; choose another name"):
         cluster.submit(job_text("first"))
 
 
-def test_a_cluster_that_stays_away_is_said_to_be_away(server, cluster):
+def test_an_unavailable_cluster_is_reported_after_the_retries(server, cluster):
     server.misbehave(429, 3)
     with pytest.raises(
         ClusterUnavailable,
@@ -133,7 +133,7 @@ def test_a_cluster_that_stays_away_is_said_to_be_away(server, cluster):
         cluster.jobs()
 
 
-def test_the_token_of_our_own_cluster_goes_to_nobody_else_who_has_its_port(server):
+def test_the_token_of_the_local_cluster_is_not_sent_to_a_listener_of_another_user(server):
     cluster = OpenPai(server.host, USER, token=TOKEN, retry_policy=QUICK, is_own=True)
     assert cluster.jobs() == []
     cluster = OpenPai(server.host, USER, token=TOKEN, retry_policy=QUICK, is_own=True)
@@ -146,14 +146,14 @@ def test_the_token_of_our_own_cluster_goes_to_nobody_else_who_has_its_port(serve
     assert server.counted() == asked
 
 
-def test_a_server_that_hangs_is_not_waited_for(server):
+def test_a_call_to_a_hanging_server_times_out(server):
     server.misbehave("hang", 2)
     retry_policy = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, answer_within_s=0.2)
     with pytest.raises(ClusterUnavailable, match="the answer timed out"):
         OpenPai(server.host, USER, token=TOKEN, retry_policy=retry_policy).jobs()
 
 
-def test_closing_ends_the_waiting_of_calls(server):
+def test_closing_the_client_ends_waiting_calls(server):
     cluster = OpenPai(
         server.host, USER, token=TOKEN, retry_policy=ClientRetryPolicy(tries=5, first_s=60, longest_s=60)
     )
@@ -176,7 +176,7 @@ def test_closing_ends_the_waiting_of_calls(server):
 # ---- logging in
 
 
-def test_a_password_gets_a_token_and_a_new_one_when_that_has_expired(server):
+def test_a_login_with_a_password_is_repeated_when_its_token_expires(server):
     cluster = OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK)
     assert cluster.jobs() == cluster.jobs() == []
     assert server.logins == 1
@@ -185,7 +185,7 @@ def test_a_password_gets_a_token_and_a_new_one_when_that_has_expired(server):
     assert server.logins == 2
 
 
-def test_a_token_that_has_expired_is_replaced_by_one_that_somebody_has_written_down(server):
+def test_an_expired_token_is_replaced_by_the_newer_token_of_the_configuration(server):
     written = ["expired"]
     cluster = OpenPai(server.host, USER, token="expired", newer_token=lambda: written[-1], retry_policy=QUICK)
     with pytest.raises(Unauthenticated):
@@ -205,7 +205,7 @@ def test_several_threads_log_in_once(server):
     assert server.logins == 1
 
 
-def test_a_token_that_has_expired_is_told_apart_from_what_is_forbidden(server, cluster):
+def test_an_expired_token_and_a_forbidden_call_raise_different_errors(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().user = "somebody else"
     with pytest.raises(JobRefused, match=r"not allowed to do this operation; ask an administrator"):
@@ -218,7 +218,7 @@ def test_a_token_that_has_expired_is_told_apart_from_what_is_forbidden(server, c
 
 
 @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD)])
-def test_a_wrong_login_says_what_to_correct(server, user, password):
+def test_a_failed_login_names_the_keys_to_correct(server, user, password):
     with pytest.raises(Unauthenticated, match=r"(is incorrect|is not found); correct userName and passWord"):
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
 
@@ -240,16 +240,16 @@ def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):
 
 
 @pytest.mark.parametrize("token", ["a b", "tökén", "a\nb"])
-def test_what_cannot_be_a_token_is_not_sent(token):
+def test_a_malformed_token_is_not_sent(token):
     with pytest.raises(Unauthenticated, match="cannot use this token: it contains blanks") as caught:
         OpenPai("127.0.0.1", USER, token=token)
     assert token not in str(caught.value)
 
 
-# ---- what cannot be helped
+# ---- errors without a retry
 
 
-def test_a_job_that_is_wrong_is_refused_in_words_for_people(server, cluster):
+def test_an_invalid_job_is_refused_with_a_readable_error(server, cluster):
     with pytest.raises(
         JobRefused,
         match=r"OpenPAI answers: \.jobRetryCount line 43, column 3: cannot use .*; fix the fields that the answer names",
@@ -260,7 +260,7 @@ def test_a_job_that_is_wrong_is_refused_in_words_for_people(server, cluster):
     assert server.counted()["POST", "/jobs"] == 2
 
 
-def test_a_job_nobody_knows_is_not_taken_for_a_server_that_is_not_openpai(server, cluster):
+def test_an_unknown_job_and_an_unknown_path_raise_different_errors(server, cluster):
     with pytest.raises(
         JobNotOnCluster, match=r"Job ada~none is not found; list the jobs with `nnictl openpai jobs`"
     ):
@@ -270,14 +270,14 @@ def test_a_job_nobody_knows_is_not_taken_for_a_server_that_is_not_openpai(server
         cluster.job("none")
 
 
-def test_the_servers_own_description_of_a_job_is_yaml_without_secrets(server, cluster):
+def test_the_exported_config_of_a_job_has_no_secrets(server, cluster):
     cluster.submit(job_text(secrets={"word": "s3cret"}))
     text = cluster.config("job")
     assert '"secrets": "******"' in text
     assert "s3cret" not in text
 
 
-def test_a_log_is_read_from_where_one_stopped(server, cluster):
+def test_a_log_is_read_from_an_offset(server, cluster):
     cluster.submit(job_text())
     with pytest.raises(JobNotOnCluster):
         cluster.log_locations("job", 0, "worker", 0, 0)
@@ -291,11 +291,11 @@ def test_a_log_is_read_from_where_one_stopped(server, cluster):
     assert cluster.log(locations["stdout"], 4) == b"two\n"
 
 
-def test_what_the_cluster_has_is_listed(cluster):
+def test_storages_and_virtual_clusters_are_listed(cluster):
     assert (cluster.storages(), cluster.virtual_clusters()) == ([STORAGE], ["default", "other"])
 
 
-def test_a_users_own_virtual_clusters_are_listed_where_openpai_tells(server, cluster):
+def test_the_virtual_clusters_of_a_user_are_listed_if_openpai_returns_them(server, cluster):
     assert cluster.virtual_clusters_of_user() == ["default"]
     server.usable.clear()
     assert cluster.virtual_clusters_of_user() == []
@@ -306,7 +306,7 @@ def test_a_users_own_virtual_clusters_are_listed_where_openpai_tells(server, clu
         assert cluster.virtual_clusters_of_user() is None
 
 
-def test_what_each_node_has_is_read_as_far_as_it_is_told(server, cluster):
+def test_node_resources_are_read_as_far_as_openpai_reports_them(server, cluster):
     assert cluster.nodes() == []
     server.nodes = {
         "of OpenPAI": {"gpuTotal": 4, "gpuUsed": 1, "gpuAvailable": 3},
@@ -323,7 +323,7 @@ def test_what_each_node_has_is_read_as_far_as_it_is_told(server, cluster):
     assert cluster.nodes() == []
 
 
-def test_an_exceeded_quota_is_told_apart_from_a_missing_right(server, cluster):
+def test_an_exceeded_quota_and_a_missing_permission_raise_different_errors(server, cluster):
     server.misbehave((403, "ForbiddenUserError", "user ada exceeds the GPU quota of default"))
     with pytest.raises(QuotaExceeded, match="exceeds the GPU quota of default; the call is retried until"):
         cluster.submit(job_text())
@@ -332,7 +332,7 @@ def test_an_exceeded_quota_is_told_apart_from_a_missing_right(server, cluster):
         cluster.submit(job_text())
 
 
-def test_a_token_says_whose_it_is_where_openpai_tells(server, cluster):
+def test_the_user_of_a_token_is_known_if_openpai_reports_it(server, cluster):
     assert cluster.user_of_token() == USER
     server.misbehave(404)
     assert cluster.user_of_token() is None

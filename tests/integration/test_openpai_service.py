@@ -1,4 +1,4 @@
-"""The local OpenPAI as a process in the background: what nnictl openpai starts and ends, and a training service calls."""
+"""The local OpenPAI as a background process: start, stop, restart, and its files."""
 
 import concurrent.futures
 import contextlib
@@ -43,7 +43,7 @@ def at_hand(state):
 
 @pytest.fixture
 def state(tmp_path):
-    """A folder for a service, which ends with the test together with all its jobs."""
+    """The state folder of a service; the service and its jobs end with the test."""
     state = StateFolder(tmp_path / "state")
     yield state
     if not state.path.exists():
@@ -61,7 +61,7 @@ def state(tmp_path):
 
 @pytest.fixture
 def nnictl(tmp_path, state):
-    """Runs nnictl in a home of its own, on `state`: exit code, stdout, stderr."""
+    """Runs nnictl in a separate home with this state folder; returns exit code, stdout and stderr."""
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "user state")}
 
     def run(*arguments):
@@ -94,7 +94,7 @@ def start(state, **options):
 # ---- nnictl
 
 
-def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
+def test_start_prints_a_configuration_that_works_also_after_a_restart(nnictl, state):
     port = free_port_pair()
     code, out, err = nnictl("start", "--port", str(port))
     assert (code, err) == (0, "")
@@ -129,12 +129,12 @@ def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
     code, out, _ = nnictl("status")
     assert (code, "`nnictl openpai start` starts it" in out) == (1, True)
     assert json.loads(nnictl("status", "--json")[1])["isRunning"] is False
-    # It comes back as it was, and what was pasted still opens it.
+    # After a restart the printed configuration is still valid.
     assert nnictl("start")[0] == 0
     assert client.get(JOBS).status_code == 200
 
 
-def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
+def test_a_used_port_is_named_and_no_process_is_left(nnictl, state):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
         (("--port", "0"), "1<=x<=65535"),
     ],
 )
-def test_an_option_that_says_nothing_is_told_before_anything_is_started(nnictl, state, arguments, words):
+def test_an_invalid_option_is_refused_before_the_start(nnictl, state, arguments, words):
     code, out, err = nnictl("start", *arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("ERROR: cannot ")
@@ -165,7 +165,7 @@ def test_an_option_that_says_nothing_is_told_before_anything_is_started(nnictl, 
     assert not state.path.exists()
 
 
-def test_a_storage_that_was_made_before_the_first_start_is_no_obstacle(state):
+def test_a_storage_created_before_the_first_start_is_kept(state):
     state.storage.mkdir(parents=True)
     (state.storage / "data").write_text("mine")
     state.make()
@@ -173,7 +173,7 @@ def test_a_storage_that_was_made_before_the_first_start_is_no_obstacle(state):
     assert (state.storage / "data").read_text() == "mine"
 
 
-def test_a_folder_of_something_else_is_left_alone(nnictl, state):
+def test_a_state_folder_with_other_files_is_refused_and_unchanged(nnictl, state):
     state.path.mkdir(mode=0o755)
     (state.path / "thesis.tex").touch()
     code, _, err = nnictl("start")
@@ -184,7 +184,7 @@ def test_a_folder_of_something_else_is_left_alone(nnictl, state):
     state.path.rmdir()
 
 
-def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
+def test_options_of_the_first_start_are_stored_and_take_effect(nnictl, state, tmp_path):
     (tmp_path / "data").mkdir()
     told = tmp_path / "told"
     options = ("--port", str(free_port_pair()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
@@ -205,7 +205,7 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert client.get(f"/api/v2/storages/{storage['name']}").json()["data"]["path"] == str(tmp_path / "data")
 
 
-def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, tmp_path):
+def test_a_service_with_a_missing_storage_folder_still_runs_jobs(state, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     there = start(state, storages={"gone": str(gone)})
@@ -214,11 +214,11 @@ def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, t
     client = client_of(at_hand(state))
     assert client.submit(a_job_of("true")).status_code == 202
     job = f"{JOBS}/{there.credentials.user}~job"
-    wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "it runs to its end")
+    wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "the job succeeds")
     assert f"cannot find folder {gone} of storage gone" in state.log.read_text()
 
 
-def test_options_survive_the_way_over_a_command_line(tmp_path):
+def test_options_survive_a_round_trip_through_the_command_line(tmp_path):
     folder = tmp_path / "with = and , and blank"
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
@@ -234,10 +234,10 @@ def vars_of(options):
     return {name: getattr(options, name) for name in Options.__slots__}
 
 
-# ---- what is kept of secrets
+# ---- secrets
 
 
-def test_its_folder_is_closed_and_has_no_token_but_the_owners(state):
+def test_the_state_folder_is_private_and_contains_no_token_but_the_owners(state):
     state.path.mkdir(mode=0o755)
     there = start(state)
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
@@ -262,10 +262,10 @@ def test_its_folder_is_closed_and_has_no_token_but_the_owners(state):
             assert not [secret for secret in secrets if secret.encode() in content]
 
 
-def test_the_password_that_an_earlier_version_kept_is_removed_by_the_next_start(state):
+def test_a_password_stored_by_an_earlier_version_is_removed_at_the_next_start(state):
     there = start(state)
     daemon.stop(state)
-    # As version 0.22 wrote them.
+    # The files of version 0.22.
     credentials, accounts = state.path / "credentials.json", json.loads(state.accounts.read_text())
     earlier = {"user": there.credentials.user, "password": "in plain text", "token": there.credentials.token}
     credentials.write_text(json.dumps(earlier))
@@ -282,7 +282,7 @@ def test_the_password_that_an_earlier_version_kept_is_removed_by_the_next_start(
     assert client_of(again).post("/api/v2/users", json=new).status_code == 201
 
 
-def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state):
+def test_a_revoked_owner_token_is_replaced_at_the_next_start(state):
     there = start(state)
     client = client_of(there)
     assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
@@ -294,10 +294,10 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
     assert client_of(again).get(JOBS).status_code == 200
 
 
-# ---- its life
+# ---- lifecycle
 
 
-def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
+def test_concurrent_starts_share_one_service(state):
     state.make()
     state.write_process(daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair())))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -306,7 +306,7 @@ def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
     assert daemon.running(state) == found[0]
 
 
-def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
+def test_jobs_continue_without_the_service_and_are_adopted_by_the_next_one(state, tmp_path):
     there = start(state)
     go_on = tmp_path / "go on"
     waits = f"while ! test -e '{go_on}'; do sleep 0.05; done; echo went on"
@@ -330,7 +330,7 @@ def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
     assert client.get(uris["stdout"]).text == "went on\n"
 
 
-def test_a_stranger_at_its_port_is_not_taken_for_it_and_is_not_given_the_token(state):
+def test_a_listener_of_another_user_is_not_trusted_and_does_not_receive_the_token(state):
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -353,26 +353,24 @@ def test_a_stranger_at_its_port_is_not_taken_for_it_and_is_not_given_the_token(s
             pool.submit(serving.handle_request)
             assert daemon.running(state) is None
     assert asked == []
-    shutil.rmtree(state.path)  # nothing to end
+    shutil.rmtree(state.path)  # so that the fixture has nothing to stop
 
 
-def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
+def test_a_killed_service_is_detected_and_can_be_started_again(state):
     there = start(state)
     os.kill(there.process.pid, signal.SIGKILL)
-    wait_until(lambda: not state.is_owned(), "it has gone")
+    wait_until(lambda: not state.is_owned(), "the service has ended")
     assert daemon.running(state) is None
     assert daemon.stop(state) is None
     assert at_hand(state).credentials == there.credentials
 
 
-def test_a_torn_state_file_is_named_with_the_remedy_or_is_no_obstacle_and_no_job_is_forgotten(
-    state, tmp_path
-):
+def test_a_truncated_state_file_is_repaired_or_named_and_no_job_is_lost(state, tmp_path):
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))
     wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")
     os.kill(there.process.pid, signal.SIGKILL)
-    wait_until(lambda: not state.is_owned(), "it has gone")
+    wait_until(lambda: not state.is_owned(), "the service has ended")
     whole = tmp_path / "whole"
     shutil.copytree(state.path, whole)
     names = [
@@ -399,44 +397,47 @@ def test_a_torn_state_file_is_named_with_the_remedy_or_is_no_obstacle_and_no_job
                 os.kill(found.process.pid, signal.SIGKILL)
             named = rf"cannot .*{re.escape(name.rpartition('/')[2])}.*; .*(remove|restore) "
             assert not told or re.match(named, told), told
-            wait_until(lambda: not state.is_owned(), "it has gone")
+            wait_until(lambda: not state.is_owned(), "the service has ended")
     shutil.rmtree(state.path)
     shutil.copytree(whole, state.path)
 
 
-def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
+def test_a_service_with_a_broken_cluster_exits_instead_of_hanging(state):
     there = start(state)
     with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
         connection.execute("CREATE TRIGGER t BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END")
     with contextlib.suppress(requests.ConnectionError):
         client_of(there).submit(a_job_of("true"))
-    wait_until(lambda: not state.is_owned(), "it has ended")
+    wait_until(lambda: not state.is_owned(), "the service has ended")
     assert "bug" in state.stderr.read_text()
     with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
         connection.execute("DROP TRIGGER t")
-    wait_until(lambda: client_of(at_hand(state)).get(JOBS).json()[0]["completedTime"], "it goes on")
+    wait_until(
+        lambda: client_of(at_hand(state)).get(JOBS).json()[0]["completedTime"],
+        "the job ends after a new start",
+    )
 
 
-def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
+def test_stop_sends_no_signal_to_a_reused_pid(state):
     state.make()
     with subprocess.Popen(["sleep", "600"]) as bystander:
         state.write_process(daemon.ServiceProcess(bystander.pid, 0, "", "127.0.0.1", "0", Options()))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             with state.owned():
                 stopping = pool.submit(daemon.stop, state)
-                # It waits for an owner that says who it is.
+                # stop() waits until the owner has written its process record.
                 assert concurrent.futures.wait([stopping], timeout=0.3).not_done
             assert stopping.result(DEADLINE_S) is None
         assert bystander.poll() is None
         bystander.kill()
 
 
-def test_it_can_be_run_in_the_foreground_and_stopped_from_elsewhere(nnictl, state):
+def test_a_service_in_the_foreground_can_be_stopped_with_nnictl(nnictl, state):
     arguments = ["--state-dir", state.path.name, "--port", str(free_port_pair())]
     with subprocess.Popen(
         [sys.executable, "-m", "nni_manager.local_openpai", *arguments], cwd=state.path.parent
     ) as server:
-        wait_until(lambda: daemon.running(state), "it answers")
+        wait_until(lambda: daemon.running(state), "the service responds")
         assert nnictl("stop-service")[0] == 0
         assert server.wait(DEADLINE_S) == 0
 
@@ -460,7 +461,7 @@ def test_a_second_service_on_the_same_folder_is_refused(state):
     assert "see `nnictl openpai status`" in second.stderr
 
 
-def test_what_cannot_be_read_is_named(state):
+def test_an_unreadable_state_file_is_named_in_the_error(state):
     state.make()
     (state.path / "service.json").write_text("{")
     with pytest.raises(FolderUnusable, match=r"service\.json"):

@@ -1,4 +1,6 @@
-"""What only jobs on OpenPAI have: list calls, a log server, links. The rest is in tests/contract/test_platform_jobs.py."""
+"""Behaviour only of jobs on OpenPAI: list calls, log server, links. See
+tests/contract/test_platform_jobs.py for the rest.
+"""
 
 import contextlib
 
@@ -22,7 +24,7 @@ TRIAL = f"{USER}~nni_exp_EXPT_trial_trial1"
 
 
 class Site:
-    """A server, and the services of managers that follow one another."""
+    """A server, and the services of successive managers."""
 
     def __init__(self, folder):
         self.server = FakePai()
@@ -32,7 +34,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def manager(self, **changed):
-        """A manager's service from its start to its end."""
+        """A manager's service, which is closed with the block."""
         described = {"image": "i", "storage_name": "confignfs-data", "virtual_cluster": None} | changed
         pai = PaiConfig(
             *(self.server.host, USER, "t", None, self.folder, MOUNT), gpu=0, cpu=1, memory_mb=100, **described
@@ -49,7 +51,7 @@ class Site:
         return KeeperSettings("EXPT", job_id, str(self.folder / "EXPT"), "c0ffee", trial_id=trial_id)
 
     async def polled(self, times=2):
-        """The server was asked for its list so many times more."""
+        """Wait until the service has listed the jobs `times` more times."""
         seen = self.server.counted()["GET", "/jobs"]
         await until(
             lambda: self.server.counted()["GET", "/jobs"] >= seen + times, "the list is requested", DEADLINE_S
@@ -70,7 +72,7 @@ async def test_a_job_has_a_link_to_its_page_on_openpai(site):
         assert link.endswith("trial1")
 
 
-async def test_a_job_has_the_workspace_at_the_path_in_containers(site):
+async def test_a_job_receives_the_workspace_path_inside_the_container(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         (command,) = site.server.jobs[TRIAL].protocol.task_roles[0].commands
@@ -104,14 +106,14 @@ async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-async def test_calls_that_fail_are_a_problem_and_end_no_job(site, how):
+async def test_failed_calls_are_shown_as_a_problem_and_end_no_job(site, how):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
         site.server.misbehave(how, 30, at=("GET", "/jobs"))
         await until(lambda: service.problem, "the problem is shown")
         assert "cannot list jobs: " in service.problem
-        await until(lambda: not service.problem, "it is over")
+        await until(lambda: not service.problem, "the problem is cleared")
         assert site.ends == []
         site.server.misbehave(how, 2, at=("GET", "/jobs/{name}"))
         site.server.wait_for_job().end("SUCCEEDED", 0)
@@ -121,7 +123,7 @@ async def test_calls_that_fail_are_a_problem_and_end_no_job(site, how):
 SUBMIT = ("POST", "/jobs")
 
 
-async def test_a_job_created_by_a_call_whose_answer_was_lost_is_not_refused_afterwards(site):
+async def test_a_job_that_exists_after_a_lost_response_is_adopted_and_not_refused(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
     async with site.manager() as another:
@@ -135,7 +137,7 @@ async def test_a_job_created_by_a_call_whose_answer_was_lost_is_not_refused_afte
 async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(
     site, how, monkeypatch
 ):
-    # Far longer than a poll, and shorter than the test waits.
+    # Far above the poll interval, below the test's timeout.
     monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
     site.server.log_server = how
     async with site.manager() as service:
@@ -146,29 +148,31 @@ async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_anoth
             job.state = "RUNNING"
         jobs[0].end("FAILED", 1)
         jobs[1].end("FAILED", 2)
-        await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", DEADLINE_S)
+        await until(
+            lambda: site.server.log_calls == 2, "both messages are requested concurrently", DEADLINE_S
+        )
         await site.polled(3)
         jobs[2].end("SUCCEEDED", 0)
         await until(lambda: site.ends, "the other end is reported")
         assert [end.job_id for end in site.ends] == ["trial2"]
         await until(lambda: len(site.ends) == 3, "the time-out ends the wait", DEADLINE_S)
-        assert site.server.log_calls == 2, "once for each"
+        assert site.server.log_calls == 2, "one request per failed job"
     assert {end.exit_code for end in site.ends} == {0, 1, 2}
     assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
 
 
-async def test_a_job_that_ends_with_a_hanging_log_can_be_stopped_meanwhile(site):
+async def test_a_job_can_be_stopped_while_the_request_for_its_log_hangs(site):
     site.server.log_server = "hangs"
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         site.server.wait_for_job().end("FAILED", 1)
-        await until(lambda: site.server.log_calls, "the message is asked for", DEADLINE_S)
+        await until(lambda: site.server.log_calls, "the message is requested", DEADLINE_S)
         assert await service.stop("trial1")
         await until(lambda: site.ends, "the end is reported", DEADLINE_S)
     assert len(site.ends) == 1
 
 
-async def test_a_stop_that_is_refused_does_not_block_the_end_of_another_job(site):
+async def test_a_refused_stop_does_not_block_the_end_of_another_job(site):
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
             await service.submit(site.settings(job_id, job_id))

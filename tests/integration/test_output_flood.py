@@ -1,4 +1,4 @@
-"""A trial that writes more than any memory should hold."""
+"""A trial whose output is far larger than the keeper's memory."""
 
 import hashlib
 from pathlib import Path
@@ -31,7 +31,7 @@ def digest_of(path):
 
 
 def peak_memory_kb(pid):
-    """None once it is gone."""
+    """None after the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -39,24 +39,24 @@ def peak_memory_kb(pid):
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
-def test_a_keeper_needs_no_more_memory_for_a_gigabyte_of_output_and_delivers_all_of_it(a_real_experiment):
+def test_a_keeper_delivers_a_gigabyte_of_output_in_bounded_memory(a_real_experiment):
     experiment = a_real_experiment(FLOOD, trialConcurrency=1, maxTrialNum=1, logCollection="http")
     experiment.start()
     (stored,) = wait_until(
-        lambda: list(experiment.folder.collected_logs.glob("*/*/*/stdout")), "some of it is stored"
+        lambda: list(experiment.folder.collected_logs.glob("*/*/*/stdout")), "some output is stored"
     )
     wait_until(lambda: stored.stat().st_size >= WARM_BYTES, "the keeper is warm")
     (pid,) = experiment.keeper_pids()
     warm_kb = peak_memory_kb(pid)
     peaks_kb = []
 
-    def keeper_is_gone():
+    def keeper_has_ended():
         peak_kb = peak_memory_kb(pid)
         if peak_kb is not None:
             peaks_kb.append((peak_kb, stored.stat().st_size))
         return peak_kb is None
 
-    wait_until(keeper_is_gone, "all of it is delivered", scaled_s(150))
+    wait_until(keeper_has_ended, "all output is delivered", scaled_s(150))
     peak_kb, seen_bytes = peaks_kb[-1]
     assert seen_bytes > BLOCKS * BLOCK_BYTES * 0.9
     assert peak_kb - warm_kb < MAX_GROWTH_KB

@@ -1,4 +1,4 @@
-"""Who gets in to the web page: a browser by its link, nobody by half of a session, and no other page."""
+"""Access to the web page: links, sessions, and requests from other web pages."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ def served(tmp_path_factory):
 
 
 class Browser:
-    """What a browser does of its own accord with cookies, and what the page does with its key."""
+    """Behaves like a browser with cookies, and sends the session's key as the page does."""
 
     def __init__(self, served):
         self._origin = served.origin
@@ -50,7 +50,7 @@ def browser(served):
         yield made
 
 
-def test_a_link_opens_the_page_once(served, browser):
+def test_a_login_link_works_once(served, browser):
     link = served.link()
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
     assert browser.ask("GET", link.partition("#")[0].removeprefix(served.origin)).status_code == 200
@@ -62,16 +62,16 @@ def test_a_link_opens_the_page_once(served, browser):
     assert again.json()["error"].endswith("`nnictl webui url` prints another")
 
 
-def test_the_cookie_is_no_scripts_and_no_other_pages(served, browser):
+def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     cookie = browser.enter(served.link()).headers["Set-Cookie"]
     assert cookie.startswith("trial-keeper-TESTEXPT=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    assert "Secure" not in cookie  # it is HTTP, on loopback: browsers would not keep it
+    assert "Secure" not in cookie  # HTTP on loopback: browsers would drop a Secure cookie
     assert served.session_auth.token not in cookie
     assert browser.key not in cookie
 
 
-def test_neither_the_cookie_nor_the_key_lets_anybody_in_alone(served, browser):
+def test_a_request_needs_both_the_cookie_and_the_key(served, browser):
     browser.enter(served.link())
     key, browser.key = browser.key, ""
     for path in (f"{ROOT}/summary", f"{ROOT}/changes", f"{ROOT}/events", f"{ROOT}/openapi.json"):
@@ -82,7 +82,7 @@ def test_neither_the_cookie_nor_the_key_lets_anybody_in_alone(served, browser):
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
 
 
-def test_a_session_makes_no_links_and_so_no_other_sessions(served, browser):
+def test_a_session_cannot_create_login_links(served, browser):
     browser.enter(served.link())
     refused = browser.ask("POST", f"{ROOT}/entrance")
     assert (refused.status_code, refused.json()["error"]) == (
@@ -94,7 +94,7 @@ def test_a_session_makes_no_links_and_so_no_other_sessions(served, browser):
     assert browser.enter("#" + made.json()["code"]).status_code == 200
 
 
-def test_who_signs_out_is_out(served, browser):
+def test_a_signed_out_session_is_refused(served, browser):
     browser.enter(served.link())
     cookies = dict(browser.session.cookies)
     gone = browser.ask("DELETE", f"{ROOT}/session")
@@ -104,8 +104,8 @@ def test_who_signs_out_is_out(served, browser):
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
 
 
-def test_a_browser_that_has_seen_many_experiments_of_a_host_still_sees_the_next(served, browser):
-    """Cookies are sent to every port."""
+def test_a_login_deletes_the_oldest_session_cookies_of_other_experiments(served, browser):
+    """Browsers send cookies to every port of a host, so their total size must stay bounded."""
     for number in range(100):
         name = f"{'0' * 32}.{1_900_000_000 + number}.{'0' * 64}"
         browser.session.cookies.set(f"trial-keeper-OLDER{number:03d}", name, domain="127.0.0.1", path="/")
@@ -122,14 +122,14 @@ def test_a_browser_that_has_seen_many_experiments_of_a_host_still_sees_the_next(
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"code": 1}', b'{"code": null}', b'{"code": "x"}', b"\xff"]
 )
-def test_strangers_who_try_to_enter_get_a_sentence(served, body):
+def test_an_invalid_login_code_is_refused_with_an_error(served, body):
     answer = requests.post(f"{served.origin}{ROOT}/session", data=body, timeout=DEADLINE_S)
     assert answer.status_code in (400, 403)
     assert answer.json()["error"].startswith("cannot ")
     assert "Set-Cookie" not in answer.headers
 
 
-def test_strangers_may_send_a_code_and_no_more(served):
+def test_without_a_session_only_a_short_login_code_is_accepted(served):
     assert (
         requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=DEADLINE_S).status_code
         == 413
@@ -148,7 +148,7 @@ def test_strangers_may_send_a_code_and_no_more(served):
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"},
     ],
 )
-def test_another_page_does_nothing_with_a_session(served, browser, headers):
+def test_requests_from_another_web_page_are_refused_despite_a_session(served, browser, headers):
     browser.enter(served.link())
     for verb, path in [("GET", "summary"), ("DELETE", "experiment"), ("POST", "session")]:
         refused = browser.ask(verb, f"{ROOT}/{path}", headers=headers)
@@ -158,7 +158,7 @@ def test_another_page_does_nothing_with_a_session(served, browser, headers):
         )
 
 
-def test_a_link_may_stand_in_another_page_and_the_files_may_not_be_used_there(served, browser):
+def test_another_site_may_link_to_the_page_but_not_embed_its_files(served, browser):
     follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
     assert browser.ask("GET", "/enter", headers=follow).status_code == 200
     for dest in ("script", "iframe", "empty", "image"):
@@ -169,7 +169,7 @@ def test_a_link_may_stand_in_another_page_and_the_files_may_not_be_used_there(se
 # ---- the files of the page
 
 
-def test_everybody_gets_the_files_and_they_are_asked_for_once(served, browser):
+def test_the_page_is_served_without_a_session_and_cached_by_etag(served, browser):
     for path in PLACES:
         answer = browser.ask("GET", path)
         edition = re.search(r'"/page/(\w+)/main.js"', answer.text)[1]
@@ -184,7 +184,7 @@ def test_everybody_gets_the_files_and_they_are_asked_for_once(served, browser):
     assert browser.ask("GET", "/").headers["Location"] == "/oview"
 
 
-def test_every_file_of_the_page_is_served_as_what_it_is(served, browser):
+def test_every_file_of_the_page_is_served_unchanged(served, browser):
     for path in (path for path in FOLDER.rglob("*") if path.is_file()):
         answer = browser.ask("GET", f"/page/{path.relative_to(FOLDER).as_posix()}")
         assert path.suffix == ".html" or answer.content == path.read_bytes(), path
@@ -192,7 +192,7 @@ def test_every_file_of_the_page_is_served_as_what_it_is(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_what_the_document_names_is_kept_for_good_and_another_edition_is_asked_for_again(browser):
+def test_files_of_the_current_edition_are_immutable_and_others_are_revalidated(browser):
     document = browser.ask("GET", "/oview").text
     names = re.findall(r'(?:src|href)="(/page/[^"]+)"', document)
     assert len(names) > 3
@@ -203,7 +203,7 @@ def test_what_the_document_names_is_kept_for_good_and_another_edition_is_asked_f
     assert (other.status_code, other.headers["Cache-Control"]) == (200, "no-cache")
 
 
-def test_a_file_that_differs_makes_another_edition(tmp_path):
+def test_a_changed_file_changes_the_edition(tmp_path):
     (tmp_path / "index.html").write_text('<script src="/page/main.js"></script>')
     (tmp_path / "main.js").write_text("1")
     before = Files(tmp_path).edition
@@ -212,7 +212,7 @@ def test_a_file_that_differs_makes_another_edition(tmp_path):
     assert Files(tmp_path).edition != before
 
 
-def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
+def test_plotly_is_served_from_its_installed_package(served, browser):
     if importlib.util.find_spec("plotly") is None:
         pytest.skip("plotly is not installed")
     answer = browser.ask("GET", "/page/plotly.min.js")
@@ -229,7 +229,7 @@ def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
         "/page/index.html/", "/page/index.html%00", "/page/%ff", "/enter/x", "/oview/..", "/page/./index.html", "//oview",
     ],
 )  # fmt: skip
-def test_no_path_leads_to_another_file(served, target):
+def test_paths_outside_the_page_are_not_served(served, target):
     with socket.create_connection(("127.0.0.1", served.port), timeout=DEADLINE_S) as peer:
         peer.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
@@ -238,7 +238,7 @@ def test_no_path_leads_to_another_file(served, target):
     assert answer.split(b" ")[1] == b"401", answer
 
 
-def test_every_answer_tells_the_browser_what_the_page_may_do(served, browser):
+def test_every_response_has_security_headers(served, browser):
     browser.enter(served.link())
     for verb, path, status in [
         ("GET", "/oview", 200),
@@ -268,7 +268,7 @@ def test_every_answer_tells_the_browser_what_the_page_may_do(served, browser):
             assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_where_a_program_finds_a_manager_is_where_a_browser_does():
+def test_the_origin_of_a_manager_depends_on_its_host_and_certificate():
     for host, certificate, origin in [
         ("127.0.0.1", None, "http://127.0.0.1:80"),
         ("0.0.0.0", "AA", "https://127.0.0.1:80"),

@@ -1,6 +1,8 @@
-"""Trials of every shape, run by real keepers: when the end of one is told, nothing of it is left, and code and reason are right.
+"""Real keepers and trials of every shape: a trial's end is reported with code and reason after all its
+processes ended.
 
-What is left is looked for without the keeper's own means: these tests adopt whatever the keeper and its trial leave behind.
+The tests find leftover processes without the keeper's code: the test process adopts the orphans of keeper and
+trial.
 """
 
 import contextlib
@@ -41,7 +43,7 @@ TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGK
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NOBODY = 65534
 PYTHON = f"{shlex.quote(sys.executable)} -S -E"
-# Nothing in these tests waits for this grace: whatever ends before has ended by itself.
+# Longer than any test: a trial that ends earlier did not wait for the grace period.
 LONG_GRACE_S = 1000.0
 SHORT_GRACE_S = 0.2
 V2_MOUNTS = [
@@ -51,7 +53,7 @@ V2_MOUNTS = [
 ]
 
 PROGRAMS = {
-    # Tells that it is ready once it is deaf to the polite signal.
+    # Ignores SIGTERM, and then reports that it is ready.
     "deaf.py": """
 import signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -59,7 +61,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The daemon of the textbooks, with nothing left by which it could be known.
+    # The classic daemon: nothing links it to the trial any more.
     "daemon.py": """
 import os, signal
 if os.fork() == 0:
@@ -72,7 +74,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """,
-    # Never waits for its children.
+    # Never reaps its children.
     "careless.py": """
 import os, signal
 for _ in range(20):
@@ -82,7 +84,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # Goes on forking while it is killed: 400 processes in all, half of them in sessions of their own.
+    # Keeps forking while it is killed: 400 processes in all, half of them in sessions of their own.
     "fork_bomb.py": """
 import os, sys, time
 tokens, give = os.pipe()
@@ -110,7 +112,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # What it does in its grace takes a while, and several processes.
+    # Its work during the grace period takes a while, and several processes.
     "saving.py": """
 import os, signal, subprocess, sys
 def save(*_):
@@ -140,7 +142,7 @@ def _adopts_orphans():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    """Whatever a test has made is gone when it ends: a failure of its own, and no harm to the next one."""
+    """Kill every process that a test has left; such a process fails the test."""
     before = {child.pid for child in psutil.Process().children()}
     yield
     left = [child for child in stragglers() if child.pid not in before]
@@ -152,7 +154,7 @@ def _nothing_is_left():
 
 @pytest.fixture
 def programs(site):
-    """The site's code folder has the programs and a gate at which a trial says that it is ready."""
+    """The site's code folder has the programs, and a FIFO through which a trial reports that it is ready."""
     equip(site)
     return site
 
@@ -169,7 +171,7 @@ def wait_until_ready(site):
 
 
 def processes_of(keeper, *, in_namespace=False):
-    """What lives below the keeper, or below the first process of its namespace."""
+    """The descendants of the keeper, or of the first process of its namespace."""
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(keeper.pid)
         if in_namespace:
@@ -179,7 +181,7 @@ def processes_of(keeper, *, in_namespace=False):
 
 
 def stragglers():
-    """What keepers that have ended left to this process, the dead waited for and their guards left out."""
+    """Processes adopted from ended keepers; zombies are reaped and guards left out."""
     found = []
     for child in psutil.Process().children(recursive=True):
         if is_dead(child):
@@ -192,7 +194,7 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # One that is just ending, as a guard is when its keeper has gone, has no command line any more.
+        # An ending process has no command line, such as a guard without its keeper.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True
@@ -207,7 +209,9 @@ def is_keepers(process):
 
 
 def finish(site, keeper, *, in_namespace=False):
-    """Wait for the end of the trial and of the keeper. Nothing is left of the one when it is told, nor after the other."""
+    """Wait for the end of trial and keeper. No process is left when the trial's end is reported, nor
+    later.
+    """
     ended = site.manager.wait_for_message(TrialEnded)
     assert processes_of(keeper, in_namespace=in_namespace) == []
     sizes = {stream: len(site.file(stream)) for stream in (Stream.STDOUT, Stream.STDERR)}
@@ -238,12 +242,12 @@ def can_make_namespaces():
 
 
 needs_namespaces = pytest.mark.skipif(
-    not can_make_namespaces(), reason="this machine lets tests make no process namespace"
+    not can_make_namespaces(), reason="tests cannot create a PID namespace here"
 )
 
 
 def places(cases, *, again_in_namespace):
-    """Each case as it is, and some of them once more with the keeper as the first process of a namespace."""
+    """Each case, and some of them again with the keeper as PID 1 of a namespace."""
     again = [case for case in cases if case[0] in again_in_namespace]
     return [
         *(pytest.param(*case, False, id=case[0]) for case in cases),
@@ -301,7 +305,9 @@ LEFT_BEHIND = [
         ),
     ),
 )
-def test_a_trial_that_ends_by_itself(programs, _name, command, code, in_namespace):
+def test_a_trial_that_ends_by_itself_leaves_no_process_and_reports_its_exit_code(
+    programs, _name, command, code, in_namespace
+):
     keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
     reason = ExitReason.NONZERO_EXIT if code else ExitReason.SUCCEEDED
     assert finish(programs, keeper, in_namespace=in_namespace) == (code, reason)
@@ -314,12 +320,12 @@ def test_a_trial_that_ends_by_itself(programs, _name, command, code, in_namespac
         again_in_namespace=("KILL", "TERM"),
     ),
 )
-def test_a_trial_that_a_signal_ends(programs, _name, number, in_namespace):
+def test_a_trial_killed_by_a_signal_reports_the_signal(programs, _name, number, in_namespace):
     keeper = start(programs, f"setsid sleep 1000 & kill -{number} $$", in_namespace=in_namespace)
     assert finish(programs, keeper, in_namespace=in_namespace) == (128 + number, ExitReason.SIGNAL)
 
 
-def test_orphans_are_reaped_while_the_trial_goes_on(programs):
+def test_orphans_are_reaped_while_the_trial_runs(programs):
     programs.gate("gate")
     keeper = start(
         programs, "for i in {1..500}; do (true & true) & done; wait; echo > ready; read _ < gate || exit 4"
@@ -332,16 +338,16 @@ def test_orphans_are_reaped_while_the_trial_goes_on(programs):
             return [child.name() for child in children] == ["bash"]
         return False
 
-    wait_until(is_alone, "only the command is left, without any dead", timeout_s=DEADLINE_S)
+    wait_until(is_alone, "only the command is left, without zombies", timeout_s=DEADLINE_S)
     programs.open_gate("gate")
     assert finish(programs, keeper) == (4, ExitReason.NONZERO_EXIT)
 
 
 # ---- trials that are stopped
 
-DEAF = f"{PYTHON} deaf.py"
-# Each says that it is ready. These end at the polite signal, or with the last that can hear it.
-POLITE = [
+IGNORES_SIGTERM = f"{PYTHON} deaf.py"
+# Each reports that it is ready. These end at SIGTERM, or with their last process that handles it.
+ENDING_AT_SIGTERM = [
     ("one process", "echo > ready; exec sleep 1000", 128 + TERM),
     ("a shell and its child", "echo > ready; sleep 1000; true", 128 + TERM),
     ("a stopped child", "sleep 1000 & kill -STOP $!; echo > ready; wait", 128 + TERM),
@@ -355,28 +361,30 @@ POLITE = [
         "trap 'echo 9 >> saved; exit 7' TERM; echo > ready; sleep 1000 & wait",
         7,
     ),
-    ("a deaf process in a session of its own", f"setsid {DEAF} & sleep 1000; true", 128 + TERM),
+    ("a deaf process in a session of its own", f"setsid {IGNORES_SIGTERM} & sleep 1000; true", 128 + TERM),
     ("a daemon", f"{PYTHON} daemon.py; echo > ready; exec sleep 1000", 128 + TERM),
     ("children that nobody waits for", f"exec {PYTHON} careless.py", 128 + TERM),
 ]
-# These are killed when the grace is over.
-DEAF_ONES = [
-    ("a deaf process", f"exec {DEAF}", 128 + KILL),
+# These are killed after the grace period.
+IGNORING_SIGTERM = [
+    ("a deaf process", f"exec {IGNORES_SIGTERM}", 128 + KILL),
     ("a deaf shell", "trap '' TERM; echo > ready; while :; do sleep 1000; done", 128 + KILL),
-    ("a deaf child", f"{DEAF} & wait", 128 + TERM),
-    ("a deaf grandchild", f"bash -c '{DEAF}; true'; true", 128 + TERM),
-    ("a deaf process and one in another session", f"setsid sleep 1000 & exec {DEAF}", 128 + KILL),
+    ("a deaf child", f"{IGNORES_SIGTERM} & wait", 128 + TERM),
+    ("a deaf grandchild", f"bash -c '{IGNORES_SIGTERM}; true'; true", 128 + TERM),
+    ("a deaf process and one in another session", f"setsid sleep 1000 & exec {IGNORES_SIGTERM}", 128 + KILL),
 ]
 
 
 @pytest.mark.parametrize(
     ("_name", "command", "code", "in_namespace"),
     places(
-        POLITE,
+        ENDING_AT_SIGTERM,
         again_in_namespace=("a shell and its child", "a stopped child", "exit 3 in its handler", "a daemon"),
     ),
 )
-def test_a_trial_that_heeds_the_polite_signal(programs, _name, command, code, in_namespace):
+def test_a_trial_that_ends_at_sigterm_has_its_whole_grace_period(
+    programs, _name, command, code, in_namespace
+):
     keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     if in_namespace:
@@ -390,9 +398,11 @@ def test_a_trial_that_heeds_the_polite_signal(programs, _name, command, code, in
 
 @pytest.mark.parametrize(
     ("_name", "command", "code", "in_namespace"),
-    places(DEAF_ONES, again_in_namespace=("a deaf shell", "a deaf child")),
+    places(IGNORING_SIGTERM, again_in_namespace=("a deaf shell", "a deaf child")),
 )
-def test_a_trial_that_is_deaf_to_the_polite_signal(programs, _name, command, code, in_namespace):
+def test_a_trial_that_ignores_sigterm_is_killed_after_the_grace_period(
+    programs, _name, command, code, in_namespace
+):
     keeper = start(programs, command, in_namespace=in_namespace, grace_s=SHORT_GRACE_S)
     wait_until_ready(programs)
     if in_namespace:
@@ -404,7 +414,7 @@ def test_a_trial_that_is_deaf_to_the_polite_signal(programs, _name, command, cod
 
 
 @pytest.mark.parametrize("number", [TERM, INT, HUP], ids=lambda number: number.name)
-def test_every_signal_that_asks_a_keeper_to_end_is_a_polite_one_to_the_trial(programs, number):
+def test_a_keeper_forwards_every_termination_signal_to_the_trial_as_sigterm(programs, number):
     keeper = start(programs, f"exec {PYTHON} handler.py 3", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(number)
@@ -416,19 +426,19 @@ def test_every_signal_that_asks_a_keeper_to_end_is_a_polite_one_to_the_trial(pro
     [(TERM, TERM), (TERM, INT), (INT, TERM), (HUP, HUP)],
     ids=lambda pair: "+".join(n.name for n in pair),
 )
-def test_a_second_signal_ends_the_grace(programs, pair):
-    keeper = start(programs, f"setsid sleep 1000 & exec {DEAF}", grace_s=LONG_GRACE_S)
+def test_a_second_signal_ends_the_grace_period(programs, pair):
+    keeper = start(programs, f"setsid sleep 1000 & exec {IGNORES_SIGTERM}", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(pair[0])
-    wait_until(lambda: b"stopping" in programs.file(Stream.KEEPER), "the first signal is noted")
+    wait_until(lambda: b"stopping" in programs.file(Stream.KEEPER), "the first signal is logged")
     keeper.signal(pair[1])
     assert finish(programs, keeper) == (128 + KILL, ExitReason.JOB_LOST)
     assert b"received a second signal" in programs.file(Stream.KEEPER)
 
 
-def test_the_grace_of_the_command_line_comes_before_that_of_the_settings(programs):
+def test_the_grace_period_of_the_command_line_overrides_that_of_the_settings(programs):
     keeper = start(
-        programs, f"exec {DEAF}", arguments=("--grace-s", str(SHORT_GRACE_S)), grace_s=LONG_GRACE_S
+        programs, f"exec {IGNORES_SIGTERM}", arguments=("--grace-s", str(SHORT_GRACE_S)), grace_s=LONG_GRACE_S
     )
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -436,14 +446,14 @@ def test_the_grace_of_the_command_line_comes_before_that_of_the_settings(program
 
 
 @pytest.mark.parametrize("grace", ["soon", "-1", "inf"])
-def test_a_grace_that_is_none_is_refused(programs, grace):
+def test_an_invalid_grace_period_is_refused(programs, grace):
     keeper = start(programs, "true", arguments=("--grace-s", grace))
     assert keeper.wait() == 100
     assert f"GRACE_S is '{grace}'" in keeper.stderr
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_a_trial_that_ends_as_it_is_stopped_has_one_end(programs, _again):
+def test_a_trial_that_exits_while_it_is_stopped_reports_one_end(programs, _again):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -452,18 +462,20 @@ def test_a_trial_that_ends_as_it_is_stopped_has_one_end(programs, _again):
     assert reason in ((ExitReason.JOB_LOST, ExitReason.NONZERO_EXIT) if code == 5 else (ExitReason.JOB_LOST,))
 
 
-def test_a_stop_over_the_stream_ends_what_left_the_session(programs):
-    keeper = start(programs, f"{PYTHON} daemon.py; setsid {DEAF} & sleep 1000; true", grace_s=LONG_GRACE_S)
+def test_a_stop_from_the_manager_also_ends_processes_in_other_sessions(programs):
+    keeper = start(
+        programs, f"{PYTHON} daemon.py; setsid {IGNORES_SIGTERM} & sleep 1000; true", grace_s=LONG_GRACE_S
+    )
     wait_until_ready(programs)
     programs.manager.wait_for_message(TrialStarted)
     programs.manager.send(StopTrial(TRIAL, ExitReason.STOPPED_BY_USER))
     assert finish(programs, keeper) == (128 + TERM, ExitReason.STOPPED_BY_USER)
 
 
-# ---- whom the kernel takes
+# ---- the kernel's OOM killer
 
 
-def test_the_kernel_would_take_any_process_of_the_trial_before_the_keeper(programs):
+def test_trial_processes_have_a_higher_oom_score_than_the_keeper(programs):
     keeper = start(
         programs,
         "(setsid cat /proc/self/oom_score_adj &) ; cat /proc/$$/oom_score_adj; echo > ready; exec sleep 1000",
@@ -472,7 +484,7 @@ def test_the_kernel_would_take_any_process_of_the_trial_before_the_keeper(progra
     scores = [int(score) for score in programs.file(Stream.STDOUT).split()]
     own = Path(f"/proc/{keeper.pid}/oom_score_adj")
     assert scores
-    # The keeper takes its own back once the trial has begun, which may have said so before.
+    # The keeper resets its own score after the trial's start, possibly after the trial's output.
     wait_until(
         lambda: all(score == min(int(own.read_text()) + 500, 1000) for score in scores),
         "the trial's score is higher than the keeper's",
@@ -483,19 +495,19 @@ def test_the_kernel_would_take_any_process_of_the_trial_before_the_keeper(progra
 
 @pytest.fixture
 def memory_limit():
-    """Makes a control group of this machine with a limit, and the command that enters it."""
+    """Creates a control group with a memory limit; gives the command that enters it."""
     mounts = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":", 2)[2] for line in mounts if ":memory:" in line), None)
     folder = Path(f"/sys/fs/cgroup/memory{own}") / f"trial-keeper-test-{os.getpid()}"
     try:
         folder.mkdir()
     except OSError:
-        pytest.skip("no control group with a memory limit can be made here")
+        pytest.skip("a control group with a memory limit cannot be created here")
     (folder / "memory.limit_in_bytes").write_text(str(200 << 20))
     with contextlib.suppress(OSError):  # without swap there is no such file
         (folder / "memory.memsw.limit_in_bytes").write_text(str(200 << 20))
     yield entering(folder)
-    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "nobody is in the group")
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "no process is in the group")
     folder.rmdir()
 
 
@@ -506,7 +518,7 @@ def entering(group):
 @pytest.mark.parametrize(
     "command", [f"exec {PYTHON} greedy.py", f"{PYTHON} greedy.py; true", f"{PYTHON} greedy.py || exit 3"]
 )
-def test_a_trial_that_fills_the_memory_is_told_what_to_do(programs, memory_limit, command):
+def test_a_trial_killed_for_memory_fails_with_the_limit_and_the_remedy(programs, memory_limit, command):
     keeper = start(programs, f"echo before >&2; {command}", prefix=memory_limit)
     code, reason = finish(programs, keeper)
     assert (code, reason) == (3 if "exit 3" in command else 128 + KILL, ExitReason.OUT_OF_MEMORY)
@@ -519,19 +531,19 @@ def test_a_trial_that_fills_the_memory_is_told_what_to_do(programs, memory_limit
     assert rest[0] == "before"
 
 
-def test_a_trial_that_gets_over_a_full_memory_has_succeeded(programs, memory_limit):
+def test_a_trial_that_handles_an_oom_kill_of_a_child_has_succeeded(programs, memory_limit):
     keeper = start(programs, f"{PYTHON} greedy.py || true", prefix=memory_limit)
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
 
 
-def test_of_trials_in_turn_only_the_one_that_fills_the_memory_is_told_so(programs, memory_limit):
+def test_of_successive_trials_only_the_oom_killed_one_is_reported_as_out_of_memory(programs, memory_limit):
     manager = programs.manager
     commands = {"first": "exit 3", "second": f"{PYTHON} greedy.py || exit 3", "third": "exit 3"}
     for trial_id, command in commands.items():
         programs.add_trial(command, trial_id=trial_id)
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
-    for trial_id in commands:  # two of them wait for the end of the one before
+    for trial_id in commands:  # the second and third are prefetched
         manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
@@ -543,14 +555,14 @@ def test_of_trials_in_turn_only_the_one_that_fills_the_memory_is_told_so(program
     assert keeper.wait() == 0
 
 
-def test_a_failure_beside_a_strangers_full_memory_is_the_trials_own(programs, memory_limit):
+def test_an_oom_kill_of_another_process_does_not_change_the_reason_of_a_failed_trial(programs, memory_limit):
     programs.gate("gate")
-    stranger = subprocess.Popen([*memory_limit, "sleep", "1000"])
+    other_process = subprocess.Popen([*memory_limit, "sleep", "1000"])
     keeper = start(programs, "echo > ready; read -r < gate || true; exit 3", prefix=memory_limit)
     wait_until_ready(programs)
     killed = subprocess.run([*memory_limit, sys.executable, programs.code / "greedy.py"], check=False)
-    stranger.kill()
-    stranger.wait()
+    other_process.kill()
+    other_process.wait()
     assert killed.returncode == -KILL
     programs.open_gate("gate")
     assert finish(programs, keeper) == (3, ExitReason.NONZERO_EXIT)
@@ -561,7 +573,9 @@ def test_a_failure_beside_a_strangers_full_memory_is_the_trials_own(programs, me
 
 @pytest.fixture
 def open_site(as_nobody):
-    """A site that any user may enter, and a command that runs as nobody. It has a program that makes anybody root."""
+    """A site that any user may enter, the command that runs as nobody, and a setuid program that becomes
+    root.
+    """
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
     site = Site(folder)
@@ -579,7 +593,7 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# Becomes root once it is another program: nobody but root can signal it then.
+# Exec through the setuid program: from then on only root can signal the process.
 BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
 
 
@@ -590,7 +604,7 @@ def add_trial_of_nobody(site, command):
 
 
 @pytest.mark.any_machine
-def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_site):
+def test_a_reused_job_exits_if_it_cannot_kill_a_process_of_a_trial(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, BECOMES_ROOT)
     keeper = site.start_keeper(trial_id=None, job_id="env-0", options={"prefix": as_nobody})
@@ -606,7 +620,7 @@ def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_s
 
 
 @pytest.mark.any_machine
-def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end(open_site):
+def test_a_process_that_cannot_be_killed_is_named_and_the_trial_still_ends(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
     keeper = site.start_keeper(options={"prefix": as_nobody})
@@ -625,25 +639,25 @@ def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end
 
 @pytest.fixture
 def delegated_group():
-    """A control group (v2) that belongs to nobody, as a user's does under systemd."""
+    """A control group (v2) owned by user nobody, like a user's group under systemd."""
     mount = next((path for path in V2_MOUNTS if os.access(path, os.W_OK)), None)
     folder = (mount or Path("/nowhere")) / f"trial-keeper-test-{os.getpid()}"
     try:
         folder.mkdir()
     except OSError:
-        pytest.skip("no control group can be made here")
+        pytest.skip("a control group cannot be created here")
     for path in (folder, folder / "cgroup.procs", folder / "cgroup.kill"):
         os.chown(path, NOBODY, NOBODY)
     yield folder
     (folder / "cgroup.kill").write_text("1")
-    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "nobody is in the group")
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "no process is in the group")
     folder.rmdir()
 
 
 @pytest.mark.any_machine
-def test_where_control_groups_can_be_made_another_users_process_is_ended_too(open_site, delegated_group):
+def test_with_control_groups_a_process_of_another_user_is_killed_too(open_site, delegated_group):
     site, as_nobody = open_site
-    look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"  # it is moved soon after its start
+    look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"  # the move follows soon after the start
     add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
     site.manager.closes = False
     keeper = site.start_keeper(
@@ -657,14 +671,14 @@ def test_where_control_groups_can_be_made_another_users_process_is_ended_too(ope
 
 # ---- a keeper that is killed
 
-SPREAD_OUT = f"setsid {DEAF} & (sleep 1000 &) ; sleep 1000 | cat"
+SPREAD_OUT = f"setsid {IGNORES_SIGTERM} & (sleep 1000 &) ; sleep 1000 | cat"
 
 
 def guards():
     return [child for child in psutil.Process().children() if is_keepers(child) and not is_dead(child)]
 
 
-def test_a_keeper_that_is_killed_takes_its_trial_with_it(silent_site):
+def test_the_guard_ends_the_trial_of_a_killed_keeper(silent_site):
     site = silent_site
     equip(site)
     site.add_trial(SPREAD_OUT)
@@ -678,9 +692,7 @@ def test_a_keeper_that_is_killed_takes_its_trial_with_it(silent_site):
     )
 
 
-def test_where_control_groups_can_be_made_a_killed_keeper_leaves_not_even_a_daemon(
-    silent_site, delegated_group
-):
+def test_with_control_groups_a_killed_keeper_leaves_no_daemon_of_its_trial(silent_site, delegated_group):
     site = silent_site
     equip(site)
     look = "until grep -q '/trial-[0-9]' /proc/self/cgroup; do :; done"
@@ -695,13 +707,13 @@ def test_where_control_groups_can_be_made_a_killed_keeper_leaves_not_even_a_daem
     assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
 
 
-def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attempt_begins(
+def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_attempt(
     silent_site, tmp_path
 ):
     site = silent_site
     equip(site)
     site.add_trial(f"{SPREAD_OUT}; true")
-    # Another task of this trial, as containers have it that share a machine.
+    # Another task of this trial, as in containers on the same machine.
     other = subprocess.Popen(
         ["sleep", "1000"],
         env=os.environ
@@ -725,7 +737,7 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        # Some go by themselves when others do.
+        # The others end by themselves.
         assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:
@@ -733,9 +745,9 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
         other.wait()
 
 
-# ---- what is no trial's
+# ---- exempt processes
 
-SPARED = r"""
+EXEMPT = r"""
 import json, os, subprocess, sys, time
 from pathlib import Path
 from trial_keeper.core.warm_command import WarmCommand
@@ -811,9 +823,9 @@ print(json.dumps(said))
 """
 
 
-def test_what_is_spared_outlives_every_trial_and_is_left_to_its_owner(tmp_path):
+def test_exempt_sessions_survive_every_trial_and_stay_with_their_owner(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", SPARED, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", EXEMPT, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == {

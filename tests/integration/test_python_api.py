@@ -28,7 +28,7 @@ nni_sdk.report_final_result({"default": x, "loss": -x})
 # Reports once and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 PAGE = (Path(__file__).parents[2] / "docs/python-api.md").read_text()
-# The page's first example, and what keeps it small and in its place.
+# The page's first example, with limits that keep it small.
 PREPARED = (
     PAGE.partition("```python\n")[2].partition("```")[0]
     + """\
@@ -43,7 +43,7 @@ experiment.config.experiment_working_directory = "../experiments"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """The folder of a user's script, in a home of its own; this process works there."""
+    """The folder of a user's script and the current directory, with a separate home."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "train.py").write_text(GOOD)
@@ -64,14 +64,14 @@ def prepared():
     return names["experiment"]
 
 
-def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_stopped(place, capsys):
+def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_stopped(place, capsys):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         shown = capsys.readouterr().out
         assert "2/2 ended" in shown
         assert f"Experiment {experiment.id} is served at http://127.0.0.1:{experiment.port}/" in shown
 
-        def everything():
+        def all_answers():
             trials = experiment.list_trial_jobs()
             return (
                 experiment.get_status(),
@@ -85,8 +85,8 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
                 experiment.export_data(),
             )
 
-        told = everything()
-        status, trials, second, statistics, metrics, of_first, params, name, results = told
+        answers = all_answers()
+        status, trials, second, statistics, metrics, of_first, params, name, results = answers
         assert (status, statistics) == ("DONE", [{"trialJobStatus": "SUCCEEDED", "trialJobNumber": 2}])
         assert [trial.sequenceId for trial in trials] == [0, 1]
         assert (second, name) == (trials[1], "tiny")
@@ -114,29 +114,29 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
         ):
             with pytest.raises(UserError, match=said):
                 wrong()
-    assert everything() == told
+    assert all_answers() == answers
     assert experiment.port is None
     with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) resumes it"):
         experiment.update_max_trial_number(5)
     assert left_in(place) == []
 
 
-def test_when_no_trial_has_a_result_a_warning_says_why_and_where_to_look(place, capsys):
+def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(place, capsys):
     experiment = prepared()
     experiment.config.trial_command = "exit 3"
     with experiment:
-        assert experiment.run("auto") is True  # as with NNI: it came to its end
+        assert experiment.run("auto") is True  # as with NNI: the experiment is complete
         last = capsys.readouterr().err.splitlines()[-1]
     assert "none of 2 trials succeeded; the last one " in last
     assert "exit code 3; `nnictl log trial" in last
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys):
+def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
-        # Its block stops what it has started, which is nothing.
+        # The end of this block stops only what the block started: nothing.
         with Experiment.connect(experiment.port) as other:
             assert other.id == experiment.id
             other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
@@ -154,11 +154,12 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
         assert second.parameters["x"] >= 5
         experiment.kill_trial_job(first.trialJobId)
         wait_until(
-            lambda: experiment.get_trial_job(first.trialJobId).status == "USER_CANCELED", "it has ended"
+            lambda: experiment.get_trial_job(first.trialJobId).status == "USER_CANCELED",
+            "the trial has ended",
         )
         _ = 1 / 0
     assert experiment.get_status() == "STOPPED"
-    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # which the manager's log says
+    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # from the manager's log
     assert left_in(place) == []
 
     (place / "train.py").write_text(GOOD)
@@ -167,10 +168,10 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
     assert Experiment.connect(port).get_status() == "STOPPED"
     resumed = Experiment(id=experiment.id)
     assert resumed.has_checkpoint()
-    assert resumed.run_or_resume("auto") is True  # the manager takes the place of the view
-    nobodys = free_port_pair()
-    with pytest.raises(UserError, match=f"connect to port {nobodys}: none of your experiments uses it"):
-        Experiment.connect(nobodys)
+    assert resumed.run_or_resume("auto") is True  # the manager replaces the view
+    unused = free_port_pair()
+    with pytest.raises(UserError, match=f"connect to port {unused}: none of your experiments uses it"):
+        Experiment.connect(unused)
     resumed.stop()
     viewed.stop()
     assert left_in(place) == []
@@ -178,7 +179,7 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
 
 @pytest.fixture
 def started(place):
-    """Starts a script that ends with what is given; its stdin and stdout are pipes."""
+    """Starts a script that ends with the given lines; its stdin and stdout are pipes."""
     scripts = []
 
     def start(last_lines):
@@ -211,7 +212,7 @@ def known():
     return [known_experiment(folder) for folder in Registry.of_user().all()]
 
 
-def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
+def test_ctrl_c_stops_the_experiment_and_the_script_continues(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started("print('run is', experiment.run('auto'), experiment.get_status())")
     read_until(script, "1 running")
@@ -222,7 +223,7 @@ def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
     assert left_in(place) == []
 
 
-def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does_not(place, started):
+def test_the_exit_of_the_script_stops_the_experiment_and_the_exit_of_a_fork_does_not(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
         "import os, sys\n"
@@ -238,7 +239,7 @@ def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does
     assert left_in(place) == []
 
 
-def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
+def test_sigkill_of_the_script_stops_its_experiment_but_not_a_detached_one(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
         "experiment.start('auto', run_mode=RunMode.Detach)\n"

@@ -1,4 +1,4 @@
-"""A Python script that was written for NNI, as its page on FrameworkController has it, on a Kubernetes cluster of our own."""
+"""The Python script of NNI's page on FrameworkController, on a fake Kubernetes cluster."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ from nni_manager.store.folders import ExperimentFolder
 pytest.importorskip("kubernetes")
 
 EXPORT = "10.20.30.40:/mnt/nfs/nni"
-# What the page leaves to its reader is filled in: the search space and the training code.
+# The page leaves the search space and the training code to its reader; they are filled in.
 PAGE = """\
 from nni.experiment import (
     Experiment,
@@ -59,7 +59,7 @@ MODEL = """\
 import nni_sdk as nni
 nni.report_final_result(nni.get_next_parameter()["x"])
 """
-# A table of mounts that has the export, which nobody can mount here.
+# A mount table with the export, which tests cannot really mount.
 RUN = """\
 import pathlib, sys
 from nni_manager.training_services import mounts
@@ -81,7 +81,7 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
+def test_the_script_of_nnis_documentation_runs_unchanged(place):
     with KubeCluster(place / "node", {EXPORT: place / "storage"}) as cluster:
         cluster.store.create(DEFINITIONS, "", FRAMEWORK)
         cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkcontroller"}})
@@ -106,6 +106,8 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
             assert len(re.findall(f"{camel} .* is read as {snake}", done.stderr)) == 1
         assert "docker_image is not set: NNI's default " in done.stderr
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
-        wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", DEADLINE_S)
+        wait_until(
+            lambda: not any(cluster.store.list(kind) for kind in kinds), "all objects are deleted", DEADLINE_S
+        )
         known = known_experiment(ExperimentFolder(place / "nni-experiments" / experiment_id))
         assert (known.manager, known.stored.status()["status"]) == (None, "DONE")

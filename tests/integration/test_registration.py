@@ -1,4 +1,4 @@
-"""A process is registered before it executes: a keeper that dies first leaves nothing, and one that dies later leaves nothing."""
+"""The keeper registers a process before it executes, so no process survives a killed keeper."""
 
 import contextlib
 import ctypes
@@ -39,7 +39,7 @@ def start(command, register):
 def warm_start():
     return WarmStart(WarmCommand("python", "train.py", ()), str(folder), environ, folder / "out", folder / "err")
 """
-# Each dies when it is to register a process, so that nobody ever learns of it.
+# Each keeper kills itself when it is about to register a process.
 DYING = {
     "a command": "start('touch ran', die)",
     "a command with an empty environment": "start('exec env -i touch ran', die)",
@@ -52,7 +52,7 @@ assert w.is_ready(20)
 w.start(warm_start())
 """,
 }
-# What only its session leads to: bash replaces itself by a program without an environment, and a child stays.
+# Only the session links these processes: bash execs a program without an environment, and a child remains.
 EMPTIED = "exec env -i bash -c 'sleep 1000 & echo $$ $!; exec sleep 1000'"
 
 
@@ -65,7 +65,7 @@ def _adopts_orphans():
 
 
 def play(tmp_path, program, prologue=IMPORTS):
-    """Run a keeper in little."""
+    """Run a minimal keeper."""
     return subprocess.run(
         [sys.executable, "-c", prologue + program, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))},
@@ -76,7 +76,7 @@ def play(tmp_path, program, prologue=IMPORTS):
 
 
 def living_children():
-    """What this process has adopted and has not ended; the dead are waited for."""
+    """The running processes that this process has adopted; zombies are reaped."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -89,15 +89,15 @@ def living_children():
 
 
 @pytest.mark.parametrize("what", DYING)
-def test_nothing_executes_before_it_is_registered(tmp_path, what):
+def test_a_process_never_executes_before_its_registration(tmp_path, what):
     (tmp_path / "train.py").write_text("open('" + str(tmp_path / "ran") + "', 'w')\n")
     died = play(tmp_path, DYING[what])
     assert died.returncode == -signal.SIGKILL, died.stderr
-    wait_until(lambda: not living_children(), "what it had started has ended")
+    wait_until(lambda: not living_children(), "its processes have ended")
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_command_is_executed_once_it_is_registered(tmp_path):
+def test_a_command_executes_after_its_registration(tmp_path):
     program = """
 known = []
 trial = start("echo $$; cat; echo ${REPLY-nothing} ${TMOUT-nothing}; exit 3", known.append)
@@ -128,7 +128,7 @@ die()
     wait_until(lambda: not living_children(), "the trial and the guard have ended")
 
 
-def test_a_guard_ends_what_left_the_session_of_a_trial_that_lives(tmp_path):
+def test_a_guard_ends_processes_that_left_the_session_of_a_running_trial(tmp_path):
     left = f'{shlex.quote(sys.executable)} -S -c \'import os; os.setsid(); os.execve("/bin/sleep", ["sleep", "1000"], {{}})\''
     program = f"""
 guard = OrphanReaper()
@@ -142,7 +142,7 @@ die()
     wait_until(lambda: not living_children(), "the trial and the guard have ended")
 
 
-def test_a_trial_that_is_over_is_no_business_of_the_guard(tmp_path):
+def test_a_guard_leaves_the_processes_of_an_ended_trial_alone(tmp_path):
     program = """
 guard = OrphanReaper()
 guard.watch((str(folder),))
@@ -156,7 +156,7 @@ die()
     wait_until(lambda: not living_children(), "the trial has ended")
 
 
-# ---- what the manager ends when keeper and guard are gone
+# ---- processes that the manager ends without keeper and guard
 
 
 def started(command, **environ):
@@ -175,32 +175,32 @@ def is_marked(folder):
 
 def test_leftovers_are_found_by_environment_ancestry_and_session(tmp_path):
     command = "env -i sleep 1000 & env -i setsid sleep 1000 & (env -i sleep 1000 & ) ; setsid sleep 1000 & echo go; wait"
-    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    unrelated = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     trial = started(command, **{MARKER: str(tmp_path)})
     assert trial.stdout.readline() == "go\n"
     wait_until(
         lambda: [psutil.Process(pid).name() for pid in living_children()].count("sleep") == 5,
-        "all have begun",
+        "all have started",
     )
     reap_orphans(is_marked(tmp_path))
-    assert living_children() == [stranger.pid]
-    stranger.kill()
-    for process in (stranger, trial):
+    assert living_children() == [unrelated.pid]
+    unrelated.kill()
+    for process in (unrelated, trial):
         process.wait()
     trial.stdout.close()
 
 
-def test_a_daemon_that_works_for_a_trial_stays(tmp_path):
+def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    wait_until(lambda: len(living_children()) == 2, "it works")
+    wait_until(lambda: len(living_children()) == 2, "the daemon's child runs")
     reap_orphans(is_marked(tmp_path))
     assert daemon.stdout.readline() == "still here\n"
     daemon.wait()
     daemon.stdout.close()
 
 
-def test_a_trial_is_not_over_before_the_guard_has_ended(tmp_path):
+def test_reap_orphans_waits_for_the_end_of_the_guard(tmp_path):
     guard = started("exec sleep 1000", GUARD_OF="this")
     guard_ends = threading.Timer(0.3, guard.kill)
     guard_ends.start()
@@ -212,7 +212,7 @@ def test_a_trial_is_not_over_before_the_guard_has_ended(tmp_path):
     guard.stdout.close()
 
 
-def test_a_guard_that_is_frozen_holds_up_nobody_for_ever(tmp_path):
+def test_a_suspended_guard_is_killed(tmp_path):
     guard = started("exec sleep 1000", GUARD_OF="this")
     guard.send_signal(signal.SIGSTOP)
     reap_orphans(is_marked(tmp_path), lambda environ: environ.get("GUARD_OF") == "this")

@@ -1,4 +1,4 @@
-"""A real keeper that is given one trial after another: what each of them finds, and what is left of it."""
+"""A real keeper that runs many trials in sequence, and the isolation between them."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ class Job:
         return manager.wait_for(lambda: manager.store.ended.get(key), f"the end of {trial_id}")
 
     def run(self, command: str, **fields) -> bytes:
-        """What the command printed, once the keeper is idle again."""
+        """Run a trial; return its output once the keeper is idle again."""
         trial_id = self.give(command, **fields)
         ended = self.end_of(trial_id)
         said = self.site.file(Stream.STDOUT, key_of(trial_id))
@@ -81,10 +81,10 @@ def job(site):
     return Job(site)
 
 
-# ---- in turn
+# ---- trials in sequence
 
 
-def test_two_hundred_trials_follow_each_other_in_one_keeper(site):
+def test_one_keeper_runs_two_hundred_trials_in_sequence(site):
     job = Job(site, collect_logs=True)
     for number in range(200):
         assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
@@ -100,7 +100,7 @@ def test_two_hundred_trials_follow_each_other_in_one_keeper(site):
         assert ended.started_at_s <= ended.ended_at_s
 
 
-def test_every_trial_has_its_own_end_and_the_job_ends_well(job):
+def test_a_failed_trial_does_not_fail_the_reused_job(job):
     failed = job.give("exit 3")
     assert job.end_of(failed).exit_code == 3
     job.await_idle()
@@ -108,7 +108,7 @@ def test_every_trial_has_its_own_end_and_the_job_ends_well(job):
     assert job.leave() == 0
 
 
-def test_a_trial_that_is_stopped_leaves_its_place_to_the_next(job):
+def test_a_reused_job_runs_the_next_trial_after_a_stopped_one(job):
     stopped = job.give("echo here; sleep 1000")
     wait_for_text(job.site.attempt(key_of(stopped)).stream(Stream.STDOUT), b"here")
     job.site.manager.send(StopTrial(stopped, ExitReason.EARLY_STOPPED))
@@ -117,7 +117,7 @@ def test_a_trial_that_is_stopped_leaves_its_place_to_the_next(job):
     assert job.run("echo next") == b"next\n"
 
 
-def test_a_trial_that_waits_is_given_back_and_one_that_runs_is_not(job):
+def test_a_queued_trial_is_revoked_and_a_running_one_is_not(job):
     manager = job.site.manager
     assert manager.all_of(Hello)[0].supports_revoke
     os.mkfifo(job.site.code / "gate")
@@ -125,7 +125,7 @@ def test_a_trial_that_waits_is_given_back_and_one_that_runs_is_not(job):
     next_one, last = job.give("echo next"), job.give("echo last")
     for trial_id in (running, last):
         manager.send(RevokeTrial(trial_id))
-    manager.wait_for(lambda: manager.all_of(TrialRevoked), "one of them is given back")
+    manager.wait_for(lambda: manager.all_of(TrialRevoked), "one of them is revoked")
     (job.site.code / "gate").write_text("go on\n")
     assert job.end_of(next_one).exit_code == 0
     job.await_idle()
@@ -133,12 +133,12 @@ def test_a_trial_that_waits_is_given_back_and_one_that_runs_is_not(job):
     assert not job.site.attempt(key_of(last)).path.exists()
 
 
-def test_no_process_of_a_trial_is_there_when_the_next_one_begins(job):
+def test_no_process_of_a_trial_runs_when_the_keeper_is_idle_again(job):
     job.run("(setsid sleep 1000 & sleep 1000 & nohup sleep 1000 & disown) > nothing 2>&1; echo done")
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
 
 
-def test_the_output_of_all_trials_is_repeated_in_order(site):
+def test_the_keeper_relays_the_output_of_all_trials_in_order(site):
     job = Job(site, relay_output=True)
     for number in range(5):
         job.run(f"echo out {number}; echo err {number} >&2")
@@ -149,7 +149,7 @@ def test_the_output_of_all_trials_is_repeated_in_order(site):
     ]
 
 
-def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_path):
+def test_files_left_in_the_temporary_folder_are_logged_once(site, tmp_path):
     tmp = tmp_path / "tmp"
     tmp.mkdir()
     site.environ["TMPDIR"] = str(tmp)
@@ -163,20 +163,20 @@ def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_pat
     assert "still there" not in site.file(Stream.KEEPER, key_of("trial1")).decode()
 
 
-def test_a_keeper_that_nobody_gives_a_trial_leaves(site):
+def test_a_keeper_without_trials_exits_after_the_idle_timeout(site):
     job = Job(site, idle_timeout_s=3.0)
     assert job.keeper.wait() == 0
     assert "no trial was received for 3 s" in job.log
 
 
-def test_a_keeper_that_has_run_as_many_trials_as_it_may_leaves(site):
+def test_a_keeper_exits_after_max_trials(site):
     job = Job(site, max_trials=2)
     job.run("true")
     job.end_of(job.give("true"))
     assert job.keeper.wait() == 0
 
 
-def test_a_trial_whose_folder_cannot_be_made_fails_and_the_job_leaves(site):
+def test_a_trial_fails_and_the_job_exits_if_the_trials_folder_cannot_be_created(site):
     job = Job(site)
     trial_id = "trial0"
     site.add_trial("true", trial_id=trial_id)
@@ -186,7 +186,7 @@ def test_a_trial_whose_folder_cannot_be_made_fails_and_the_job_leaves(site):
     assert job.keeper.wait() == KeeperExit.TAINTED
 
 
-def test_a_job_whose_manager_went_away_goes_on_with_the_next_manager(job):
+def test_a_reused_job_continues_with_a_restarted_manager(job):
     gate = job.site.gate("gate")
     trial_id = job.give(f"cat {gate}; echo done")
     wait_for_text(job.site.attempt(key_of(trial_id)).stream(Stream.KEEPER), b"the command runs")
@@ -198,7 +198,7 @@ def test_a_job_whose_manager_went_away_goes_on_with_the_next_manager(job):
     assert job.run("echo next") == b"next\n"
 
 
-def test_a_keeper_that_is_signalled_ends_its_trial_and_leaves(job):
+def test_a_keeper_that_receives_sigterm_ends_its_trial_and_exits(job):
     trial_id = job.give("echo here; exec sleep 1000")
     wait_for_text(job.site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
     job.keeper.signal(signal.SIGTERM)
@@ -206,9 +206,9 @@ def test_a_keeper_that_is_signalled_ends_its_trial_and_leaves(job):
     assert job.end_of(trial_id).reason is ExitReason.JOB_LOST
 
 
-# ---- nothing leaks from one trial to the next, whether it is started plainly or as a fork
+# ---- isolation of trials, in new processes and in forks
 
-# Each script is run twice: the first time it changes something, the second time it must not find it.
+# Each script changes something; a later run must not see the change.
 WARM = "as a fork of a warm interpreter"
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
@@ -233,7 +233,7 @@ LEAKS = {
 
 @pytest.fixture(scope="module", params=["plain", "warm"])
 def shared_job(request, tmp_path_factory):
-    """One job for all of them, so that each trial follows all that the others have changed."""
+    """One job for all cases, so that each trial follows the changes of all earlier ones."""
     site = Site(tmp_path_factory.mktemp(request.param))
     site.manager.start()
     (site.code / "mine.py").write_text("state = 0\n")
@@ -248,7 +248,7 @@ def shared_job(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_no_trial_finds_what_another_has_changed(shared_job, what):
+def test_state_changed_by_one_trial_does_not_reach_the_next(shared_job, what):
     job, kind = shared_job
     (job.site.code / "train.py").write_text(LEAKS[what] + "\n")
     keys = [key_of(f"trial{job.made + n}") for n in range(3)]
@@ -259,7 +259,7 @@ def test_no_trial_finds_what_another_has_changed(shared_job, what):
     assert forks == [kind == "warm"] * 3, job.log
 
 
-def test_random_numbers_differ_from_trial_to_trial_also_when_they_are_forks(site):
+def test_random_numbers_differ_between_forked_trials(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text("import random; print(random.random())\n")
     job = Job(site, warm_imports=("random",))
@@ -271,7 +271,7 @@ def test_random_numbers_differ_from_trial_to_trial_also_when_they_are_forks(site
 
 
 def until_warm(job: Job) -> None:
-    """Run trials until one is a fork; the first ones start plainly while the interpreter imports."""
+    """Run trials until one is a fork; the first ones start cold while the interpreter imports."""
     for _ in range(100):
         job.run(f"{sys.executable} warming.py")
         if "as a fork of a warm interpreter" in job.log:
@@ -279,7 +279,7 @@ def until_warm(job: Job) -> None:
     raise AssertionError(job.log)
 
 
-def test_a_warm_trial_reports_stops_and_ends_like_any_other(site):
+def test_a_warm_trial_reports_metrics_and_handles_a_stop(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import signal, sys\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
@@ -297,7 +297,7 @@ def test_a_warm_trial_reports_stops_and_ends_like_any_other(site):
     assert job.leave() == 0
 
 
-def test_a_warm_trial_that_was_given_ahead_is_itself_and_one_that_was_called_back_leaves_no_trace(site):
+def test_prefetched_warm_trials_run_with_their_own_environment_and_a_stopped_one_never_starts(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import os, sys\n"
@@ -309,7 +309,7 @@ def test_a_warm_trial_that_was_given_ahead_is_itself_and_one_that_was_called_bac
     until_warm(job)
     trials = [job.give(f"{sys.executable} train.py {gate}") for gate in gates]
     wait_for_text(site.attempt(key_of(trials[0])).stream(Stream.STDOUT), b"True")
-    # In this order, so that the first ends only when the second has been called back.
+    # In this order: the first trial ends only after the stop of the second, prefetched one.
     for number in (1, 0):
         site.manager.send(StopTrial(trials[number], ExitReason.STOPPED_BY_USER))
     for number in (2, 3):
@@ -328,14 +328,14 @@ def test_a_warm_trial_that_was_given_ahead_is_itself_and_one_that_was_called_bac
     assert job.leave() == 0
 
 
-def test_a_command_that_needs_a_shell_starts_plainly_and_that_is_said_once(site):
+def test_a_command_that_needs_a_shell_starts_cold_and_the_reason_is_logged_once(site):
     job = Job(site, warm_imports=("json",))
     for _ in range(3):
         assert job.run("echo $((1 + 1))") == b"2\n"
     assert job.log.count("the command is not of the form `python script.py arguments`") == 1
 
 
-def test_a_module_that_cannot_be_imported_costs_warmth_and_nothing_else(site):
+def test_a_failed_warm_import_makes_trials_start_cold(site):
     (site.code / "train.py").write_text("print('fine')\n")
     job = Job(site, warm_imports=("no_such_module",))
     for _ in range(20):
@@ -344,11 +344,11 @@ def test_a_module_that_cannot_be_imported_costs_warmth_and_nothing_else(site):
     assert "as a fork" not in job.log
 
 
-def test_a_warm_interpreter_that_dies_is_done_without(site):
+def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # Beside it there is the fork that waits for the next trial.
+    # The keeper's other child is the standby fork.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )
@@ -358,7 +358,7 @@ def test_a_warm_interpreter_that_dies_is_done_without(site):
     assert job.leave() == 0
 
 
-# Its daemon is a fork of a fork, in a session of its own, and has started no other program.
+# The daemon is a fork of a fork, in its own session, without an exec.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -372,7 +372,7 @@ time.sleep(1000)
 """
 
 
-def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
+def test_a_killed_keeper_leaves_no_process_of_a_warm_trial(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(DAEMON)
     job = Job(site, warm_imports=("json",))
@@ -380,9 +380,7 @@ def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
     trial_id = job.give(f"{sys.executable} train.py")
     wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"daemon")
     below = psutil.Process(job.keeper.pid).children(recursive=True)
-    assert len(below) in (3, 4), (
-        "a trial of two processes, the interpreter, and the fork that waits once it is made"
-    )
+    assert len(below) in (3, 4), "two processes of the trial, the interpreter, and possibly the standby fork"
     job.keeper.signal(signal.SIGKILL)
     job.keeper.process.wait(DEADLINE_S)
     _, alive = psutil.wait_procs(below, timeout=DEADLINE_S)
@@ -393,7 +391,7 @@ def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
 
 
-def test_a_trial_that_cannot_be_claimed_leaves_the_end_of_its_earlier_attempt_alone(site):
+def test_a_trial_that_cannot_be_claimed_keeps_the_exit_record_of_its_earlier_attempt(site):
     job = Job(site)
     trial_id = job.give("true")
     assert job.end_of(trial_id).exit_code == 0
@@ -404,7 +402,7 @@ def test_a_trial_that_cannot_be_claimed_leaves_the_end_of_its_earlier_attempt_al
     site.workspace.trial(trial_id).trial_json.write_text("no document")
     idles = len(site.manager.all_of(Idle))
     second = Job(site, linger_s=0.5)
-    site.manager.wait_for(lambda: len(site.manager.all_of(Idle)) > idles, "the second keeper is there")
+    site.manager.wait_for(lambda: len(site.manager.all_of(Idle)) > idles, "the second keeper is idle")
     site.manager.send(RunTrial(trial_id, attempt_id(0)))
     assert second.keeper.wait() == KeeperExit.TAINTED
     assert "the trial could not be prepared" in second.log

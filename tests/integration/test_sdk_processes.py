@@ -36,7 +36,7 @@ def records(environ: dict[str, str]) -> list[Record]:
     return decoded.records
 
 
-def test_sigkill_right_after_the_last_report_loses_none(environ):
+def test_reports_survive_a_sigkill_right_after_the_last_one(environ):
     code = (
         "import os, signal, nni_sdk as nni\n"
         "nni.get_next_parameter()\n"
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 """
 
 
-def test_forked_spawned_and_threaded_reporters_tear_no_record_of_each_other(environ, tmp_path):
+def test_concurrent_reports_of_processes_and_threads_are_all_intact_and_in_order(environ, tmp_path):
     script = tmp_path / "many.py"
     script.write_text(MANY)
     subprocess.run([sys.executable, str(script)], env=environ, timeout=scaled_s(120), check=True)
@@ -88,11 +88,11 @@ def test_forked_spawned_and_threaded_reporters_tear_no_record_of_each_other(envi
         f"{kind} {n}": 200 for kind in ("fork", "spawn", "thread") for n in range(2)
     }
     for kind in ("fork", "spawn", "thread"):
-        for n in range(2):  # and each reporter's own order is kept
+        for n in range(2):  # the order of each reporter
             assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
 
 
-def test_a_forked_child_counts_on_by_itself(environ):
+def test_a_forked_child_continues_the_sequence_numbers_independently(environ):
     code = (
         "import os, nni_sdk as nni\n"
         "nni.report_intermediate_result(0)\n"
@@ -105,9 +105,9 @@ def test_a_forked_child_counts_on_by_itself(environ):
 
 
 def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
-    """The modules in a fresh interpreter after `code`, less those it has without."""
+    """The modules that `code` loads into a fresh interpreter."""
     program = "import os, sys; before = set(sys.modules)\n" + code + "\nprint(*set(sys.modules) - before)"
-    # Without site-packages: what their .pth files load at start would hide what the SDK loads.
+    # -S: modules that .pth files of site-packages import at startup would not count as loaded.
     result = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env=environ,
@@ -119,7 +119,7 @@ def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_the_import_loads_next_to_nothing(environ):
+def test_importing_the_sdk_loads_only_its_own_modules(environ):
     assert modules_loaded_by("import nni_sdk", environ) <= {
         "nni_sdk",
         "nni_sdk.errors",
@@ -129,7 +129,7 @@ def test_the_import_loads_next_to_nothing(environ):
     }
 
 
-def test_a_whole_trial_needs_json_and_nothing_heavier(environ):
+def test_a_whole_trial_imports_json_but_no_slow_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); nni.report_intermediate_result(0.5); "
         "nni.report_final_result({'default': 1})",
@@ -152,7 +152,7 @@ def test_a_whole_trial_needs_json_and_nothing_heavier(environ):
     assert len(records(environ)) == 2
 
 
-def test_a_report_of_a_number_imports_nothing_more(environ):
+def test_reporting_a_number_imports_no_further_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); before |= set(sys.modules); nni.report_intermediate_result(0.5)",
         environ,

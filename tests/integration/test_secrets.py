@@ -1,4 +1,4 @@
-"""A whole experiment, and where its secrets are to be found: where their owner alone may look."""
+"""The secrets of a whole experiment are in no file, response or process that others can read."""
 
 import json
 import stat
@@ -46,7 +46,7 @@ def secrets_of(experiment):
     return tokens | {api_token_of(secret), secret.hex()}
 
 
-def test_secrets_are_where_only_their_owner_looks(running):
+def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
     secrets = secrets_of(running)
     assert len(secrets) == 3
 
@@ -70,13 +70,13 @@ def test_secrets_are_where_only_their_owner_looks(running):
         for path in running.folder.path.rglob("*")
         if path.is_file() and holds_one(path.read_bytes().decode("latin-1"))
     }
-    assert holders == {"manager-process.json"}  # the database has the secret itself, as bytes
+    assert holders == {"manager-process.json"}  # the database contains the secret as bytes, not as hex
     private = ["", "manager-process.json", "db/experiment.sqlite", "owner.lock"]
     for path in private:
         mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
         assert mode == (0o600 if path else 0o700), path
 
-    # What `ps` shows to everybody; and the environment of the trial, which is its code's.
+    # Every user can read command lines with `ps`; the environment belongs to the trial's code.
     trial = None
     for process in psutil.process_iter():
         try:
@@ -91,7 +91,7 @@ def test_secrets_are_where_only_their_owner_looks(running):
     assert trial is not None
 
 
-def test_without_the_token_nobody_looks_and_nobody_stops_anything(running):
+def test_requests_without_the_token_are_refused_and_stop_nothing(running):
     url = f"http://127.0.0.1:{running.port}/api/v1/nni"
     trial_id = running.get("/trial-jobs")[0]["id"]
     for path in [*PATHS, f"/trial-jobs/{trial_id}", "/no-such-path"]:
@@ -104,7 +104,7 @@ def test_without_the_token_nobody_looks_and_nobody_stops_anything(running):
     assert running.get(f"/trial-jobs/{trial_id}")["status"] in GOES_ON
 
 
-def test_a_resumed_manager_has_the_same_token_and_certificate_and_keepers_come_back(running):
+def test_a_resumed_manager_keeps_its_token_and_certificate_and_keepers_reconnect(running):
     before = running.folder.process()
     assert before.certificate_sha256 is None
     running.kill_manager()
@@ -116,8 +116,8 @@ def test_a_resumed_manager_has_the_same_token_and_certificate_and_keepers_come_b
     with pytest.raises(requests.ConnectionError):
         requests.get(f"http://127.0.0.1:{running.port}/api/v1/nni/version", timeout=DEADLINE_S)
     document = json.loads(running.folder.workspace.manager_json.read_bytes())
-    assert "certificate" not in document  # keepers come by loopback
-    wait_until(lambda: running.summary()["keepers"] == 1, "the keeper is back")
+    assert "certificate" not in document  # keepers connect over loopback
+    wait_until(lambda: running.summary()["keepers"] == 1, "the keeper has reconnected")
     assert stat.S_IMODE((running.folder.path / "tls.pem").stat().st_mode) == 0o600
     running.kill_manager()
     running.start(host="0.0.0.0")

@@ -1,4 +1,4 @@
-"""A cluster that takes a job and whose container never reaches the manager."""
+"""Jobs that the cluster accepts but whose keeper never connects to the manager."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ def hello(settings, **fields):
     return Hello(**values | {"task": "main-0"} | fields)
 
 
-def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
+def test_a_job_without_a_connection_is_a_problem_until_its_keeper_connects(a_real_experiment):
     experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
 
     async def play():
@@ -31,13 +31,13 @@ def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
         settings = service.settings
-        assert serializers.summary_view(engine.snapshot())["problem"] == "", "a minute has not passed"
+        assert serializers.summary_view(engine.snapshot())["problem"] == "", "too early"
         problem = problem_in_a_minute(engine)
         assert f"job {settings.job_id}" in problem
         assert "192.0.2.1:8081" in problem
 
         engine.admission.admit(hello(settings, is_probe=True), settings.job_id, settings.token)
-        assert problem_in_a_minute(engine) == problem, "a doctor is no keeper"
+        assert problem_in_a_minute(engine) == problem, "a probe of the doctor must not count"
         assert (len(engine.keepers), engine.experiment.scheduler.any_compatible_keeper) == (0, False)
 
         engine.admission.admit(hello(settings), settings.job_id, settings.token)
@@ -47,14 +47,14 @@ def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
     asyncio.run(play())
 
 
-def test_the_summary_shows_the_problem(a_real_experiment):
+def test_the_summary_shows_the_problem_of_a_job_without_a_connection(a_real_experiment):
     experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
 
     async def play():
         engine, service = an_engine(experiment)
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
-        # As if it had been submitted a minute ago.
+        # As if the job had been submitted a minute ago.
         engine.experiment.transports.forget(service.settings.job_id)
         engine.experiment.transports.track(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
         assert "trial-keeper doctor" in serializers.summary_view(engine.snapshot())["problem"]
@@ -63,7 +63,7 @@ def test_the_summary_shows_the_problem(a_real_experiment):
     asyncio.run(play())
 
 
-def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is_no_problem(
+def test_a_resumed_manager_reports_a_job_without_a_connection_until_it_is_stopped(
     a_real_experiment,
 ):
     experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)

@@ -1,4 +1,4 @@
-"""Final results of trials that were stopped, and warnings about files, from the keeper to every place that shows them."""
+"""Final results of stopped trials and warnings about changed files, in every place that shows them."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
         "three trials wait for the stop, and one to truncate its file",
     )
     (experiment.code / "collected").write_text("go on")
-    # Another manager has to know where the final record lies, which only its row says.
+    # A new manager finds the position of the final record only in the store.
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:

@@ -1,4 +1,4 @@
-"""A view of a stored experiment: all that can be looked at, nothing that can be changed, and nobody's way is barred."""
+"""A view of a stored experiment: it shows everything, changes nothing, and does not block a resume."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ VIEW = [sys.executable, "-m", "nni_manager", "--view"]
 
 @pytest.fixture
 def view_of():
-    """Serves a view of an experiment in a process of its own; who serves it."""
+    """Serves a view of an experiment in a separate process; returns its process record."""
     processes = []
 
     def serve(experiment):
@@ -93,11 +93,11 @@ def changing_routes(app, trial_id):
     mount = app.routes[0]
     for route in mount.routes:
         for method in sorted(route.methods - {"GET", "HEAD"}):
-            if route.path not in ("/entrance", "/session"):  # those let somebody in, to look
+            if route.path not in ("/entrance", "/session"):  # these only open a session of the page
                 yield method, route.path.replace("{trial_id}", trial_id)
 
 
-def test_every_request_that_would_change_something_is_refused_and_changes_nothing(killed, view_of):
+def test_a_view_refuses_every_changing_request(killed, view_of):
     view = view_of(killed)
     before, keepers = content_of(killed.folder.database), killed.keeper_pids()
     trial = look(view, "/trial-jobs")[0]["id"]
@@ -121,7 +121,7 @@ def test_every_request_that_would_change_something_is_refused_and_changes_nothin
         os.kill(pid, 0)
 
 
-def test_an_experiment_whose_manager_was_killed_is_shown_as_it_was_last(killed, view_of):
+def test_a_view_shows_the_last_state_of_an_experiment_with_a_killed_manager(killed, view_of):
     view = view_of(killed)
     summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
@@ -132,11 +132,11 @@ def test_an_experiment_whose_manager_was_killed_is_shown_as_it_was_last(killed, 
     assert look(view, "/experiment")["id"] == "TESTEXPT"
 
 
-def test_a_resume_goes_on_beside_a_view_which_shows_it(killed, view_of):
+def test_a_resume_runs_beside_a_view_and_the_view_shows_its_progress(killed, view_of):
     view = view_of(killed)
     killed.start()
     assert killed.summary()["readOnly"] is False
-    wait_until(lambda: not look(view, "/summary")["problem"], "the view knows that it runs again")
+    wait_until(lambda: not look(view, "/summary")["problem"], "the view shows that the manager runs again")
     refused = ask(view, "DELETE", "/experiment")
     assert refused.json()["error"].endswith(f"open read-only here; use its manager on port {killed.port}")
     (killed.code / "gate").touch()
@@ -146,7 +146,7 @@ def test_a_resume_goes_on_beside_a_view_which_shows_it(killed, view_of):
     assert look(view, "/metric-data") == killed.get("/metric-data")
 
 
-def test_an_experiment_has_one_view(killed, view_of):
+def test_a_second_view_of_an_experiment_is_refused(killed, view_of):
     view_of(killed)
     second = subprocess.run(
         [*VIEW, "--folder", killed.folder.path, "--port", "1"],

@@ -1,4 +1,4 @@
-"""Trials in several tasks: real keepers, one for each, and the real manager."""
+"""Trials with several tasks: one real keeper per task, and the real manager."""
 
 import asyncio
 
@@ -19,9 +19,9 @@ import nni_sdk as nni
 nni.get_next_parameter()
 role, index = os.environ["PAI_CURRENT_TASK_ROLE_NAME"], int(os.environ["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"])
 if role == "ps":
-    signal.pause()  # it serves for ever: the policy ends it
+    signal.pause()  # runs until the completion policy stops it
 if index == 1:
-    # The second reporter reports once the first one has been heard.
+    # The second reporter waits until metrics of the first one are stored.
     while not os.path.exists(os.environ["NNI_TRIAL_JOB_ID"] + ".heard"):
         time.sleep(0.01)
 nni.report_intermediate_result(index)
@@ -31,7 +31,9 @@ nni.report_final_result(index)
 
 
 def run(experiment, more, *, reuse, team=TEAM, meddle=None):
-    """Play the experiment to its end; its trials. `meddle` is given the engine and the cluster meanwhile."""
+    """Run the experiment to its end and return its trials. `meddle` runs meanwhile with the engine and the
+    cluster.
+    """
     (experiment.code / "train.py").write_text(TRAIN.format(more=more))
 
     services = []
@@ -42,7 +44,7 @@ def run(experiment, more, *, reuse, team=TEAM, meddle=None):
 
     async def scenario():
         async with a_manager_here(experiment, make) as engine:
-            told = asyncio.ensure_future(tell_second_reporters(experiment, engine))
+            told = asyncio.ensure_future(release_second_reporters(experiment, engine))
             if meddle is not None:
                 await meddle(engine, services[-1])
             await until(lambda: engine.experiment.state.is_over, "the experiment is over")
@@ -52,8 +54,8 @@ def run(experiment, more, *, reuse, team=TEAM, meddle=None):
     return asyncio.run(scenario())
 
 
-async def tell_second_reporters(experiment, engine):
-    """Let the second worker of a trial go on when the first one's metrics are stored."""
+async def release_second_reporters(experiment, engine):
+    """Release the second worker of a trial when the first one's metrics are stored."""
     while True:
         for trial in engine.experiment.trials.values():
             if trial.reporter is not None:
@@ -62,7 +64,9 @@ async def tell_second_reporters(experiment, engine):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_the_first_reporter_owns_the_metrics_and_the_policy_ends_the_trial(a_real_experiment, reuse):
+def test_only_metrics_of_the_first_reporting_task_count_and_the_policy_ends_the_trial(
+    a_real_experiment, reuse
+):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": reuse})
     trials = run(experiment, "", reuse=reuse)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 3
@@ -78,7 +82,7 @@ def test_the_first_reporter_owns_the_metrics_and_the_policy_ends_the_trial(a_rea
         assert len({trial.job_id for trial in trials}) == 3
 
 
-def test_one_failing_worker_fails_the_trial_and_the_next_one_runs_in_the_same_job(a_real_experiment):
+def test_a_failing_worker_fails_its_trial_and_the_next_trial_runs_in_the_same_job(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     more = 'sys.exit(3 if index == 1 and os.environ["NNI_TRIAL_SEQ_ID"] == "0" else 0)'
     trials = run(experiment, more, reuse=True)
@@ -88,7 +92,7 @@ def test_one_failing_worker_fails_the_trial_and_the_next_one_runs_in_the_same_jo
     assert len(list(attempts.glob("*/ps-0/exit.json"))) == 1
 
 
-def test_without_a_policy_for_success_the_last_task_ends_the_trial_and_the_next_one_follows(
+def test_without_min_succeeded_instances_the_last_task_ends_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
@@ -101,30 +105,32 @@ def test_without_a_policy_for_success_the_last_task_ends_the_trial_and_the_next_
 
 
 @pytest.mark.parametrize("task", ["worker-0", "ps-0"])
-def test_a_keeper_that_is_replaced_in_a_job_that_lives_on_runs_its_trial_anew(a_real_experiment, task):
+def test_a_replaced_keeper_of_a_running_job_starts_a_new_attempt_of_its_trial(a_real_experiment, task):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     gate = experiment.code / "gate"
 
     async def meddle(engine, service):
-        await until(lambda: any(trial.warning for trial in engine.experiment.trials.values()), "both report")
+        await until(
+            lambda: any(trial.warning for trial in engine.experiment.trials.values()), "both tasks report"
+        )
         (trial,) = engine.experiment.trials.values()
         before = trial.attempts[task].key
         service.replace_keeper(trial.job_id, task)
-        await until(lambda: trial.attempts[task].key != before, "it begins anew")
+        await until(lambda: trial.attempts[task].key != before, "a new attempt starts")
         gate.touch()
 
     more = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"
     trials = run(experiment, more, reuse=True, meddle=meddle)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 2
     assert {trial.job_id for trial in trials} == {"env-0"}
-    # What the others had reported counts on; what the lost attempt of the reporter had told is told again.
+    # Metrics of the other tasks still count; a new attempt of the reporter reports its metrics again.
     first = trials[0]
     assert (first.reporter, first.value, first.attempt) == ("worker-0", 0.0, 1 if task == "worker-0" else 0)
     with StoreReader(experiment.folder.database) as reader:
         assert len(metrics_of(reader, first.trial_id)) == 2
 
 
-def test_a_trial_that_is_stopped_the_moment_it_is_given_costs_its_job_nothing(a_real_experiment):
+def test_a_trial_stopped_at_its_dispatch_does_not_fail_the_job(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):
@@ -143,18 +149,22 @@ def test_a_trial_that_is_stopped_the_moment_it_is_given_costs_its_job_nothing(a_
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_a_keeper_that_died_with_the_end_untold_is_answered_for_by_the_workspace(a_real_experiment, how):
-    """One task: its keeper is replaced while the trial runs, or when its end lies in the workspace and nowhere else."""
+def test_the_unreported_end_of_a_trial_is_read_from_the_workspace(a_real_experiment, how):
+    """The only task's keeper is replaced while the trial runs, or when the end is stored only in the
+    workspace.
+    """
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):
-        await until(lambda: any(trial.reporter for trial in engine.experiment.trials.values()), "it reports")
+        await until(
+            lambda: any(trial.reporter for trial in engine.experiment.trials.values()), "the trial reports"
+        )
         (trial,) = engine.experiment.trials.values()
         if how == "ended":
             engine.ingest.end = lambda ended, end=engine.ingest.end: None if not taken else end(ended)
             (experiment.code / "gate").touch()
             attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
-            await until(lambda: list(attempts.glob("*/worker-0/exit.json")), "it ends")
+            await until(lambda: list(attempts.glob("*/worker-0/exit.json")), "the trial ends")
         taken.append(True)
         service.replace_keeper(trial.job_id, "worker-0")
         (experiment.code / "gate").touch()

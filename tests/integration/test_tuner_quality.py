@@ -1,4 +1,4 @@
-"""`make quality` in its short form: TPE on two functions, and every tuner has somebody it is compared with."""
+"""`make quality` in its short form: TPE on two functions, and a baseline for every tuner."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from nni_manager.tuner.registry import TUNERS
 
-# A list of parameters has no quality, and what goes on from checkpoints is not about functions.
+# BatchTuner and GridSearch enumerate; PBTTuner continues from checkpoints instead of a function.
 NOT_MEASURED = {"BatchTuner", "GridSearch", "PBTTuner"}
 
 
@@ -17,19 +17,19 @@ def measured(monkeypatch):
     return importlib.import_module("tuner_quality")
 
 
-def test_tpe_finds_what_optunas_own_sampler_finds(measured):
+def test_tpe_reaches_the_quality_of_optunas_sampler(measured):
     rows = measured.quality(["TPE"], ["Branin, 2", "sphere, 5"], seeds=5, trials=40, processes=1)
     assert len(rows) == 2
     assert all(row.holds for row in rows), measured.render(rows)
 
 
-def test_every_tuner_is_compared_with_a_sampler_or_with_chance(measured):
+def test_every_tuner_has_a_quality_baseline(measured):
     named = {*measured.SAMPLERS, *measured.WITHOUT_SAMPLER, *measured.WITH_BUDGET}
     assert TUNERS.keys() <= named | NOT_MEASURED
 
 
-def test_a_tuner_that_finds_less_is_found_out(measured, monkeypatch):
-    # Random in the place of TPE.
+def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, monkeypatch):
+    # Replace TPE by random search.
     monkeypatch.setattr(measured, "of_tuner", lambda name, *job: measured.of_sampler("Random", *job))
     rows = measured.quality(["TPE"], ["sphere, 5"], seeds=5, trials=40, processes=1)
     assert not any(row.holds for row in rows), measured.render(rows)

@@ -1,4 +1,4 @@
-"""What a real keeper tells of what its trial uses, and what a real manager makes of it."""
+"""Resource usage of trials: reported by a real keeper, stored and shown by a real manager."""
 
 import sys
 
@@ -32,46 +32,46 @@ def greedy_usage(site, **options):
     site.gate("gate")
     site.add_python_trial(GREEDY, **options)
     keeper = site.start_keeper()
-    # The child may be on its way at the first look, and the second one sees it all.
+    # The child may not have started at the first sample; a later one contains both processes.
     usage = site.manager.wait_for(
         lambda: next((seen for seen in site.manager.all_of(Usage) if seen.rss_bytes > 100 * MIB), None),
-        "the whole tree is seen",
+        "the whole process tree is measured",
     )
     site.open_gate("gate")
     assert keeper.wait() == 0
     return usage
 
 
-def test_a_keeper_tells_what_the_whole_tree_of_its_trial_uses(site):
+def test_a_keeper_reports_memory_cpu_and_disk_of_the_trials_process_tree(site):
     usage = greedy_usage(site)
     assert usage.key == KEY
     assert 100 * MIB < usage.rss_bytes < 400 * MIB
-    assert 10 < usage.cpu_percent < 150, "one core, shared with the rest of this machine"
+    assert 10 < usage.cpu_percent < 150, "about one core must be reported"
     assert 5_000_000 <= usage.disk_bytes < 6_000_000
     assert usage.gpus == ()
 
 
 @pytest.mark.any_machine
-def test_a_keeper_tells_what_the_gpus_do(site, tmp_path):
+def test_a_keeper_reports_utilisation_and_memory_of_each_gpu(site, tmp_path):
     site.environ |= build_driver(tmp_path)
     assert greedy_usage(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))
 
 
 @pytest.mark.parametrize(("indices", "seen"), [((1,), [1]), ((), [])])
-def test_a_trial_is_told_of_the_gpus_that_it_was_given(site, tmp_path, indices, seen):
+def test_only_gpus_assigned_to_the_trial_are_reported(site, tmp_path, indices, seen):
     site.environ |= build_driver(tmp_path)
     assert [gpu.index for gpu in greedy_usage(site, gpu_indices=indices).gpus] == seen
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [("broken", []), ("999:0 80:2048", [1])])
-def test_gpus_that_do_not_answer_are_left_out(site, tmp_path, gpus, seen):
+def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpus, seen):
     site.environ |= build_driver(tmp_path) | {"TEST_GPUS": gpus}
     assert [gpu.index for gpu in greedy_usage(site).gpus] == seen
 
 
-def test_the_time_of_processes_that_ended_between_two_looks_counts(site):
+def test_cpu_time_of_processes_that_ended_between_two_samples_is_counted(site):
     site.gate("gate")
-    # Many short processes: none of them is there at two looks.
+    # Many short processes, none of which is present in two samples.
     site.add_trial(f"while ! [ -e done ]; do {sys.executable} -c 'sum(range(3_000_000))'; done")
     keeper = site.start_keeper()
     usage = site.manager.wait_for_message(Usage)
@@ -80,7 +80,7 @@ def test_the_time_of_processes_that_ended_between_two_looks_counts(site):
     assert usage.cpu_percent > 10
 
 
-def test_nothing_is_told_while_nobody_listens_and_nothing_after_the_end(site):
+def test_usage_is_not_reported_after_the_end_of_a_trial_nor_after_a_reconnect(site):
     site.gate("gate")
     site.add_trial("read -r < gate || true")
     keeper = site.start_keeper()
@@ -93,7 +93,7 @@ def test_nothing_is_told_while_nobody_listens_and_nothing_after_the_end(site):
     assert "Traceback" not in keeper.stderr
 
 
-def test_the_manager_keeps_the_peak_and_shows_it_afterwards(a_real_experiment):
+def test_the_manager_stores_peak_usage_and_shows_it_after_a_resume(a_real_experiment):
     train = (
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nheld = b'x' * 60_000_000\n"
         "end = time.monotonic() + 2\n"

@@ -1,4 +1,4 @@
-"""A whole experiment with a tuner and an assessor of the user's own: one mistake in them, and on it goes when that is fixed."""
+"""Whole experiments with a user's own tuner and assessor, and with PBTTuner's checkpoints."""
 
 import json
 
@@ -38,7 +38,7 @@ class Judge(Assessor):
 """
 
 
-def test_an_experiment_goes_on_with_a_tuner_that_was_mended_until_that_has_no_more(a_real_experiment):
+def test_an_experiment_resumes_with_a_fixed_user_tuner_and_ends_when_it_has_no_more_trials(a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"n": {"_type": "randint", "_value": [0, 9]}},
@@ -86,7 +86,7 @@ nni_sdk.report_final_result({"default": given["x"], "epochs": [*epochs, given["x
 """
 
 
-def test_trials_of_a_population_go_on_from_one_anothers_checkpoints(a_real_experiment):
+def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experiment):
     args = {"population_size": 2, "fraction": 0.5, "optimize_mode": "maximize", "seed": 3}
     experiment = a_real_experiment(
         GOES_ON,
@@ -103,4 +103,4 @@ def test_trials_of_a_population_go_on_from_one_anothers_checkpoints(a_real_exper
     generations = [{tuple(each) for each in epochs if len(each) == length} for length in (1, 2, 3)]
     assert [len(each) for each in generations] == [2, 2, 2]
     best = max(generations[0])
-    assert {each[:1] for each in generations[1]} == {best}, "both go on from the better one"
+    assert {each[:1] for each in generations[1]} == {best}, "both must continue from the better one"

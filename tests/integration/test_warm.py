@@ -1,4 +1,4 @@
-"""Trials as forks of a warm interpreter, beside the same scripts started plainly by the same Python."""
+"""Trials as forks of a warm interpreter, compared with the same scripts in a process of the same Python."""
 
 import contextlib
 import ctypes
@@ -32,7 +32,7 @@ READY_S = scaled_s(60.0)
 
 
 def other_pythons():
-    """The Pythons of this machine, by version: those on the path, and pyenv's."""
+    """The Pythons of this machine, by minor version, from PATH and pyenv."""
     found = {}
     for minor in range(8, 15):
         pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"), reverse=True)
@@ -51,7 +51,7 @@ PYTHONS = other_pythons()
 
 @dataclass
 class Site:
-    """A folder with a script in it, and what came of it."""
+    """A folder with a script; runs the script and returns its result."""
 
     folder: Path
 
@@ -69,7 +69,7 @@ class Site:
         )
 
     def warmly(self, interpreter, *arguments, **options):
-        """Its end as Popen has it, its stdout and its stderr."""
+        """Run the script in a fork; return its exit code as Popen does, its stdout and its stderr."""
         start = self.warm_start(*arguments, **options)
         status = ended(interpreter.start(start))
         shown = text_of(start.stdout), text_of(start.stderr)
@@ -78,7 +78,7 @@ class Site:
         return status, *shown
 
     def plainly(self, python, *arguments, environ=None, script="train.py", is_unbuffered=False, cwd=None):
-        """The same of a process of its own."""
+        """Run the script in a new process; return the same as warmly()."""
         flags = ["-u"] if is_unbuffered else []
         with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
             code = subprocess.run(
@@ -102,7 +102,7 @@ def ended(pid):
     """Wait for a child: its exit code, or -n for signal n."""
     descriptor = os.pidfd_open(pid)
     try:
-        assert select.select([descriptor], [], [], 60)[0], f"process {pid} goes on"
+        assert select.select([descriptor], [], [], 60)[0], f"process {pid} still runs"
     finally:
         os.close(descriptor)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -112,7 +112,7 @@ def ended(pid):
 def _adopts_orphans():
     adopt_orphans()
     yield
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the other tests do not
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: reset for the other tests
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def warm_of():
-    """Makes interpreters and keeps them for the next test that wants the same."""
+    """Makes interpreters, and reuses one for later tests with the same arguments."""
     made = {}
 
     def make(*imports, python=sys.executable, **environ):
@@ -142,9 +142,9 @@ def warm(warm_of):
     return warm_of("random")
 
 
-# ---- as `python script.py` has it
+# ---- the same behaviour as `python script.py`
 
-# Everything a script can see of how it was started.
+# Everything that shows a script how it was started.
 LOOK = """
 import os, resource, signal, sys, threading
 print(sorted(os.listdir("/proc/self/fd")))  # first: popen below may be slow to close its own
@@ -245,12 +245,12 @@ def versions():
 
 
 def comparable(result):
-    """Less what is different in any two runs."""
+    """The result without what differs between any two runs."""
     return [re.sub(r"0x[0-9a-f]+|<Thread\(\S+, started \d+|started \d+", "", str(part)) for part in result]
 
 
 @pytest.mark.parametrize("python", versions())
-def test_a_script_ends_as_it_does_alone(warm_of, site, python):
+def test_a_script_has_the_same_exit_code_and_output_as_in_its_own_process(warm_of, site, python):
     interpreter = warm_of(python=python)
     site.write("", "helper.py")
     for source in ENDINGS:
@@ -268,7 +268,7 @@ def test_a_script_ends_as_it_does_alone(warm_of, site, python):
 @pytest.mark.parametrize(
     "script", ["train.py", "./train.py", "../{}/train.py", "src/train.py", "link.py", "{}/train.py"]
 )
-def test_a_script_finds_what_it_finds_alone(warm_of, site, python, script):
+def test_a_script_sees_the_same_process_state_as_in_its_own_process(warm_of, site, python, script):
     interpreter = warm_of(python=python)
     script = script.format(site.folder.name if script.startswith("..") else site.folder)
     site.write(LOOK)
@@ -285,7 +285,7 @@ def test_a_script_finds_what_it_finds_alone(warm_of, site, python, script):
     ("variable", "is_unbuffered"), [(None, False), (None, True), ("1", False), ("1", True)]
 )
 @pytest.mark.parametrize("python", versions())
-def test_output_is_buffered_as_the_trial_asks(warm_of, site, python, variable, is_unbuffered):
+def test_output_is_buffered_as_in_a_separate_process(warm_of, site, python, variable, is_unbuffered):
     site.write(
         "import sys\nfor s in sys.stdin, sys.stdout, sys.stderr:\n"
         "    print(type(s.buffer), s.line_buffering, s.write_through)\n"
@@ -301,7 +301,7 @@ def test_output_is_buffered_as_the_trial_asks(warm_of, site, python, variable, i
 
 
 @pytest.mark.parametrize("path", [".", "lib:", ":/nowhere", "../{0}/lib:/tmp"])
-def test_a_relative_python_path_starts_at_the_trials_folder(warm_of, site, path):
+def test_a_relative_python_path_is_resolved_against_the_trials_folder(warm_of, site, path):
     environ = {"PYTHONPATH": path.format(site.folder.name)}
     site.write("print('found')", "lib/of_lib.py")
     site.write(
@@ -312,7 +312,7 @@ def test_a_relative_python_path_starts_at_the_trials_folder(warm_of, site, path)
     assert site.warmly(warm_of(**environ), environ=environ_of_trial) == wanted
 
 
-def test_what_a_module_did_to_the_environment_when_it_was_imported_is_in_no_trial(warm_of, site):
+def test_environment_changes_by_a_preloaded_module_do_not_reach_trials(warm_of, site):
     site.write("import os; os.environ['SET'] = 'x'; os.environ['LANG'] = 'y'; del os.environ['HOME']", "m.py")
     path = {"PYTHONPATH": str(site.folder)}
     site.write("import os; print(sorted(os.environ.items()), os.popen('env | grep -v ^_= | sort').read())")
@@ -322,7 +322,7 @@ def test_what_a_module_did_to_the_environment_when_it_was_imported_is_in_no_tria
     assert site.warmly(warm_of("m", **path), environ=environ) == wanted
 
 
-def test_what_a_python_that_is_a_shells_script_says_of_its_folder_is_in_no_trial(warm_of, site):
+def test_pwd_variables_set_by_a_shell_wrapper_of_python_do_not_reach_trials(warm_of, site):
     shim = site.folder / "python"
     shim.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     shim.chmod(0o755)
@@ -333,25 +333,25 @@ def test_what_a_python_that_is_a_shells_script_says_of_its_folder_is_in_no_trial
     assert site.warmly(interpreter, environ=environ) == (0, "['/a', None]\n", "")
 
 
-# bash says which words it makes of a line: here `python` is a function that shows them.
+# bash splits the line into words: here `python` is a function that prints them.
 SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-def test_the_words_of_a_command_are_those_bash_makes_of_it(text):
+def test_a_command_is_split_into_the_same_words_as_by_bash(text):
     command = f"python train.py {text}"
-    understood = warm_command(command)
-    if understood is None:
+    parsed = warm_command(command)
+    if parsed is None:
         return
     shown = subprocess.run(
         ["bash", "-c", SHOW.format(command)], capture_output=True, check=True, cwd="/"
     ).stdout
-    flags = ["-u"] if understood.is_unbuffered else []
-    wanted = [*flags, understood.script, *understood.arguments]
+    flags = ["-u"] if parsed.is_unbuffered else []
+    wanted = [*flags, parsed.script, *parsed.arguments]
     assert [word.decode() for word in shown.split(b"\0")[:-1]] == wanted
 
 
-# ---- one trial leaves nothing to the next
+# ---- trials do not affect later ones
 
 LEAKS = {
     "environment": (
@@ -379,13 +379,13 @@ MODULES = "import os, random, resource, signal, sys\n"
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_a_trial_leaves_nothing_to_the_next(warm, site, what):
+def test_state_that_a_trial_changes_does_not_reach_the_next_trial(warm, site, what):
     change, look = LEAKS[what]
     site.write("x = 1", "helper.py")
     site.write(f"{MODULES}print({look})", "look.py")
     before = comparable(site.warmly(warm, script="look.py"))
     assert before[0] == "0", before
-    # `helper` is on the path of both, and in neither before its import.
+    # `helper` is importable in both, and imported in neither.
     site.write(f"{MODULES}{change}\nprint({look})")
     changed = comparable(site.warmly(warm))
     assert changed[0] == "0", changed
@@ -393,7 +393,7 @@ def test_a_trial_leaves_nothing_to_the_next(warm, site, what):
     assert comparable(site.warmly(warm, script="look.py")) == before
 
 
-def test_a_raised_limit_is_the_trials_own(warm, site):
+def test_a_resource_limit_raised_by_a_trial_does_not_reach_the_next_trial(warm, site):
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:
@@ -416,12 +416,12 @@ def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
 
 
 def waiting_fork(interpreter):
-    """The process that waits for the next trial, once it is made."""
+    """The standby fork of the next trial, as soon as it exists."""
     return waiting_forks(interpreter, 1)[0]
 
 
 def prepared_fork(interpreter):
-    """The one that waits for its trial's turn, once it has set itself up: then there is another, for the trial after it."""
+    """The fork that is prepared for a trial; then another standby fork exists for the trial after it."""
     return min(waiting_forks(interpreter, 2), key=lambda fork: (fork.create_time(), fork.pid))
 
 
@@ -436,10 +436,10 @@ def waiting_forks(interpreter, count):
     def is_of(fork):
         return os.getsid(fork.pid) == interpreter.pid and fork.status() != psutil.STATUS_ZOMBIE
 
-    return wait_until(found, f"{count} forks wait for trials")
+    return wait_until(found, f"{count} standby forks exist")
 
 
-def test_a_fork_that_is_killed_while_it_waits_is_replaced(warm, site):
+def test_a_killed_standby_fork_is_replaced(warm, site):
     site.write("print('here')")
     for _ in range(5):
         for _ in range(2):
@@ -449,7 +449,7 @@ def test_a_fork_that_is_killed_while_it_waits_is_replaced(warm, site):
         assert site.warmly(warm)[:2] == (0, "here\n")
 
 
-def test_forks_that_are_killed_again_and_again_make_trials_start_plainly(warm, site):
+def test_a_warm_start_is_refused_after_three_standby_forks_were_killed(warm, site):
     site.write("print('here')")
     for _ in range(3):
         fork = waiting_fork(warm)
@@ -474,7 +474,7 @@ def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
     assert state() == before
 
 
-def test_the_sdk_may_be_warm_and_knows_each_trial_anew(warm_of, site):
+def test_a_preloaded_sdk_reports_for_the_right_trial_each_time(warm_of, site):
     folder = str(Path(decode.__code__.co_filename).parents[1])
     interpreter = warm_of("nni_sdk", PYTHONPATH=folder)
     site.write(
@@ -495,10 +495,10 @@ def test_the_sdk_may_be_warm_and_knows_each_trial_anew(warm_of, site):
         )
 
 
-# ---- a trial that is prepared while another one runs
+# ---- a trial that is prepared while another trial runs
 
 
-def test_what_is_prepared_leaves_no_trace_until_it_starts_and_is_then_that_trial(warm, site):
+def test_a_prepared_trial_creates_no_output_before_its_start(warm, site):
     site.write(
         "import os, sys\nprint(sys.argv[1:], os.environ['NAME'], os.getsid(0) == os.getpid(), __file__)"
     )
@@ -509,7 +509,7 @@ def test_what_is_prepared_leaves_no_trace_until_it_starts_and_is_then_that_trial
     assert text_of(start.stdout) == f"['a'] mine True {site.folder}/train.py\n"
 
 
-def test_what_was_prepared_makes_room_for_another_trial(warm, site):
+def test_another_trial_replaces_a_prepared_one(warm, site):
     site.write("import os, sys\nprint(sys.argv[1:], os.environ.get('NAME'))")
     other = site.warm_start("other", environ=CONTAINER | TRIAL | {"NAME": "its own"})
     for _ in range(3):
@@ -519,7 +519,7 @@ def test_what_was_prepared_makes_room_for_another_trial(warm, site):
 
 
 @pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
-def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, site, after):
+def test_a_script_changed_after_preparation_runs_in_its_new_version(warm, site, after):
     site.write("print('old')")
     start = site.warm_start(python=sys.executable)
     warm.prepare(start)
@@ -532,8 +532,8 @@ def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, sit
     assert said == site.plainly(sys.executable)
 
 
-# Whether its code is the one that the interpreter holds.
-HOLDS = """
+# Prints whether the script runs the code object in the interpreter's cache.
+IS_CACHED = """
 import sys
 frame = sys._getframe()
 print({}, frame.f_back.f_globals["_code_cache"].code is frame.f_code, frame.f_code.co_filename)
@@ -543,57 +543,55 @@ print({}, frame.f_back.f_globals["_code_cache"].code is frame.f_code, frame.f_co
 def runs_of(site, interpreter, script="train.py"):
     status, said, errors = site.warmly(interpreter, script=script)
     assert (status, errors) == (0, "")
-    number, is_held, path = said.split()
-    assert path in (script, str(site.folder / script))  # Python 3.8 shows it as it was written
-    return int(number), is_held == "True"
+    number, is_cached, path = said.split()
+    assert path in (script, str(site.folder / script))  # Python 3.8 shows the path as it was given
+    return int(number), is_cached == "True"
 
 
 @pytest.mark.parametrize("python", versions())
-def test_a_script_that_runs_again_and_again_is_compiled_once_as_long_as_it_stays_as_it_is(
-    warm_of, site, python
-):
+def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, python):
     interpreter = warm_of("json", python=python)
-    site.write(HOLDS.format(1))
+    site.write(IS_CACHED.format(1))
     assert [runs_of(site, interpreter) for _ in range(4)] == [(1, False), (1, False), (1, True), (1, True)]
-    site.write(HOLDS.format(2))
+    site.write(IS_CACHED.format(2))
     assert [runs_of(site, interpreter)[0] for _ in range(3)] == [2, 2, 2]
     assert runs_of(site, interpreter) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("scripts", "held"),
+    ("scripts", "cached"),
     [
-        ("121212", "......"),  # neither comes twice in a row
-        ("1112111", "..*.***"),  # a rare one does not take the place of another
+        ("121212", "......"),  # no script twice in a row
+        ("1112111", "..*.***"),  # a rare script does not replace a frequent one
         ("11122211", "..*..*.."),
     ],
 )
-def test_of_scripts_that_take_turns_that_is_held_which_comes_again(warm_of, site, scripts, held):
+def test_the_code_cache_keeps_the_script_that_is_repeated(warm_of, site, scripts, cached):
     interpreter = warm_of("json")
     for number in set(scripts):
-        site.write(HOLDS.format(number), f"{number}.py")
+        site.write(IS_CACHED.format(number), f"{number}.py")
     assert [runs_of(site, interpreter, f"{number}.py") for number in scripts] == [
-        (int(number), mark == "*") for number, mark in zip(scripts, held, strict=True)
+        (int(number), mark == "*") for number, mark in zip(scripts, cached, strict=True)
     ]
 
 
-def test_a_script_that_is_another_each_time_is_compiled_by_its_own_trial_only(warm_of, site):
+def test_a_script_that_changes_every_time_is_never_cached(warm_of, site):
     interpreter = warm_of("json")
     for number in range(4):
-        site.write(HOLDS.format(number))
+        site.write(IS_CACHED.format(number))
         assert runs_of(site, interpreter) == (number, False)
 
 
-def test_a_long_script_is_not_held_and_runs(warm_of, site):
+def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
     interpreter = warm_of("json")
-    site.write(HOLDS.format(1) + "#" * (1 << 20))
+    site.write(IS_CACHED.format(1) + "#" * (1 << 20))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
-    site.write(HOLDS.format(1) + "#" * (1 << 19))  # more than a pipe takes at once
+    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # more than a pipe's buffer
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
 
 
 @pytest.mark.parametrize("link", ["folder", "script"])
-def test_a_link_that_leads_elsewhere_since_the_trial_was_prepared_is_followed_anew(warm, site, link):
+def test_a_symlink_changed_after_preparation_is_resolved_again(warm, site, link):
     for version in ("old", "new"):
         site.write(f"value = '{version}'", f"{version}/helper.py")
         site.write("import helper, sys; print(helper.value, sys.path[0], __file__)", f"{version}/train.py")
@@ -614,7 +612,7 @@ def test_a_link_that_leads_elsewhere_since_the_trial_was_prepared_is_followed_an
     assert shown[0].startswith(f"new {site.folder}/new ")
 
 
-def test_a_folder_that_goes_after_the_trial_was_prepared_is_named(warm, site):
+def test_a_code_folder_deleted_after_preparation_is_named_in_the_error(warm, site):
     site.write("print('here')", "sub/train.py")
     start = replace(site.warm_start(), cwd=str(site.folder / "sub"))
     warm.prepare(start)
@@ -625,7 +623,7 @@ def test_a_folder_that_goes_after_the_trial_was_prepared_is_named(warm, site):
     assert text_of(start.stderr) == f"{what}; check codeDir in the experiment file\n"
 
 
-def test_a_script_that_is_run_again_and_again_and_goes_is_missed(warm_of, site):
+def test_a_cached_script_that_is_deleted_is_refused(warm_of, site):
     interpreter = warm_of("json")
     for _ in range(3):
         site.write("import os; os.unlink('train.py')")
@@ -636,7 +634,7 @@ def test_a_script_that_is_run_again_and_again_and_goes_is_missed(warm_of, site):
     assert site.warmly(interpreter) == (0, "there\n", "")
 
 
-def test_what_compiling_a_script_says_comes_from_the_trial_and_once(warm_of, site):
+def test_a_compiler_warning_is_printed_once_by_the_trial_that_runs(warm_of, site):
     interpreter = warm_of("random")
     site.write("print(1 is 1)")
     start = site.warm_start()
@@ -647,7 +645,7 @@ def test_what_compiling_a_script_says_comes_from_the_trial_and_once(warm_of, sit
     assert text_of(start.stderr).count("SyntaxWarning") == 1
 
 
-def test_a_fork_that_is_killed_when_it_is_prepared_starts_nothing_and_the_next_one_works(warm, site):
+def test_a_killed_prepared_fork_refuses_its_start_and_the_next_start_works(warm, site):
     site.write("print('here')")
     start = site.warm_start()
     warm.prepare(start)
@@ -660,7 +658,7 @@ def test_a_fork_that_is_killed_when_it_is_prepared_starts_nothing_and_the_next_o
     assert site.warmly(warm)[:2] == (0, "here\n")
 
 
-# ---- what is worth holding
+# ---- modules that are slow to import
 
 TRAINS = """
 import sys, threading
@@ -677,7 +675,7 @@ print(warm)
 """
 
 
-def test_numpy_and_scikit_learn_are_warm_and_compute_the_same(warm_of, site):
+def test_preloaded_numpy_and_scikit_learn_compute_the_same_results(warm_of, site):
     pytest.importorskip("sklearn")
     interpreter = warm_of("numpy", "sklearn.linear_model")
     site.write(TRAINS)
@@ -690,11 +688,11 @@ def test_numpy_and_scikit_learn_are_warm_and_compute_the_same(warm_of, site):
 # ---- a trial while it runs
 
 
-def test_a_trial_is_a_child_with_a_session_of_its_own_and_dies_of_the_signal_it_is_sent(warm, site):
+def test_a_warm_trial_is_a_session_leader_and_child_of_the_keeper_and_dies_of_a_signal(warm, site):
     site.write("import os, sys\nos.mkfifo('gate')\nprint('ready')\nopen('gate').read()")
     start = site.warm_start()
     os.mkfifo(start.stdout)
-    # Both ends, so that nobody waits for the other to open it.
+    # Opened read-write, so that neither side blocks in open().
     with open(os.open(start.stdout, os.O_RDWR), "rb") as reader:
         pid = warm.start(start)
         assert reader.readline() == b"ready\n"
@@ -716,7 +714,7 @@ def test_trials_outlive_their_interpreter(site):
     assert ended(pid) == 7
 
 
-def test_what_modules_have_started_ends_with_the_interpreter(site):
+def test_processes_started_by_a_preloaded_module_are_killed_with_the_interpreter(site):
     site.write(
         "import subprocess as s; pid = s.Popen(['sleep', '1000'], start_new_session=True).pid\n"
         "open(__file__ + '.pid', 'w').write(str(pid))",
@@ -729,7 +727,7 @@ def test_what_modules_have_started_ends_with_the_interpreter(site):
     assert ended(int((site.folder / "starter.py.pid").read_text())) == -signal.SIGKILL
 
 
-def test_a_process_that_has_ended_or_is_about_to_keeps_no_module_out(warm_of, site):
+def test_a_module_whose_child_process_ends_during_the_import_is_accepted(warm_of, site):
     site.write(
         "import subprocess\nended = subprocess.Popen(['true'])\nending = subprocess.Popen(['sleep', '0.05'])",
         "probing.py",
@@ -748,7 +746,7 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        ended(int(shown))  # it came to this process, which adopts orphans
+        ended(int(shown))  # this process adopts the interpreter as an orphan
 
 
 # ---- refusals
@@ -795,7 +793,7 @@ THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daem
         ("import os; os._exit(3)", "the interpreter ended with code 3 while it imported guilty"),
     ],
 )
-def test_a_module_that_cannot_be_held_is_named(tmp_path, source, words):
+def test_a_module_that_cannot_be_preloaded_is_named_in_the_error(tmp_path, source, words):
     (tmp_path / "guilty.py").write_text(source)
     (tmp_path / "innocent.py").touch()
     text = refused("random", "innocent", "guilty", PYTHONPATH=str(tmp_path))
@@ -803,17 +801,17 @@ def test_a_module_that_cannot_be_held_is_named(tmp_path, source, words):
     assert "warmImports" in text or "plain" in text
 
 
-def test_an_initialised_gpu_cannot_be_held(tmp_path):
+def test_a_module_that_initialises_cuda_is_refused(tmp_path):
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)")
     assert "its import initialises CUDA" in refused("torch", PYTHONPATH=str(tmp_path))
 
 
-def test_a_thread_that_comes_with_the_start_of_python_is_told(tmp_path):
+def test_a_thread_started_by_sitecustomize_is_reported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(THREAD)
     assert "its start leaves 1 thread(s) running (pump)" in refused(PYTHONPATH=str(tmp_path))
 
 
-def test_a_python_that_is_not_there_is_named():
+def test_a_missing_python_executable_is_named_in_the_error():
     with pytest.raises(
         WarmStartRefused, match=r"cannot start 'python3.99' as a warm interpreter: .*No such file"
     ):
@@ -828,14 +826,14 @@ def test_a_python_that_is_not_there_is_named():
         ({"LANG": "C"}, "LANG='C'"),
     ],
 )
-def test_a_variable_that_python_reads_once_cannot_change(warm, site, environ, words):
+def test_a_warm_start_with_a_different_startup_variable_is_refused(warm, site, environ, words):
     site.write("open('ran', 'w')")
     with pytest.raises(WarmStartRefused, match=words):
         warm.start(site.warm_start(environ=CONTAINER | TRIAL | environ))
     assert site.warmly(warm)[0] == 0
 
 
-def test_a_word_with_a_null_byte_is_refused_and_the_next_start_works(warm, site):
+def test_an_argument_with_a_null_byte_is_refused_and_the_next_start_works(warm, site):
     site.write("import sys; print(sys.argv[1:])")
     with pytest.raises(WarmStartRefused, match="null byte"):
         site.warmly(warm, "a\0b")
@@ -845,7 +843,7 @@ def test_a_word_with_a_null_byte_is_refused_and_the_next_start_works(warm, site)
 
 
 @pytest.mark.parametrize("missing", ["cwd", "script", "stdout"])
-def test_a_start_that_is_refused_starts_nothing_and_the_next_one_works(warm, site, missing):
+def test_a_refused_start_starts_nothing_and_the_next_start_works(warm, site, missing):
     site.write("open('ran', 'w')")
     start = site.warm_start(script="none.py" if missing == "script" else "train.py")
     folder = site.folder / "none" if missing == "cwd" else site.folder
@@ -858,7 +856,7 @@ def test_a_start_that_is_refused_starts_nothing_and_the_next_one_works(warm, sit
     waiting_fork(warm)
 
 
-def test_an_interpreter_that_died_says_so_at_each_start(site):
+def test_every_start_with_a_dead_interpreter_is_refused_with_the_cause(site):
     interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
     assert interpreter.is_ready(READY_S)
     os.kill(interpreter.pid, signal.SIGKILL)
@@ -869,7 +867,7 @@ def test_an_interpreter_that_died_says_so_at_each_start(site):
     interpreter.close()
 
 
-def test_without_adoption_of_orphans_nothing_is_started(tmp_path):
+def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path):
     (tmp_path / "train.py").write_text("open('ran', 'w')")
     before = set(psutil.Process().children())
     keeper = (
@@ -882,6 +880,6 @@ def test_without_adoption_of_orphans_nothing_is_started(tmp_path):
         [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "does not adopt orphans" in shown.stdout, shown
-    for child in set(psutil.Process().children()) - before:  # what this process adopted instead
+    for child in set(psutil.Process().children()) - before:  # children that this process adopted
         ended(child.pid)
     assert not (tmp_path / "ran").exists()

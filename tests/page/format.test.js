@@ -5,7 +5,7 @@ import { aRow } from "./trials.js";
 
 const SUMMARY = { status: "RUNNING", counts: { SUCCEEDED: 10 }, maxTrialNum: 20, elapsedS: 100, maxExecDurationS: null };
 
-test("a metric is shown with the six digits that count", () => {
+test("a metric is shown with six significant digits", () => {
   assert.equal(format.number(0.123456789), "0.123457");
   assert.equal(format.number(1234567), "1,234,567");
   assert.equal(format.number(-0.5), "−0.5");
@@ -14,47 +14,47 @@ test("a metric is shown with the six digits that count", () => {
   assert.equal(format.number(-1e300), "−1e+300");
 });
 
-test("what is no number is a dash, and infinity is itself", () => {
+test("a missing number is a dash and infinity a symbol", () => {
   assert.deepEqual([null, undefined, NaN, Infinity, -Infinity].map(format.number), ["–", "–", "–", "∞", "−∞"]);
 });
 
-test("a length of time has its two largest units", () => {
+test("a duration is shown in its two largest units", () => {
   assert.deepEqual([0.02, 2.34, 59.9, 61, 3600, 3725, 90_000, -5].map(format.duration),
     ["20 ms", "2.3 s", "1 min", "1 min 1 s", "1 h", "1 h 2 min", "1 d 1 h", "0 ms"]);
 });
 
-test("a length of time is read in the units that nnictl takes", () => {
+test("a duration is parsed with the units of nnictl", () => {
   assert.deepEqual(["90", "90s", "1.5h", " 2 d ", "30min", "soon", "", "-1"].map(format.seconds), [90, 90, 5400, 172_800, 1800, null, null, null]);
 });
 
-test("sizes have binary units", () => {
+test("sizes are shown in binary units", () => {
   assert.deepEqual([0, 1023, 1536, 5 * 2 ** 30, null].map(format.bytes), ["0 bytes", "1,023 bytes", "1.5 KiB", "5.0 GiB", "–"]);
 });
 
-test("the time left goes by the trials that are left", () => {
+test("the remaining time is estimated from the remaining trials", () => {
   assert.equal(format.timeLeft(SUMMARY), "about 1 min 40 s left");
 });
 
-test("the time limit is told when it comes first", () => {
+test("the time limit is shown if it is reached first", () => {
   assert.equal(format.timeLeft({ ...SUMMARY, maxExecDurationS: 130 }), "30 s left");
 });
 
-test("an experiment that is over has no time left to tell", () => {
+test("an ended experiment has no remaining time", () => {
   assert.equal(format.timeLeft({ ...SUMMARY, status: "DONE" }), "");
 });
 
-test("why a trial ended is shown without what confuses the eye", () => {
+test("the reason of a trial is shown without escape sequences", () => {
   assert.equal(format.why(aRow({ why: "exit code 1: ValueError: \u001b[31mnan\u001b[0m" })), "exit code 1: ValueError: nan");
 });
 
-test("a warning stands beside the reason, and alone where there is none", () => {
+test("a warning is shown after the reason, or alone without one", () => {
   const warning = "its metrics file was truncated";
   assert.equal(format.why(aRow({ why: "signal 9 (SIGKILL)", warning })), "signal 9 (SIGKILL); its metrics file was truncated");
   assert.equal(format.why(aRow({ warning })), warning);
   assert.equal(format.why(aRow()), "");
 });
 
-test("a word that this page does not know is shown as it is", () => {
+test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");
 });

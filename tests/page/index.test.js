@@ -5,14 +5,14 @@ import { test } from "node:test";
 const PAGE = new URL("../../manager/nni_manager/web/page/", import.meta.url);
 const names = readdirSync(PAGE, { recursive: true }).map(String).filter((name) => name.endsWith(".js"));
 
-test("every module is asked for at once", () => {
+test("every module is preloaded", () => {
   const index = readFileSync(new URL("index.html", PAGE), "utf8");
   const preloaded = [...index.matchAll(/modulepreload" href="\/page\/([^"]+)"/g)].map((match) => match[1]);
-  // The first two have elements of their own; types are for the checker alone.
+  // main.js and early.js have script elements; types.js is only for the type checker.
   assert.deepEqual(preloaded.sort(), names.filter((name) => !["main.js", "early.js", "types.js"].includes(name)).sort());
 });
 
-test("no text of anybody's is ever read as markup or as a program", () => {
+test("no code interprets text as markup or as a program", () => {
   for (const name of names) {
     const text = readFileSync(new URL(name, PAGE), "utf8");
     assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc/, name);

@@ -14,7 +14,7 @@ function served(text) {
 /** @param {number} count */
 const lines = (count) => Array.from({ length: count }, (_, index) => `line ${index}\n`).join("");
 
-test("the end is seen first", () => {
+test("the end of a log is loaded first", () => {
   const log = new LogWindow();
   log.accept(served(lines(100_000))(log.following()));
   assert.ok(log.text().endsWith("line 99999\n"));
@@ -22,7 +22,7 @@ test("the end is seen first", () => {
   assert.ok(log.isAtEnd);
 });
 
-test("what is added is asked for alone", () => {
+test("only appended bytes are requested", () => {
   const log = new LogWindow();
   log.accept(served("one\n")(log.following()));
   assert.deepEqual(log.following(), { from: 4, limit: PIECE_BYTES });
@@ -30,7 +30,7 @@ test("what is added is asked for alone", () => {
   assert.equal(log.text(), "one\ntwo\n");
 });
 
-test("a hundred megabytes never hold more than the window, back and forth", () => {
+test("memory is limited to the window while a large log is scrolled", () => {
   const ask = served("0123456789abcde\n".repeat(100 * 65_536 / 16 * 16));
   const log = new LogWindow();
   log.accept(ask(LogWindow.last()));
@@ -47,7 +47,7 @@ test("a hundred megabytes never hold more than the window, back and forth", () =
   assert.ok(log.start > back && log.isAtEnd);
 });
 
-test("pieces join without a gap, forth and back", () => {
+test("loaded pieces join without a gap", () => {
   const text = lines(20_000);
   const ask = served(text);
   const log = new LogWindow();
@@ -56,21 +56,21 @@ test("pieces join without a gap, forth and back", () => {
   assert.equal(log.text(), `… ${text.slice(log.start)}`);
 });
 
-test("the beginning has nothing before it", () => {
+test("nothing is loaded before the beginning", () => {
   const log = new LogWindow();
   log.accept(served("short\n")(LogWindow.first()));
   assert.equal(log.older(), null);
   assert.equal(log.text(), "short\n");
 });
 
-test("a log that grew by more than the window is seen at its end again", () => {
+test("a log that grew by more than the window is shown at its end", () => {
   const log = new LogWindow();
   log.accept(served("a\n")(log.following()));
   log.size = 10 * MOST_BYTES;
   assert.deepEqual(log.following(), LogWindow.last());
 });
 
-test("a log that became shorter is another one", () => {
+test("a log that became shorter is loaded from its start", () => {
   const log = new LogWindow();
   log.accept(served("of the first attempt\n")(log.following()));
   log.accept(served("new\n")(log.following()));
@@ -79,7 +79,7 @@ test("a log that became shorter is another one", () => {
   assert.equal(log.text(), "new\n");
 });
 
-test("a log that ends with half a character is not asked for again at once", () => {
+test("a log that ends within a character is not requested again immediately", () => {
   const log = new LogWindow();
   log.accept({ size: 10, from: 0, text: "x".repeat(9), next: 9 });
   assert.ok(log.isBehind);

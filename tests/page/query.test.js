@@ -7,13 +7,13 @@ const ALL = { states: new Set(), text: "", conditions: [], order: { column: "seq
 /** @param {object} row @param {string} name @param {string} operator @param {string} value */
 const holds = (row, name, operator, value) => matches(aRow(row), { ...ALL, conditions: [{ name, operator, value }] });
 
-test("every word of a search has to be somewhere in a trial", () => {
+test("a search matches trials that contain every word", () => {
   const row = aRow({ id: "xYz12", seq: 41, parameters: { optimizer: "Adam", lr: 0.01 }, message: "loss is nan" });
   for (const text of ["xyz", "41", "adam nan", "lr=0.01", "optimizer=adam", "  "]) assert.ok(matches(row, { ...ALL, text }), text);
   for (const text of ["sgd", "adam sgd"]) assert.ok(!matches(row, { ...ALL, text }), text);
 });
 
-test("states are those that are asked for, or all", () => {
+test("trials are filtered by state, or not if no state is selected", () => {
   assert.ok(matches(aRow(), ALL));
   assert.ok(!matches(aRow(), { ...ALL, states: new Set(["FAILED"]) }));
 });
@@ -26,19 +26,19 @@ test("numbers are compared as numbers", () => {
   assert.ok(!holds(row, "batch", ">", "16"));
 });
 
-test("words are compared as words, and found in part", () => {
+test("texts are compared as texts, and `contains` finds substrings", () => {
   const row = { parameters: { net: { _name: "conv", units: 3 } } };
   assert.ok(holds(row, "net", "=", "conv"));
   assert.ok(holds(row, "net", "contains", "ON"));
   assert.ok(holds(row, "net/units", "=", "3"));
 });
 
-test("a trial without the parameter is only ever unlike a value", () => {
+test("a trial without the parameter matches only ≠", () => {
   assert.ok(!holds({}, "depth", "<", "3"));
   assert.ok(holds({}, "depth", "≠", "3"));
 });
 
-test("what a trial does not have stands last, up and down", () => {
+test("trials without a value come last in both sort orders", () => {
   const rows = [aRow({ id: "a", seq: 0 }), aRow({ id: "b", seq: 1, value: 1 }), aRow({ id: "c", seq: 2, value: 2 })];
   /** @param {boolean} descending */
   const ids = (descending) => arrange(rows, { ...ALL, order: { column: "value", descending } }).map((row) => row.id).join("");
@@ -46,7 +46,7 @@ test("what a trial does not have stands last, up and down", () => {
   assert.equal(ids(true), "cba");
 });
 
-test("changes lead to the same table as sorting everything anew", () => {
+test("incremental changes result in the same table as a new sort", () => {
   const random = seeded(3);
   for (const column of ["seq", "value", "state", "p:lr", "p:kind"]) {
     const query = { ...ALL, text: "", states: new Set(["SUCCEEDED", "RUNNING"]), order: { column, descending: random() < 0.5 } };

@@ -5,21 +5,21 @@ import { EventReader } from "../../manager/nni_manager/web/page/state/events.js"
 import { Rows } from "../../manager/nni_manager/web/page/state/rows.js";
 import { aRow } from "./trials.js";
 
-test("a manager that comes back is heard by a stream again", () => {
+test("the page opens a stream again when the manager is back", () => {
   const course = ["failed", "failed", "answered", "stream opened"];
   assert.equal(course.reduce((state, happening) => next(state, happening), "polling"), "streaming");
 });
 
-test("where no stream gets through the page goes on by polling", () => {
+test("the page polls if no stream can be opened", () => {
   assert.equal(["stream lost", "answered", "answered"].reduce((state, happening) => next(state, happening), "connecting"), "polling");
 });
 
-test("every state leads to states there are, and what cannot happen is a bug", () => {
+test("every transition leads to a known state, and an invalid event raises an error", () => {
   for (const leads of Object.values(NEXT)) for (const to of Object.values(leads)) assert.ok(to in NEXT);
   assert.throws(() => next("locked", "stream opened"), /cannot occur in state locked/);
 });
 
-test("events are whole however they are cut", () => {
+test("events are complete for every split of the stream", () => {
   const text = ': hello\n\nid: 1\nevent: changes\ndata: {"a":1}\n\n: still there\n\nevent: changes\ndata: {"b":\ndata: 2}\n\n';
   for (let size = 1; size < text.length; size++) {
     const reader = new EventReader();
@@ -29,7 +29,7 @@ test("events are whole however they are cut", () => {
   }
 });
 
-test("changed trials take their places, new ones come in order", () => {
+test("changed trials are replaced and new ones inserted in order", () => {
   const rows = new Rows();
   rows.apply({ reset: true, trials: [aRow({ id: "b", seq: 1 }), aRow({ id: "a", seq: 0 })] });
   rows.apply({ reset: false, trials: [aRow({ id: "d", seq: 3 }), aRow({ id: "c", seq: 2 }), aRow({ id: "a", seq: 0, value: 5 })] });
@@ -38,7 +38,7 @@ test("changed trials take their places, new ones come in order", () => {
   assert.equal(rows.all[0], rows.byId.get("a"));
 });
 
-test("a manager that was started anew tells everything, and nothing old stays", () => {
+test("a reset by a restarted manager replaces all trials", () => {
   const rows = new Rows();
   rows.apply({ reset: true, trials: [aRow({ id: "old", seq: 0 })] });
   rows.apply({ reset: true, trials: [aRow({ id: "new", seq: 0 })] });

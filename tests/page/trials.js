@@ -1,4 +1,4 @@
-/** Trials as the manager tells of them, made of what matters to a test. */
+/** Trials as the manager sends them, with the fields that a test changes. */
 
 /** @param {object} [fields] */
 export function aRow(fields = {}) {
@@ -8,7 +8,7 @@ export function aRow(fields = {}) {
   };
 }
 
-/** A generator of the same numbers in each run. */
+/** A random number generator with a fixed seed. */
 export function seeded(seed) {
   let state = seed;
   return () => {
