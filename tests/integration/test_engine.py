@@ -16,11 +16,14 @@ from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
+from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
+from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     Chunk,
     Hello,
@@ -536,6 +539,136 @@ def test_a_keeper_of_the_same_version_that_cannot_return_trials_hears_nothing_of
         assert (jobs.live["env-0"].is_linked, jobs.live["env-0"].supports_revoke) == (True, False)
         session.closed()
         assert not jobs.live["env-0"].is_linked
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- acknowledgements
+
+
+async def a_connected_keeper(engine, service):
+    """The only trial, its running attempt, and its keeper."""
+    await start(engine)
+    await service.submitted.wait()
+    (trial,) = engine.experiment.trials.values()
+    keeper, key = Linked(engine, trial.job_id), AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+    keeper.say(TrialStarted(key, 10.0))
+    return trial, key, keeper
+
+
+def acknowledged(keeper):
+    """The offsets of all acknowledgements that the keeper has not read yet."""
+    offsets = []
+    while not keeper.session.outgoing.empty():
+        message = keeper.session.outgoing.get_nowait()
+        if isinstance(message, Ack):
+            offsets.append(dict(message.attempt.offsets))
+    return offsets
+
+
+def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_results_do_not_count(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+    metrics = encode(0, "any", "FINAL", 0, 0.5)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        keeper.say(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
+        await engine.durable()
+        assert acknowledged(keeper) == [{Stream.STDOUT: 7}]
+
+        # Another manager opens the store: each later commit of this one fails.
+        Store(experiment.folder.database, experiment.folder.collected_logs).close()
+        keeper.say(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
+        await engine.failed.wait()
+        assert (acknowledged(keeper), trial.final) == ([], None)
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        (trial_id,) = (trial.trial_id for trial in reader.trials())
+        assert reader.offsets(AttemptKey(trial_id, attempt_id(0), "main-0")) == {Stream.STDOUT: 7}
+
+
+def test_of_an_attempt_with_many_corrupt_spans_the_log_names_ten_and_says_that_it_stops(
+    a_real_experiment, caplog
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        _, key, keeper = await a_connected_keeper(engine, service)
+        garbage = b"no record\n" + encode(0, "any", "PERIODICAL", 0, 0.5)
+        keeper.say(
+            Chunk(key, Stream.METRICS, 0, garbage * 4),
+            Chunk(key, Stream.METRICS, 4 * len(garbage), garbage * 9),
+        )
+        await engine.durable()
+        await engine.close()
+
+    play(scenario)
+    lines = [record.getMessage() for record in caplog.records if "are not a record" in record.getMessage()]
+    assert len(lines) == 10
+    assert [line.endswith("further corrupt spans are not logged") for line in lines] == [False] * 9 + [True]
+
+
+# ---- stops and restarted keepers
+
+
+class Unhurried(Void):
+    """Ends a job some time after its stop."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.stopped = asyncio.Event()
+
+    async def stop(self, job_id):
+        self.stopped.set()
+        return True
+
+
+@pytest.mark.parametrize("kind", [Void, Unhurried], ids=["unknown to the cluster", "known to the cluster"])
+def test_a_stopped_trial_ends_at_once_only_if_the_cluster_has_no_job_of_it(a_real_experiment, kind):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=kind)
+        await start(engine)
+        await service.submitted.wait()
+        await until(lambda: not engine.jobs._submitting)
+        (trial,) = engine.experiment.trials.values()
+        engine.stop_trial(trial.trial_id)
+        if kind is Unhurried:
+            await service.stopped.wait()
+            await engine.durable()
+            assert states(engine) == ["STOPPING"]
+            service.on_job_ended(JobEnded(trial.job_id, 0, "stopped"))
+        await engine.finished.wait()
+        assert states(engine) == ["USER_CANCELED"]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_whose_keeper_restarted_without_it_is_dispatched_to_the_new_keeper(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        await until(lambda: engine.experiment.jobs.live)
+        keeper = Linked(engine, "env-0")
+        keeper.say(Idle())
+        (given,) = await keeper.hears(RunTrial)
+        keeper.say(TrialStarted(AttemptKey(given.trial_id, given.attempt_id, "main-0"), 10.0))
+        keeper.session.closed()
+
+        (again,) = await Linked(engine, "env-0").hears(RunTrial)
+        assert again.trial_id == given.trial_id
+        assert again.attempt_id != given.attempt_id
         await engine.close()
 
     play(scenario)
