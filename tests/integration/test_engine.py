@@ -672,3 +672,28 @@ def test_a_trial_whose_keeper_restarted_without_it_is_dispatched_to_the_new_keep
         await engine.close()
 
     play(scenario)
+
+
+# ---- time limits
+
+
+@pytest.mark.parametrize(
+    ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
+)
+def test_time_limits_are_checked_when_the_first_runs_out_and_at_least_every_two_seconds(
+    runs_out_at_s, pause_s
+):
+    assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
+
+
+def test_an_experiment_starts_no_more_trials_as_soon_as_its_time_is_up(a_real_experiment, monkeypatch):
+    monkeypatch.setattr(engine_module, "_SAVE_DURATION_INTERVAL_S", 3600.0)
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxExecDuration="1s")
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        await until(lambda: engine.experiment.state.value == "NO_MORE_TRIAL")
+        await engine.close()
+
+    play(scenario)

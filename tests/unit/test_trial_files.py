@@ -408,3 +408,9 @@ def test_a_keeper_of_any_job_may_have_signed_what_is_only_shown(tmp_path: Path) 
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))
     signed = [is_signed(workspace, key_of(number), "expABCDE", secret) for number in (1, 2, 3)]
     assert signed == [True, False, False]
+
+
+def test_the_last_byte_before_the_end_is_read_and_none_after_it(tmp_path: Path, left: AttemptFolder) -> None:
+    end(left, metrics=10, stdout=4)
+    assert look(tmp_path, {Stream.METRICS: 9}).pieces == ((Stream.METRICS, 9, FRAME[9:10]),)
+    assert look(tmp_path, {Stream.METRICS: 10, Stream.STDOUT: 5}).pieces == ()
