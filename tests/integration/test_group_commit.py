@@ -431,3 +431,22 @@ def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_m
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM metric").fetchone() == (5000,)
     connection.close()
+
+
+def test_a_bulk_writer_in_its_cooldown_delays_no_other_and_causes_no_empty_transaction(counting):
+    key = AttemptKey("t0", attempt_id(0), "main-0")
+    bulk = StreamWrite(key, Stream.STDOUT, 0, 100_000, data=b"x" * 100_000)
+
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        await group.add([row(0)])
+        group._bulk_cooldown_until_s = float("inf")
+        waiting = group.add([bulk])
+        await group.add([row(1)])
+        await group.add([row(2)])
+        assert not waiting.done()
+        await group.close()
+        assert waiting.done()
+
+    asyncio.run(run())
+    assert counting.batches == [1, 1, 1, 1]
