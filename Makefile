@@ -61,8 +61,8 @@ thorough: .venv/.installed-test ## suites that make test runs in short: 300 kill
 	  tests/e2e/test_openpai_faults.py tests/faults/test_torn_state_files.py
 	pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract
 
-mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files
-	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)')
+mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files, QUICK=1
+	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
 page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates; PAGE_SCREENSHOTS names where to keep screenshots
 	PAGE_UPDATES=$(or $(PAGE_UPDATES),1200) pytest tests/e2e/test_page.py

@@ -16,6 +16,7 @@ def tree(tmp_path):
     root = tmp_path / "checkout"
     (root / "tests").mkdir(parents=True)
     (root / "small.py").write_text(CODE)
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")  # its import takes seconds
     (root / "tests/test_signs.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q", root], check=True)
     return root

@@ -30,6 +30,8 @@ from itertools import count, islice, permutations
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
 # The folders to mutate, each with the tests that fit all of its modules: quick ones, then tests of several parts. The unit tests
@@ -255,12 +257,12 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     module = path.removeprefix("manager/").removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
     uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    own = [
-        str(file) for file in sorted((root / "tests/unit").glob("test_*.py")) if uses.search(file.read_text())
-    ]
-    own.sort(key=lambda file: name not in file)  # the module's own tests first
-    first = list(dict.fromkeys([*own[:8], *quick]))
-    then = [file for file in dict.fromkeys([*own[8:], *slow]) if file not in first]
+    users = [file for file in (root / "tests/unit").glob("test_*.py") if uses.search(file.read_text())]
+    # Small files tend to be about the module; those of the command line start it again and again.
+    users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
+    own = [str(file) for file in users if name in file.name]
+    first = list(dict.fromkeys([*own, *quick, *map(str, users[:5])]))
+    then = [file for file in dict.fromkeys([*map(str, users[5:]), *slow]) if file not in first]
     return [[os.path.relpath(file, root) for file in group] for group in (first, then) if group]
 
 
@@ -275,7 +277,7 @@ class Copy:
             "PATH": f"{folder}/venv/bin:{os.environ['PATH']}",
         }
         self._environ.pop("PYTHONPATH", None)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
         self._lock = threading.Lock()
         self._changes = count(1)
@@ -326,30 +328,35 @@ class Copy:
         command += [f"--deselect={test}" for test in without]
         if (self.tree / "tests/conftest.py").exists():
             command.append("--hypothesis-profile=quick")
-        with self._lock:
+        output = self.folder / "output"
+        with self._lock, output.open("w") as file:
             if self._is_ended:
                 raise KeyboardInterrupt
+            # Not a pipe: processes that tests have left would keep it open.
             self._process = subprocess.Popen(
-                command, cwd=self.tree, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, start_new_session=True,
-            )  # fmt: skip
-        try:
-            output, _ = self._process.communicate(timeout=RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            return "a hang"
-        self._kill()  # what its tests have left
+                command, cwd=self.tree, env=self._environ, stdout=file, stderr=file, start_new_session=True
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(RUN_TIMEOUT_S)
+        self._kill()
         if self._is_ended:
             raise KeyboardInterrupt
         if self._process.returncode in (0, 5):
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-        return failed[1].partition("[")[0] if failed else "the end of pytest"
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read_text(), re.MULTILINE)
+        return failed[1].partition("[")[0] if failed else "a hang"
 
     def _kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill the tests and the processes that they have left, which the copy's path identifies."""
+        if self._process is None:
+            return
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid == self._process.pid or any(
+                    str(self.folder) in word for word in process.cmdline()
+                ):
+                    process.kill()
+        self._process.wait()
 
     def end(self) -> None:
         """Kill the running tests, and start none any more."""
@@ -402,11 +409,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=int, default=2, help="how many mutants at once")
     parser.add_argument("--only", default="", help="only mutants of paths that contain this text")
+    parser.add_argument("--quick", action="store_true", help="only the first group of tests of each module")
     options = parser.parse_args(arguments)
     sample = sampled(ROOT, list(TARGETS), options.mutants, options.seed, options.only)
     known, judge, folder = (
         explanations(EXPLAINED.read_text()),
-        Judge(ROOT),
+        Judge(ROOT, (lambda path: tests_of(ROOT, path)[:1]) if options.quick else None),
         Path(tempfile.mkdtemp(prefix="mutants-")),
     )
     copies: list[Copy] = []
