@@ -25,6 +25,7 @@ from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
+    AttemptOffsets,
     Chunk,
     Hello,
     Idle,
@@ -694,6 +695,26 @@ def test_an_experiment_starts_no_more_trials_as_soon_as_its_time_is_up(a_real_ex
         engine, _ = an_engine(experiment)
         await start(engine)
         await until(lambda: engine.experiment.state.value == "NO_MORE_TRIAL")
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- reconnected keepers
+
+
+def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        keeper.say(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
+        await engine.durable()
+        hello, *credentials = hello_of(engine, trial, 0)
+        session = engine.admission.admit(hello, *credentials)
+        welcome = session.outgoing.get_nowait()
+        assert welcome.attempts == (AttemptOffsets(key, {Stream.STDOUT: 7}, closed=False),)
         await engine.close()
 
     play(scenario)
