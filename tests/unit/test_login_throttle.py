@@ -19,13 +19,13 @@ async def guess(throttle, source):
 
 
 def test_sources_whose_cooldown_has_passed_are_forgotten_before_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 4)
+    monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
 
     async def scenario():
         throttle = LoginThrottle()
-        for number in range(20):
+        for number in range(9):
             await throttle.check(USER, "the password", f"10.0.0.{number}")
-            assert len(throttle._sources) <= 4
+            assert len(throttle._sources) <= 3
 
     asyncio.run(scenario())
 
