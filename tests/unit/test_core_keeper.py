@@ -896,3 +896,18 @@ def test_a_stream_beyond_its_limit_is_told_once(play, monkeypatch, is_seen_while
     play.at(2, exited(size=20))
     told = [text for text in play.log if "metrics has reached its quota of 12 bytes" in text]
     assert len(told) == 1
+
+
+def test_after_an_outage_the_first_acknowledgement_makes_the_next_reconnection_quick_again(
+    play: Play,
+) -> None:
+    play.running(linked=False)
+    for now_s in range(0, 600, 60):
+        play.at(now_s, LinkLost("nobody there"))
+        play.at(now_s + 60, TimerFired())
+    play.at(600, welcome())
+    play.at(601, grew(100))
+    play.at(602, durable(100))
+    play.at(603, LinkLost("reset"))
+    assert play.keeper.next_deadline_s is not None
+    assert 603 < play.keeper.next_deadline_s <= 603 + FIRST_RETRY_S

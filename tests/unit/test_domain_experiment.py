@@ -37,6 +37,7 @@ from nni_manager.domain.events import (
     ManagerReady,
     MetricsStored,
     ParametersSuggested,
+    ProblemFound,
     SaveExperiment,
     SaveJob,
     SaveTrial,
@@ -1684,3 +1685,12 @@ def test_the_assessor_may_stop_the_second_attempt_of_a_trial(a_search) -> None:
     (asked,) = search.assessed
     search.handle(EarlyStopRequested(asked.trial_id, asked.attempt, 40.0))
     assert search.stopped == [("t0", ExitReason.EARLY_STOPPED)]
+
+
+def test_a_problem_of_a_trial_is_a_stored_warning_once(a_search) -> None:
+    search = a_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    problem = ProblemFound("t0", "ignored an attempt: it has no attempt.json")
+    assert search.handle(problem) == [SaveTrial(trial)]
+    assert trial.warning == problem.message
+    assert search.handle(problem) == []

@@ -127,3 +127,8 @@ def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
 )
 def test_of_a_message_the_line_that_says_most_is_shown(reason, message, line):
     assert message_summary(reason, message) == line
+
+
+def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
+    config = dataclasses.replace(played.snapshot().config, trial_command="python größe.py")
+    assert "größe.py" in configuration_view(config)["text"]

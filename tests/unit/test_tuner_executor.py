@@ -13,11 +13,12 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     TellAssessor,
     TunerFailed,
+    TunerNotReady,
 )
 from nni_manager.engine import tuner_executor as algorithms_module
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor
-from nni_manager.tuner.base import BaseTuner, Observation, Suggestion
+from nni_manager.tuner.base import BaseTuner, Later, Observation, Suggestion
 from nni_manager.tuner.registry import make_tuner
 
 
@@ -245,3 +246,17 @@ def test_a_turn_of_the_loop_has_its_own_moment(tmp_path, patient):
 
     asked(tmp_path, tuner, play)
     assert tuner.asked_in == [False] * 4 + [True]
+
+
+class Pausing(Noting):
+    """Has no parameters for now."""
+
+    def ask(self, trial_key):
+        return Later.LATER
+
+
+def test_a_tuner_that_has_no_parameters_for_now_is_not_exhausted(tmp_path):
+    async def play(algorithms):
+        await algorithms.ask(7)
+
+    assert asked(tmp_path, Pausing(), play) == [TunerNotReady(7)]
