@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from attempts import attempt_id
+from attempts import attempt_id, sign_attempt
 from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
@@ -715,6 +715,29 @@ def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_expe
         session = engine.admission.admit(hello, *credentials)
         welcome = session.outgoing.get_nowait()
         assert welcome.attempts == (AttemptOffsets(key, {Stream.STDOUT: 7}, closed=False),)
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- keepers without a connection
+
+
+def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        (trial,) = engine.experiment.trials.values()
+        key = AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+        attempt = experiment.folder.workspace.attempt(key)
+        (attempt.path / ".nni").mkdir(parents=True)
+        attempt.stream(Stream.METRICS).write_bytes(encode(0, trial.trial_id, "PERIODICAL", 0, 0.5))
+        sign_attempt(experiment.folder, key, trial.job_id)
+        await until(lambda: trial.intermediate_count)
+        assert states(engine) == ["RUNNING"]
         await engine.close()
 
     play(scenario)
