@@ -18,7 +18,7 @@ RAY_TUNE := ray[tune]==2.60.0
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults stress hostile thorough page check fix proto bench peers quality images
+.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ thorough: .venv/.installed-test ## suites that make test runs in short: 300 kill
 	KEEPER_KILLS=100 FORGED_TRIALS=50 TORN=all pytest -s tests/faults/test_killed_keepers.py tests/faults/test_forged_attempts.py \
 	  tests/e2e/test_openpai_faults.py tests/faults/test_torn_state_files.py
 	pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract
+
+mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files, QUICK=1
+	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
 page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates; PAGE_SCREENSHOTS names where to keep screenshots
 	PAGE_UPDATES=$(or $(PAGE_UPDATES),1200) pytest tests/e2e/test_page.py

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from attempts import attempt_id
+from attempts import attempt_id, sign_attempt
 from deadlines import DEADLINE_S
 from void_service import Void, an_engine, start
 
@@ -17,12 +17,16 @@ from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
+from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
+from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
+    AttemptOffsets,
     Chunk,
     Hello,
     Idle,
@@ -533,6 +537,204 @@ def test_a_keeper_that_does_not_support_revokes_is_registered_as_such(a_real_exp
         assert (jobs.live["env-0"].is_linked, jobs.live["env-0"].supports_revoke) == (True, False)
         session.closed()
         assert not jobs.live["env-0"].is_linked
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- acknowledgements
+
+
+async def a_connected_keeper(engine, service):
+    """The only trial, its running attempt, and its keeper."""
+    await start(engine)
+    await service.submitted.wait()
+    (trial,) = engine.experiment.trials.values()
+    keeper, key = ScriptedKeeper(engine, trial.job_id), AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+    keeper.send(TrialStarted(key, 10.0))
+    return trial, key, keeper
+
+
+def acknowledged(keeper):
+    """The offsets of all acknowledgements that the keeper has not read yet."""
+    offsets = []
+    while not keeper.session.outgoing.empty():
+        message = keeper.session.outgoing.get_nowait()
+        if isinstance(message, Ack):
+            offsets.append(dict(message.attempt.offsets))
+    return offsets
+
+
+def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_results_do_not_count(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+    metrics = encode(0, "any", "FINAL", 0, 0.5)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        keeper.send(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
+        await engine.durable()
+        assert acknowledged(keeper) == [{Stream.STDOUT: 7}]
+
+        # Another manager opens the store: each later commit of this one fails.
+        Store(experiment.folder.database, experiment.folder.collected_logs).close()
+        keeper.send(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
+        await engine.failed.wait()
+        assert (acknowledged(keeper), trial.final) == ([], None)
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        (trial_id,) = (trial.trial_id for trial in reader.trials())
+        assert reader.offsets(AttemptKey(trial_id, attempt_id(0), "main-0")) == {Stream.STDOUT: 7}
+
+
+def test_of_an_attempt_with_many_corrupt_spans_the_log_names_ten_and_says_that_it_stops(
+    a_real_experiment, caplog
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        _, key, keeper = await a_connected_keeper(engine, service)
+        garbage = b"no record\n" + encode(0, "any", "PERIODICAL", 0, 0.5)
+        keeper.send(
+            Chunk(key, Stream.METRICS, 0, garbage * 4),
+            Chunk(key, Stream.METRICS, 4 * len(garbage), garbage * 9),
+        )
+        await engine.durable()
+        await engine.close()
+
+    play(scenario)
+    lines = [record.getMessage() for record in caplog.records if "are not a record" in record.getMessage()]
+    assert len(lines) == 10
+    assert [line.endswith("further corrupt spans are not logged") for line in lines] == [False] * 9 + [True]
+
+
+# ---- stops and restarted keepers
+
+
+class Unhurried(Void):
+    """Ends a job some time after its stop."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.stopped = asyncio.Event()
+
+    async def stop(self, job_id):
+        self.stopped.set()
+        return True
+
+
+@pytest.mark.parametrize("kind", [Void, Unhurried], ids=["unknown to the cluster", "known to the cluster"])
+def test_a_stopped_trial_ends_at_once_only_if_the_cluster_has_no_job_of_it(a_real_experiment, kind):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=kind)
+        await start(engine)
+        await service.submitted.wait()
+        await until(lambda: not engine.jobs._submitting)
+        (trial,) = engine.experiment.trials.values()
+        engine.stop_trial(trial.trial_id)
+        if kind is Unhurried:
+            await service.stopped.wait()
+            await engine.durable()
+            assert states(engine) == ["STOPPING"]
+            service.on_job_ended(JobEnded(trial.job_id, 0, "stopped"))
+        await engine.finished.wait()
+        assert states(engine) == ["USER_CANCELED"]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_trial_whose_keeper_restarted_without_it_is_dispatched_to_the_new_keeper(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        await until(lambda: engine.experiment.jobs.live)
+        keeper = ScriptedKeeper(engine, "env-0")
+        keeper.send(Idle())
+        (given,) = await keeper.receive_until(RunTrial)
+        keeper.send(TrialStarted(AttemptKey(given.trial_id, given.attempt_id, "main-0"), 10.0))
+        keeper.session.closed()
+
+        (again,) = await ScriptedKeeper(engine, "env-0").receive_until(RunTrial)
+        assert again.trial_id == given.trial_id
+        assert again.attempt_id != given.attempt_id
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- time limits
+
+
+@pytest.mark.parametrize(
+    ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
+)
+def test_time_limits_are_checked_when_the_first_runs_out_and_at_least_every_two_seconds(
+    runs_out_at_s, pause_s
+):
+    assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
+
+
+def test_an_experiment_starts_no_more_trials_as_soon_as_its_time_is_up(a_real_experiment, monkeypatch):
+    monkeypatch.setattr(engine_module, "_SAVE_DURATION_INTERVAL_S", 3600.0)
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxExecDuration="1s")
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        await until(lambda: engine.experiment.state.value == "NO_MORE_TRIAL")
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- reconnected keepers
+
+
+def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        keeper.send(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
+        await engine.durable()
+        hello, *credentials = hello_of(engine, trial, 0)
+        session = engine.admission.admit(hello, *credentials)
+        welcome = session.outgoing.get_nowait()
+        assert welcome.attempts == (AttemptOffsets(key, {Stream.STDOUT: 7}, closed=False),)
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- keepers without a connection
+
+
+def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        (trial,) = engine.experiment.trials.values()
+        key = AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+        attempt = experiment.folder.workspace.attempt(key)
+        (attempt.path / ".nni").mkdir(parents=True)
+        attempt.stream(Stream.METRICS).write_bytes(encode(0, trial.trial_id, "PERIODICAL", 0, 0.5))
+        sign_attempt(experiment.folder, key, trial.job_id)
+        await until(lambda: trial.intermediate_count)
+        assert states(engine) == ["RUNNING"]
         await engine.close()
 
     play(scenario)

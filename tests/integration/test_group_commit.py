@@ -532,3 +532,22 @@ def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
     for trial_id, size_bytes in reports:
         expected[trial_id] = expected.get(trial_id, 0) + size_bytes
     assert stored == expected
+
+
+def test_a_bulk_writer_in_its_cooldown_delays_no_other_and_causes_no_empty_transaction(counting):
+    key = AttemptKey("t0", attempt_id(0), "main-0")
+    bulk = StreamWrite(key, Stream.STDOUT, 0, 100_000, data=b"x" * 100_000)
+
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        await group.add([row(0)])
+        group._bulk_cooldown_until_s = float("inf")
+        waiting = group.add([bulk])
+        await group.add([row(1)])
+        await group.add([row(2)])
+        assert not waiting.done()
+        await group.close()
+        assert waiting.done()
+
+    asyncio.run(run())
+    assert counting.batches == [1, 1, 1, 1]

@@ -7,6 +7,7 @@ import pytest
 from deadlines import DEADLINE_S
 from fake_pai import PASSWORD, STORAGE, USER, FakeJob, FakePai
 from openpai_jobs import a_job, text_of
+from starlette.responses import JSONResponse
 from strangers import give_away
 
 from nni_manager.errors import UserError
@@ -336,3 +337,17 @@ def test_the_user_of_a_token_is_known_if_openpai_reports_it(server, cluster):
     assert cluster.user_of_token() == USER
     server.misbehave(404)
     assert cluster.user_of_token() is None
+
+
+@pytest.mark.parametrize("answer", [{"user": USER}, {"user": USER, "token": None}, {"token": 7}, ["token"]])
+def test_a_login_whose_answer_has_no_token_is_refused_with_the_remedy(answer):
+    class WithoutTokens(FakePai):
+        async def _log_in(self, request):
+            return JSONResponse(answer)
+
+    server = WithoutTokens()
+    server.start()
+    cluster = OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK)
+    with pytest.raises(Unauthenticated, match=f"cannot log in as {USER}: .* has no token; use a token"):
+        cluster.jobs()
+    server.close()

@@ -883,3 +883,57 @@ def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path)
     for child in set(psutil.Process().children()) - before:  # children that this process adopted
         ended(child.pid)
     assert not (tmp_path / "ran").exists()
+
+
+# ---- forks of the interpreter
+
+EXITS_ARE_NOTED = "import atexit, os\natexit.register(lambda: open(os.environ['EXITS'], 'a').write('x'))"
+NO_FORK_IN_CHILDREN = """
+import errno, os
+interpreter, fork = os.getpid(), os.fork
+
+def limited():
+    if os.getpid() != interpreter:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+
+os.fork = limited
+"""
+
+
+def test_only_trials_and_the_interpreter_run_the_exit_functions_of_a_warm_module(site):
+    site.write(EXITS_ARE_NOTED, "noted.py")
+    exits = site.folder / "exits"
+    exits.touch()
+    environ = CONTAINER | {"PYTHONPATH": str(site.folder), "EXITS": str(exits)}
+    interpreter = WarmInterpreter(sys.executable, ("noted",), environ)
+    with contextlib.closing(interpreter):
+        assert interpreter.is_ready(READY_S)
+        waiting_fork(interpreter)
+        assert exits.read_text() == ""
+        site.write("print('here')")
+        assert site.warmly(interpreter, environ=environ | TRIAL)[:2] == (0, "here\n")
+        assert exits.read_text() == "x"
+
+
+def test_a_fork_that_the_system_refuses_makes_the_trial_start_plainly_and_states_the_reason(site):
+    site.write(NO_FORK_IN_CHILDREN, "limited.py")
+    environ = CONTAINER | {"PYTHONPATH": str(site.folder)}
+    interpreter = WarmInterpreter(sys.executable, ("limited",), environ)
+    with contextlib.closing(interpreter):
+        assert interpreter.is_ready(READY_S)
+        with pytest.raises(WarmStartRefused, match="Resource temporarily unavailable; raise the limits on"):
+            interpreter.start(site.warm_start(environ=environ | TRIAL))
+
+
+@pytest.mark.parametrize("stdout", ["full", "writable"])
+@pytest.mark.parametrize("python", versions())
+def test_output_of_the_last_objects_ends_a_trial_as_it_ends_a_script_alone(warm_of, site, python, stdout):
+    full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n" if stdout == "full" else ""
+    site.write(
+        f"import os, sys\n{full}class A:\n    def __del__(self):\n        print('late')\na = A()\nsys.exit(3)"
+    )
+    environ = CONTAINER | {"NNI_PLATFORM": "local"}  # buffered
+    alone = site.plainly(python, environ=environ)
+    assert alone == (3, "" if full else "late\n", "")
+    assert site.warmly(warm_of(python=python), python=python, environ=environ) == alone

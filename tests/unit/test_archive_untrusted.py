@@ -561,3 +561,15 @@ def test_two_copies_of_a_valid_store_preserve_all_rows(saved, tmp_path):
     for own in ("experiment", "lease"):  # each store has its own
         del first[own], last[own]
     assert first == last
+
+
+def test_a_table_of_many_rows_is_read_as_long_as_each_comes_in_time(tmp_path, monkeypatch):
+    path, copy = tmp_path / "x.sqlite", tmp_path / "y.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE job (job_id TEXT) STRICT")
+        connection.executemany("INSERT INTO job VALUES (?)", [("x",)] * 5000)
+        connection.commit()
+    monkeypatch.setattr(untrusted_store, "_STEPS_BETWEEN_CHECKS", 10)
+    copy_tables(path, copy)
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT count(*) FROM job").fetchone() == (5000,)

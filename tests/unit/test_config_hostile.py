@@ -292,3 +292,9 @@ def test_a_file_with_any_value_anywhere_is_accepted_or_rejected(folder, whole, d
         inside = inside[key]
     inside[key] = data.draw(ANYTHING)
     outcome(folder, yaml.safe_dump(document, allow_unicode=True))
+
+
+def test_a_file_of_512_kib_is_read_and_one_byte_more_is_refused(folder):
+    comment = "#" * (512 * 1024 - len(V1) - 1) + "\n"
+    assert outcome(folder, comment + V1) is None
+    assert "524,288 bytes" in outcome(folder, "#" + comment + V1)

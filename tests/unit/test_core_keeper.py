@@ -913,3 +913,18 @@ def test_a_stream_over_its_quota_is_reported_once(simulated, monkeypatch, is_see
     simulated.at(2, exited(size=20))
     expected = [text for text in simulated.log if "metrics has reached its quota of 12 bytes" in text]
     assert len(expected) == 1
+
+
+def test_the_first_acknowledgement_after_an_outage_resets_the_delay_of_the_next_reconnection(
+    simulated,
+) -> None:
+    simulated.running(linked=False)
+    for now_s in range(0, 600, 60):
+        simulated.at(now_s, LinkLost("connection refused"))
+        simulated.at(now_s + 60, TimerFired())
+    simulated.at(600, welcome())
+    simulated.at(601, grew(100))
+    simulated.at(602, durable(100))
+    simulated.at(603, LinkLost("reset"))
+    assert simulated.keeper.next_deadline_s is not None
+    assert 603 < simulated.keeper.next_deadline_s <= 603 + FIRST_RETRY_S

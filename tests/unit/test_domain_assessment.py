@@ -134,3 +134,39 @@ def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored
     search.deliver("t0", attempt=1)
     assert search.handle(EarlyStopRequested("t0", 1, 40.0)) == []
     assert search.canceled == []
+
+
+@pytest.mark.parametrize(
+    "reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT]
+)
+def test_a_final_result_that_arrives_while_the_trial_stops_counts(reason: ExitReason) -> None:
+    search = assessed(new_search(concurrency=1))
+    search.handle(TrialStopAsked("t0", reason, 40.0))
+    assert search.trial("t0").state is TrialState.STOPPING
+    search.report("t0", "0.5", offset=50)
+    search.end("t0", reason, metrics_size_at_stop=50)
+    search.deliver("t0")
+    assert search.trial("t0").state is TERMINAL_STATE[reason]
+    assert search.tuner_results == [TellTuner(0, 0.5)]
+    assert search.experiment.leaderboard.best is search.trial("t0")
+
+
+def test_the_tuner_receives_the_last_intermediate_result_that_arrives_while_a_trial_stops_early() -> None:
+    search = assessed(new_search(concurrency=1), uses_early_stopped=True)
+    search.report("t0", "0.5", final=False)
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
+    search.report("t0", "0.75", final=False)
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.trial("t0").intermediate_count == 2
+    assert search.tuner_results == [TellTuner(0, 0.75)]
+
+
+def test_the_assessor_may_stop_the_second_attempt_of_a_trial() -> None:
+    search = assessed(new_search(concurrency=1))
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    search.report("t0", "0.25", final=False, attempt=1)
+    (asked,) = search.assessed
+    search.handle(EarlyStopRequested(asked.trial_id, asked.attempt, 40.0))
+    assert search.canceled == [("t0", ExitReason.EARLY_STOPPED)]

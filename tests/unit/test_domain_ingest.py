@@ -268,3 +268,15 @@ def test_a_record_across_the_quota_is_dropped_and_the_offset_stays_correct(new_i
 def test_a_stream_that_just_fits_the_quota_is_not_marked_as_truncated(new_ingest, small_limits) -> None:
     (commit,) = new_ingest().take(STDOUT, 0, b"x" * (QUOTA_BYTES[STDOUT] - 1))
     assert not commit.is_last_collected
+
+
+def test_the_reason_of_a_partial_record_is_its_writer_or_the_limit(a_receiver, small_limits) -> None:
+    _, torn = a_receiver().take(METRICS, 0, FIRST + SECOND)
+    assert [span.reason for span in torn.garbage] == ["the metrics are truncated inside this record"]
+    for ends_first in (False, True):
+        receiver = a_receiver()
+        commits = receiver.end({METRICS: 9}) if ends_first else []
+        commits += receiver.take(METRICS, 0, FIRST[:9])
+        commits += [] if ends_first else receiver.end({METRICS: 9})
+        (torn,) = commits
+        assert [span.reason for span in torn.garbage] == ["the record is incomplete"]

@@ -368,3 +368,14 @@ def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(
     trial.registered.register(FIRST)
     trial.began(FIRST, 130.0, 30.0)
     assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)
+
+
+def test_the_ends_of_tasks_are_in_the_order_of_their_reports_and_not_of_their_starts(a_trial) -> None:
+    trial = a_trial()
+    first, second = (AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1"))
+    for key in (first, second):
+        trial.registered.register(key)
+        trial.began(key, 100.0, 0.0)
+    for key in (second, first):
+        trial.ended_in(an_end(key=key))
+    assert [end.key for end in trial.ends] == [second, first]

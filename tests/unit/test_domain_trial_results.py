@@ -4,6 +4,7 @@ import pytest
 from simulated_search import new_search
 
 from nni_manager.domain.events import (
+    ProblemFound,
     SaveTrial,
     TellTuner,
 )
@@ -120,3 +121,12 @@ def test_the_result_of_a_failed_trial_is_not_the_best() -> None:
     search.run(search.suggest(), "0.5")
     search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)
     assert search.experiment.leaderboard.best is search.trial("t0")
+
+
+def test_a_problem_of_a_trial_is_stored_as_a_warning_once() -> None:
+    search = new_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    problem = ProblemFound("t0", "ignored an attempt: it has no attempt.json")
+    assert search.handle(problem) == [SaveTrial(trial)]
+    assert trial.warning == problem.message
+    assert search.handle(problem) == []

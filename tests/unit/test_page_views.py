@@ -128,3 +128,8 @@ def test_importance_is_computed_once_for_the_same_results(played, monkeypatch):
 )
 def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line
+
+
+def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
+    config = dataclasses.replace(played.snapshot().config, trial_command="python größe.py")
+    assert "größe.py" in configuration_view(config)["text"]

@@ -294,3 +294,12 @@ def test_every_stop_reaches_its_last_stage_within_the_maximum_time_after_any_his
         assert stops.overdue(now_s)
     assert stops.stage("job") in (StopStage.ABANDONED, StopStage.STALLED)
     assert now_s - started_s <= MAX_STOP_S - RECORDED_TIMEOUT_S
+
+
+def test_while_an_experiment_runs_the_data_of_an_ended_job_is_collected_without_a_deadline() -> None:
+    stops = StopEscalation()
+    stops.stop_asked("job", 0.0, ends_job=True)
+    stops.apply("job", StopEvent.ENDED, 1.0)
+    assert (stops.stage("job"), stops.next_deadline_s) == (StopStage.COLLECTING, None)
+    stops.begin_stopping(100.0)
+    assert stops.next_deadline_s == 100.0 + DRAINED_TIMEOUT_S

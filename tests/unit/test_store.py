@@ -1,6 +1,7 @@
 """The experiment's store: commits, queries, locks, leases and migrations."""
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -479,3 +480,42 @@ def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path,
         store.commit([piece], 1.0)
     assert log_path(tmp_path / "logs", KEY, Stream.STDOUT).read_bytes() == b"hello cut"
     assert reader.offsets(KEY) == {Stream.STDOUT: 5}
+
+
+# ---- logs are durable before their offset
+
+
+def log_write(data, offset=0):
+    return StreamWrite(KEY, Stream.STDOUT, offset, offset + len(data), data=data)
+
+
+def test_log_bytes_are_synced_before_the_offset_that_counts_them_is_stored(
+    store, reader, tmp_path, monkeypatch
+):
+    path, synced, sync = log_path(tmp_path / "logs", KEY, Stream.STDOUT), [], os.fdatasync
+
+    def noted(descriptor):
+        sync(descriptor)
+        is_the_log = os.path.samestat(os.fstat(descriptor), path.stat())
+        synced.append((is_the_log, path.read_bytes(), reader.offsets(KEY).get(Stream.STDOUT, 0)))
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    store.commit([trial_row(a_trial()), log_write(b"one ")], 1.0)
+    store.commit([log_write(b"two ", 4), log_write(b"three", 8)], 2.0)
+    assert synced == [(True, b"one ", 0), (True, b"one two three", 4)]
+    assert reader.offsets(KEY) == {Stream.STDOUT: 13}
+
+
+def test_nothing_is_stored_if_the_disk_fails_to_sync_a_log(store, reader, monkeypatch):
+    store.commit([trial_row(a_trial())], 1.0)
+
+    def fails(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fails)
+        with pytest.raises(StoreBusy, match="stdout: Input/output error"):
+            store.commit([log_write(b"a line\n"), a_commit(0.5)], 2.0)
+    assert (reader.offsets(KEY), metrics_of(reader, KEY.trial_id)) == ({}, [])
+    store.commit([log_write(b"a line\n"), a_commit(0.5)], 3.0)
+    assert reader.offsets(KEY)[Stream.STDOUT] == 7

@@ -420,3 +420,11 @@ def test_an_attempt_that_is_only_displayed_may_be_signed_by_a_keeper_of_any_job(
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))
     signed = [is_signed(workspace, key_of(number), "expABCDE", secret) for number in (1, 2, 3)]
     assert signed == [True, False, False]
+
+
+def test_the_last_byte_before_the_end_is_read_and_none_after_it(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
+    end(running_folder, metrics=10, stdout=4)
+    assert poll(tmp_path, {Stream.METRICS: 9}).pieces == ((Stream.METRICS, 9, FRAME[9:10]),)
+    assert poll(tmp_path, {Stream.METRICS: 10, Stream.STDOUT: 5}).pieces == ()

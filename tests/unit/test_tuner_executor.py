@@ -14,11 +14,12 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     TellAssessor,
     TunerFailed,
+    TunerNotReady,
 )
 from nni_manager.engine import tuner_executor as algorithms_module
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor
-from nni_manager.tuner.base import BaseTuner, Observation, Suggestion
+from nni_manager.tuner.base import BaseTuner, Later, Observation, Suggestion
 from nni_manager.tuner.registry import make_tuner
 
 
@@ -246,3 +247,17 @@ def test_each_iteration_of_the_event_loop_has_its_own_time_limit(tmp_path, gener
 
     posted_events(tmp_path, tuner, scenario)
     assert tuner.on_main_thread == [False] * 4 + [True]
+
+
+class Pausing(Noting):
+    """Has no parameters for now."""
+
+    def ask(self, trial_key):
+        return Later.LATER
+
+
+def test_a_tuner_that_has_no_parameters_for_now_is_not_exhausted(tmp_path):
+    async def play(algorithms):
+        await algorithms.ask(7)
+
+    assert posted_events(tmp_path, Pausing(), play) == [TunerNotReady(7)]

@@ -728,8 +728,7 @@ def _end_at_once() -> None:
                     found.flush()
             except Exception:  # noqa: BLE001 - Python reports nothing here, either
                 pass
-    if _are_flushed():
-        _exit(_exit_code)
+    _exit(_exit_code)
 
 
 _SHARED_IDS: set[int] = set()

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # A killed manager loses at most this much of the time that counts against maxExecDuration.
 _SAVE_DURATION_INTERVAL_S = 2.0
+# A limit that has run out may stay for a moment, until its experiment or trial has handled it.
+_MIN_PAUSE_S = 0.05
 _LAST_KEEPERS_S = 5.0
 
 
@@ -330,16 +332,18 @@ class Engine(Runtime):
 
     async def _watch_time(self) -> None:
         while True:
-            runs_out_at_s = self.experiment.time_runs_out_at_s
-            delay_s = _SAVE_DURATION_INTERVAL_S
-            if runs_out_at_s is not None:
-                delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(_pause_s(self.experiment.time_runs_out_at_s, time.monotonic()))
             self.post(events.TimePassed())
             if problem := self.experiment.transports.new_problem(time.monotonic()):
                 log.warning("%s", problem)
             if self.experiment.state.counts_time:
                 self._save_experiment()
+
+
+def _pause_s(runs_out_at_s: float | None, now_s: float) -> float:
+    """The time to the next check of the time limits: when the first runs out, or when the duration is saved."""
+    left_s = _SAVE_DURATION_INTERVAL_S if runs_out_at_s is None else runs_out_at_s - now_s
+    return min(max(left_s, _MIN_PAUSE_S), _SAVE_DURATION_INTERVAL_S)
 
 
 async def _wait_at_most(event: asyncio.Event, within_s: float) -> None:

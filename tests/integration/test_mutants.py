@@ -1,0 +1,74 @@
+"""The mutation tester over a small tree of its own: a copy is changed, its tests run, and the checkout stays as it is."""
+
+import subprocess
+
+import mutate
+import pytest
+
+CODE = "def is_positive(a):\n    return a > 0\n\n\ndef unused(a):\n    return a + 1\n"
+TESTS = "from small import is_positive\n\n\ndef test_signs():\n    assert is_positive(5)\n    assert not is_positive(-5)\n"
+FAILS_ANYWAY = "def test_that_fails_anyway():\n    assert False\n"
+HANGS = "import small\n\n\ndef test_nothing():\n    while small.unused(0) != 1:\n        pass\n"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "checkout"
+    (root / "tests").mkdir(parents=True)
+    (root / "small.py").write_text(CODE)
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")  # its import takes seconds
+    (root / "tests/test_signs.py").write_text(TESTS)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    return root
+
+
+@pytest.fixture
+def copy(tree, tmp_path):
+    copy = mutate.Copy(tree, tmp_path / "work" / "0")
+    yield copy
+    copy.end()
+
+
+def mutant(line, text):
+    """The mutant that puts this text into this line."""
+    (found,) = (
+        each
+        for each in mutate.mutants_of("small.py", CODE)
+        if (each.line, each.diff(CODE)[1]) == (line, text)
+    )
+    return found
+
+
+DETECTED, UNDETECTED, UNUSED = mutant(2, "return None"), mutant(2, "return a > 1"), mutant(6, "return a - 1")
+
+
+def judge(tree, *tests):
+    return mutate.Judge(tree, lambda _: [list(tests)])
+
+
+def test_a_mutant_that_a_test_notices_is_killed_and_another_survives(tree, copy):
+    judged = judge(tree, "tests/test_signs.py")
+    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_signs"
+    assert judged.killer(copy, UNDETECTED) == ""
+    assert judged.killer(copy, UNUSED) == ""
+    assert (tree / "small.py").read_text() == CODE == (copy.tree / "small.py").read_text()
+
+
+def test_a_test_that_fails_anyway_detects_nothing_and_hides_no_other_test(tree, copy, capsys):
+    (copy.tree / "tests/test_anyway.py").write_text(FAILS_ANYWAY)
+    judged = judge(tree, "tests/test_anyway.py", "tests/test_signs.py")
+    assert judged.killer(copy, UNDETECTED) == ""
+    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_signs"
+    assert capsys.readouterr().out.count("fails without a mutant as well") == 1
+
+
+def test_a_hang_is_a_detection(tree, copy, monkeypatch):
+    monkeypatch.setattr(mutate, "TEST_TIMEOUT_S", 1)
+    (copy.tree / "tests/test_hang.py").write_text(HANGS)
+    assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
+
+
+def test_after_the_end_no_test_starts(tree, copy):
+    copy.end()
+    with pytest.raises(KeyboardInterrupt):
+        judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -1,0 +1,475 @@
+"""Mutation test: plants small bugs in a copy of the tree, one at a time, and runs the tests that fit the changed module.
+
+`make mutants` calls it. A mutant is killed if a test fails or hangs. The killing test then runs once on the unchanged code: a
+test that fails anyway detects nothing. A survivor shows what no test checks: write a test, simplify the code, or explain in
+explained.txt why both behave alike.
+
+Not mutated: messages, log lines, annotations, decorators, docstrings, assignments in `__init__`, and named numbers of a module. A
+test of their exact text or value would repeat the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice, permutations
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+EXPLAINED = Path(__file__).with_name("explained.txt")
+# The folders to mutate, each with the tests that fit all of its modules: quick ones, then tests of several parts. The unit tests
+# that import a module come before both.
+TARGETS: dict[str, tuple[list[str], list[str]]] = {
+    "manager/nni_manager/domain": (
+        [
+            "unit/test_domain_experiment.py",
+            "unit/test_domain_*.py",
+            "unit/test_reuse_exchange.py",
+            "unit/test_stop_escalation.py",
+        ],
+        ["integration/test_engine.py", "integration/test_changes.py"],
+    ),
+    "manager/nni_manager/store": (
+        ["unit/test_store.py", "integration/test_group_commit.py"],
+        ["integration/test_lease.py", "integration/test_stored_experiment.py"],
+    ),
+    "manager/nni_manager/engine": (
+        ["integration/test_engine.py", "integration/test_group_commit.py", "unit/test_page_views.py"],
+        [
+            "integration/test_admission.py",
+            "integration/test_changes.py",
+            "integration/test_mount.py",
+            "integration/test_assessed_experiment.py",
+            "integration/test_stored_experiment.py",
+            "integration/test_http_api.py",
+        ],
+    ),
+    "trial_keeper/core": (
+        ["unit/test_core_*.py", "unit/test_reuse_exchange.py"],
+        ["contract/test_exactly_once.py", "integration/test_reuse_keeper.py"],
+    ),
+    "trial_keeper/wire": (
+        ["unit/test_wire_*.py", "unit/test_attempt_files.py", "unit/test_unsafe_paths.py"],
+        ["integration/test_admission.py", "integration/test_mount.py"],
+    ),
+}
+# A test that runs for longer hangs, and so does a group of tests.
+TEST_TIMEOUT_S = 60
+RUN_TIMEOUT_S = 600
+_PAIRS = ["< <=", "> >=", "== !=", "is is_not", "in not_in", "and or", "+ -", "* /"]
+_NAMES = {
+    "Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!=", "Is": "is", "IsNot": "is not", "In": "in",
+    "NotIn": "not in", "And": "and", "Or": "or", "Add": "+", "Sub": "-", "Mult": "*", "Div": "/",
+}  # fmt: skip
+SWAPS = {
+    one.replace("_", " "): other.replace("_", " ")
+    for pair in _PAIRS
+    for one, other in permutations(pair.split())
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed span of a file: the bytes from `start` to `end` become `text`."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    text: str
+
+    def apply(self, source: str) -> str:
+        """The whole file with the change."""
+        raw = source.encode()
+        return (raw[: self.start] + self.text.encode() + raw[self.end :]).decode()
+
+    def diff(self, source: str) -> tuple[str, str]:
+        """The changed lines before and after, each joined to one line."""
+        raw = source.encode()
+        first = raw.rfind(b"\n", 0, self.start) + 1
+        last = raw.find(b"\n", self.end)
+        tail = raw[self.end : last if last >= 0 else len(raw)]
+        before = raw[first : self.start] + raw[self.start : self.end] + tail
+        after = raw[first : self.start] + self.text.encode() + tail
+        return " ".join(before.decode().split()), " ".join(after.decode().split())
+
+
+class _Finder:
+    """Finds the mutants of one file."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.raw = source.encode()
+        self._starts = [0, *(match.end() for match in re.finditer(rb"\n", self.raw))]
+        self.found: list[Mutant] = []
+        self._visit(ast.parse(source), in_init=False)
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        return (
+            self._starts[node.lineno - 1] + node.col_offset,
+            self._starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def _text(self, node: ast.AST) -> str:
+        start, end = self._span(node)
+        return self.raw[start:end].decode()
+
+    def _replace(self, node: Any, text: str) -> None:
+        self.found.append(Mutant(self.path, node.lineno, *self._span(node), text))
+
+    def _swap(self, left: Any, operator: ast.AST, right: Any) -> None:
+        symbol = _NAMES.get(type(operator).__name__)
+        start, end = self._span(left)[1], self._span(right)[0]
+        between = self.raw[start:end].decode()
+        if symbol is not None:
+            text = between.replace(symbol, SWAPS[symbol], 1)
+            self.found.append(Mutant(self.path, left.end_lineno, start, end, text))
+
+    def _negate(self, test: ast.expr) -> None:
+        is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        self._replace(test, f"({self._text(test.operand)})" if is_not else f"not ({self._text(test)})")
+
+    def _visit(self, node: ast.AST, *, in_init: bool) -> None:
+        if _is_left_out(node):
+            return
+        match node:
+            case ast.If() | ast.While() | ast.IfExp():
+                self._negate(node.test)
+            case ast.comprehension():
+                for test in node.ifs:
+                    self._negate(test)
+            case ast.Compare(ops=[operator], comparators=[right]):
+                self._swap(node.left, operator, right)
+            case ast.BoolOp():
+                self._swap(node.values[0], node.op, node.values[1])
+            case ast.BinOp() if not _has_text(node):
+                self._swap(node.left, node.op, node.right)
+            case ast.Constant(value=bool()):
+                self._replace(node, str(not node.value))
+            case ast.Constant(value=int() | float()):
+                self._replace(node, str(node.value + 1))
+            case ast.Return(value=ast.expr() as value) if self._text(value) != "None":
+                self._replace(node, "return None")
+            case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign() | ast.Delete():
+                self._replace(node, "pass")
+            case ast.Expr(value=ast.Call() | ast.Await()):
+                self._replace(node, "pass")
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) if not in_init:
+                self._replace(node, "pass")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            in_init = node.name == "__init__"
+        for name, value in ast.iter_fields(node):
+            if name not in ("annotation", "returns", "decorator_list"):
+                for child in value if isinstance(value, list) else [value]:
+                    if isinstance(child, ast.AST):
+                        self._visit(child, in_init=in_init)
+
+
+def _is_left_out(node: ast.AST) -> bool:
+    match node:
+        case ast.JoinedStr():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log")))):
+            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name.lstrip("_").isupper()
+        case ast.keyword(arg="strict"):  # zip of lists that have the same length by construction
+            return True
+    return False
+
+
+def _has_text(node: ast.BinOp) -> bool:
+    sides = (node.left, node.right)
+    return any(
+        isinstance(side, ast.JoinedStr | ast.List | ast.Tuple)
+        or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+        for side in sides
+    )
+
+
+def mutants_of(path: str, source: str) -> list[Mutant]:
+    """All mutants of a file, in the order of their places."""
+    return sorted(_Finder(path, source).found, key=lambda mutant: (mutant.start, mutant.end, mutant.text))
+
+
+def is_valid(mutant: Mutant, source: str) -> bool:
+    """True if the mutant compiles."""
+    try:
+        compile(mutant.apply(source), mutant.path, "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def sampled(root: Path, targets: Sequence[str], size: int, seed: int, only: str = "") -> list[Mutant]:
+    """A random sample of the mutants of these folders; a seed always draws the same one from the same code.
+
+    `only`: a text that is part of their paths.
+    """
+    sources = {
+        str(file.relative_to(root)): file.read_text()
+        for target in targets
+        for file in sorted((root / target).glob("*.py"))
+        if only in str(file.relative_to(root))
+    }
+    every = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
+    random.Random(seed).shuffle(every)
+    return list(islice((mutant for mutant in every if is_valid(mutant, sources[mutant.path])), size))
+
+
+def explanations(text: str) -> dict[tuple[str, str, str], str]:
+    """The reasons of explained survivors by path and lines, from blocks of path, `- before`, `+ after` and reason."""
+    known = {}
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.strip().splitlines() if not line.startswith("#")]
+        if lines:
+            path, before, after, *reason = lines
+            if not (before.startswith("- ") and after.startswith("+ ") and reason):
+                raise ValueError(
+                    f"cannot read the explanation {block!r}: write path, - before, + after, reason"
+                )
+            known[path, before[2:], after[2:]] = " ".join(reason)
+    return known
+
+
+@lru_cache
+def tests_of(root: Path, path: str) -> list[list[str]]:
+    """The groups of test files for a module, in the order in which they run."""
+    folder = next(each for each in TARGETS if path.startswith(f"{each}/"))
+    quick, slow = (
+        [str(file) for pattern in group for file in sorted((root / "tests").glob(pattern))]
+        for group in TARGETS[folder]
+    )
+    module = path.removeprefix("manager/").removesuffix(".py").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
+    users = [file for file in (root / "tests/unit").glob("test_*.py") if uses.search(file.read_text())]
+    # Small files tend to be about the module; those of the command line start it again and again.
+    users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
+    own = [str(file) for file in users if name in file.name]
+    first = list(dict.fromkeys([*own, *map(str, users[:4]), *quick]))
+    then = [file for file in dict.fromkeys([*map(str, users[4:]), *slow]) if file not in first]
+    return [[os.path.relpath(file, root) for file in group] for group in (first, then) if group]
+
+
+class Copy:
+    """A copy of the tree with a virtual environment of its own, whose packages are those of the running Python."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        self._environ = {
+            **os.environ,
+            "TMPDIR": str(folder / "tmp"),
+            "PATH": f"{folder}/venv/bin:{os.environ['PATH']}",
+        }
+        self._environ.pop("PYTHONPATH", None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
+        self._lock = threading.Lock()
+        self._changes = count(1)
+        (folder / "tmp").mkdir(parents=True)
+        folder.parent.chmod(0o755)  # some tests become another user
+        listed = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
+        for name in subprocess.check_output(listed, text=True).split("\0"):
+            if name and (root / name).is_file():
+                (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, folder / "tree" / name)
+        self.tree = folder / "tree"
+        self._make_environment()
+
+    def _make_environment(self) -> None:
+        venv = self.folder / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        (packages,) = venv.glob("lib/python*/site-packages")
+        (installed,) = {path for path in sys.path if path.endswith("site-packages")}
+        lines = [str(self.tree), str(self.tree / "manager"), f"import site; site.addsitedir({installed!r})"]
+        (packages / "copy.pth").write_text("\n".join(lines))
+        for script in (Path(sys.executable).parent / name for name in ("nnictl", "trial-keeper", "pytest")):
+            if script.exists():
+                text = script.read_text().replace(sys.executable, str(venv / "bin/python"), 1)
+                text = re.sub(r"^#!.*", f"#!{venv}/bin/python", text)
+                (venv / "bin" / script.name).write_text(text)
+                (venv / "bin" / script.name).chmod(0o755)
+
+    @contextlib.contextmanager
+    def changed(self, path: str, text: str) -> Iterator[None]:
+        """Put this text into a file of the copy for a while."""
+        file = self.tree / path
+        before = file.read_text()
+        try:
+            self._write(file, text)
+            yield
+        finally:
+            self._write(file, before)
+
+    def _write(self, file: Path, text: str) -> None:
+        file.write_text(text)
+        # Compiled files are recognised by time and size of their source: no two versions share a time.
+        os.utime(file, (next(self._changes) * 2,) * 2)
+
+    def failure(self, tests: Sequence[str], without: Collection[str] = ()) -> str:
+        """The first test that fails or hangs, without its parameters; empty if none does. `without`: tests that do not run."""
+        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}"]
+        command = [self.folder / "venv/bin/python", "-m", "pytest", *options, "--tb=no", *tests]
+        command += [f"--deselect={test}" for test in without]
+        if (self.tree / "tests/conftest.py").exists():
+            command.append("--hypothesis-profile=quick")
+        output = self.folder / "output"
+        with self._lock, output.open("w") as file:
+            if self._is_ended:
+                raise KeyboardInterrupt
+            # Not a pipe: processes that tests have left would keep it open.
+            self._process = subprocess.Popen(
+                command, cwd=self.tree, env=self._environ, stdout=file, stderr=file, start_new_session=True
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(RUN_TIMEOUT_S)
+        self._kill()
+        if self._is_ended:
+            raise KeyboardInterrupt
+        if self._process.returncode in (0, 5):
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read_text(), re.MULTILINE)
+        return failed[1].partition("[")[0] if failed else "a hang"
+
+    def _kill(self) -> None:
+        """Kill the tests and the processes that they have left, which the copy's path identifies."""
+        if self._process is None:
+            return
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid == self._process.pid or any(
+                    str(self.folder) in word for word in process.cmdline()
+                ):
+                    process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Kill the running tests, and start none any more."""
+        with self._lock:
+            self._is_ended = True
+            self._kill()
+
+
+class Judge:
+    """Runs the tests of mutants."""
+
+    def __init__(self, root: Path, groups_of: Any = None) -> None:
+        self._root = root
+        self._groups_of = groups_of or (lambda path: tests_of(root, path))
+        self._verified: set[str] = set()
+        self._always_fail: set[str] = set()
+
+    def killer(self, copy: Copy, mutant: Mutant) -> str:
+        """The test that fails because of the mutant; empty if it survives."""
+        source = (self._root / mutant.path).read_text()
+        for tests in self._groups_of(mutant.path):
+            while True:
+                with copy.changed(mutant.path, mutant.apply(source)):
+                    failed = copy.failure(tests, self._always_fail)
+                if not failed:
+                    break
+                if self._passes_without_mutant(copy, failed):
+                    return failed
+        return ""
+
+    def _passes_without_mutant(self, copy: Copy, failed: str) -> bool:
+        # A file that cannot be imported any more, or a hang, has no test's name.
+        if failed in self._verified | self._always_fail or "::" not in failed:
+            return True
+        if copy.failure([failed]):
+            print(f"warning: {failed} fails without a mutant as well, and is left out", flush=True)
+            self._always_fail.add(failed)
+            return False
+        self._verified.add(failed)
+        return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each survivor and the score; the exit code is 1 if the score is below the target."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mutants", type=int, default=100, help="size of the sample")
+    parser.add_argument("--seed", type=int, default=1, help="which sample")
+    parser.add_argument(
+        "--target", type=float, default=95.0, help="the lowest score in percent that is a success"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="how many mutants at once")
+    parser.add_argument("--only", default="", help="only mutants of paths that contain this text")
+    parser.add_argument("--quick", action="store_true", help="only the first group of tests of each module")
+    options = parser.parse_args(arguments)
+    sample = sampled(ROOT, list(TARGETS), options.mutants, options.seed, options.only)
+    known, judge, folder = (
+        explanations(EXPLAINED.read_text()),
+        Judge(ROOT, (lambda path: tests_of(ROOT, path)[:1]) if options.quick else None),
+        Path(tempfile.mkdtemp(prefix="mutants-")),
+    )
+    copies: list[Copy] = []
+    pool = ThreadPoolExecutor(options.workers)
+    free: list[Copy] = []
+    killed = explained = done = 0
+    survivors: list[Mutant] = []
+
+    def judged(mutant: Mutant) -> tuple[Mutant, str, str]:
+        source = (ROOT / mutant.path).read_text()
+        if (reason := known.get((mutant.path, *mutant.diff(source)))) is not None:
+            return mutant, "", reason
+        copy = free.pop()
+        try:
+            return mutant, judge.killer(copy, mutant), ""
+        finally:
+            free.append(copy)
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a script
+    try:
+        copies += [Copy(ROOT, folder / str(number)) for number in range(options.workers)]
+        free += copies
+        for future in as_completed([pool.submit(judged, mutant) for mutant in sample]):
+            mutant, killer, reason = future.result()
+            done += 1
+            killed += bool(killer)
+            explained += bool(reason)
+            before, after = mutant.diff((ROOT / mutant.path).read_text())
+            word = f"killed by {killer}" if killer else f"explained: {reason}" if reason else "SURVIVED"
+            print(f"{done}/{len(sample)} {mutant.path}:{mutant.line} {word}", flush=True)
+            if not killer and not reason:
+                survivors.append(mutant)
+                print(f"  - {before}\n  + {after}", flush=True)
+    finally:
+        for copy in copies:
+            copy.end()
+        pool.shutdown(cancel_futures=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    counted = len(sample) - explained
+    score = 100.0 * killed / counted if counted else 100.0
+    for mutant in survivors:
+        before, after = mutant.diff((ROOT / mutant.path).read_text())
+        print(f"\n{mutant.path}:{mutant.line}\n- {before}\n+ {after}")
+    print(
+        f"\n{len(sample)} mutants (seed {options.seed}): {killed} killed, {len(survivors)} survived, {explained} explained; "
+        f"score {score:.1f} %"
+    )
+    return int(score < options.target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The rate limit of password checks of the local OpenPAI."""
+
+import asyncio
+
+import pytest
+
+from nni_manager.local_openpai import login_throttle
+from nni_manager.local_openpai.accounts import new_user
+from nni_manager.local_openpai.errors import ApiError
+from nni_manager.local_openpai.login_throttle import LoginThrottle
+
+USER = new_user("ada", "the password", is_admin=False)
+
+
+async def guess(throttle, source):
+    with pytest.raises(ApiError) as caught:
+        await throttle.check(USER, "a guess", source)
+    assert caught.value.code == "IncorrectPasswordError"
+
+
+def test_sources_whose_cooldown_has_passed_are_forgotten_before_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
+
+    async def scenario():
+        throttle = LoginThrottle()
+        for number in range(9):
+            await throttle.check(USER, "the password", f"10.0.0.{number}")
+            assert len(throttle._sources) <= 3
+
+    asyncio.run(scenario())
+
+
+def test_however_many_sources_come_one_that_waits_or_has_guessed_is_remembered(monkeypatch):
+    monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 1)
+    monkeypatch.setattr(login_throttle, "FAILURE_COOLDOWN_S", 3600.0)
+
+    async def scenario():
+        throttle = LoginThrottle()
+        await guess(throttle, "guesser")
+        waiting = asyncio.ensure_future(throttle.check(USER, "the password", "guesser"))
+        await throttle.check(USER, "the password", "10.0.0.1")
+        await throttle.check(USER, "the password", "10.0.0.2")
+        assert throttle._sources.keys() == {"guesser", "10.0.0.2"}
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await throttle.check(USER, "the password", "10.0.0.3")
+        assert throttle._sources.keys() == {"guesser", "10.0.0.3"}
+
+    asyncio.run(scenario())
