@@ -17,7 +17,7 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 
 ORDINARY, GREEDY, HANDLES_SIGTERM, KILLED = (0, 1, 5), 2, 3, 4
 # Each kind of trial recognises itself by its sequence id.

@@ -27,7 +27,7 @@ from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
 from nni_manager.local_openpai.settings import Sandbox, StorageSettings
 
-pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 PLUGINS = "com.microsoft.pai.runtimeplugin"
 
 

@@ -21,7 +21,7 @@ from deadlines import scaled_s
 REPOSITORY = Path(__file__).parents[2]
 # Debian 12's; the Python that runs the tests makes the wheels for the images.
 BASE_PYTHON = (3, 11)
-BUILD_TIMEOUT_S = scaled_s(400)
+BUILD_TIMEOUT_S = scaled_s(800)
 STEP_TIMEOUT_S = scaled_s(60)
 # The container of a killed test ends by itself.
 MAX_LIFE_S = 120
