@@ -270,11 +270,11 @@ def test_a_stream_that_just_fits_the_quota_is_not_marked_as_truncated(new_ingest
     assert not commit.is_last_collected
 
 
-def test_the_reason_of_a_partial_record_is_its_writer_or_the_limit(a_receiver, small_limits) -> None:
-    _, torn = a_receiver().take(METRICS, 0, FIRST + SECOND)
+def test_the_reason_of_a_partial_record_is_its_writer_or_the_quota(new_ingest, small_limits) -> None:
+    _, torn = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert [span.reason for span in torn.garbage] == ["the metrics are truncated inside this record"]
     for ends_first in (False, True):
-        receiver = a_receiver()
+        receiver = new_ingest()
         commits = receiver.end({METRICS: 9}) if ends_first else []
         commits += receiver.take(METRICS, 0, FIRST[:9])
         commits += [] if ends_first else receiver.end({METRICS: 9})
