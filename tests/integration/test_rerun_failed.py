@@ -20,6 +20,13 @@ def test_fails_at_first(name):
     mark.touch()
     assert not is_first, "the first failure"
 """
+RUNS_PYTEST = """
+import subprocess, sys
+
+def test_runs_pytest(tmp_path):
+    (tmp_path / "test_inner.py").write_text("def test_passes(): pass")
+    assert subprocess.run([sys.executable, "-m", "pytest", tmp_path], env={ENVIRON}).returncode == 0
+"""
 ALWAYS_FAILS = "def test_always_fails():\n    assert False, 'again'\n"
 
 
@@ -48,6 +55,13 @@ def rerun_failed(tmp_path):
 def test_a_run_without_failures_passes_and_runs_nothing_again(rerun_failed):
     code, out, flaky = rerun_failed(one=PASSES)
     assert (code, flaky, out.count("test session starts")) == (0, [], 1)
+
+
+@pytest.mark.parametrize("environ", ["None", "{**__import__('os').environ, 'PYTHONPATH': ''}"])
+def test_a_test_that_runs_pytest_itself_is_not_affected(rerun_failed, environ):
+    code, _, flaky = rerun_failed(one=RUNS_PYTEST.replace("{ENVIRON}", environ), two=ALWAYS_FAILS)
+    assert (code, flaky) == (1, [])
+    assert rerun_failed(two=PASSES)[0] == 0
 
 
 def test_tests_that_fail_once_are_reported_as_flaky_with_their_first_failure(rerun_failed):

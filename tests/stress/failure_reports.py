@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+REPORTING = "-p failure_reports"
+"""The options of pytest that load this plugin."""
+
 
 class FailureReports:
     """Collects what failed, by test id, in the process that all workers report to."""
@@ -36,4 +39,6 @@ class FailureReports:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin, except in the workers of xdist."""
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(FailureReports(Path(os.environ["FAILURE_REPORTS"])))
+        config.pluginmanager.register(FailureReports(Path(os.environ.pop("FAILURE_REPORTS"))))
+        # Tests that run pytest themselves must not load the plugin.
+        os.environ["PYTEST_ADDOPTS"] = os.environ["PYTEST_ADDOPTS"].removesuffix(REPORTING).strip()

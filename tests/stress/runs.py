@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from failure_reports import REPORTING
+
 ROOT = Path(__file__).parents[2]
 TESTS_FAILED = 1
 """pytest's exit status of a run in which tests failed. Others: interrupted, internal error, usage error, no tests."""
@@ -24,7 +26,8 @@ def run_tests(*command: str, **environ: str) -> RunResult:
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder, "failures.json")
         plugin = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-        own = {"FAILURE_REPORTS": str(reports), "PYTEST_ADDOPTS": "-p failure_reports", "PYTHONPATH": plugin}
+        options = f"{os.environ.get('PYTEST_ADDOPTS', '')} {REPORTING}"
+        own = {"FAILURE_REPORTS": str(reports), "PYTEST_ADDOPTS": options, "PYTHONPATH": plugin}
         code = subprocess.run(command, cwd=ROOT, env=os.environ | own | environ, check=False).returncode
         if not reports.exists():
             return RunResult(-1 if code else 0, {})
