@@ -319,14 +319,14 @@ class KubernetesService(TrainingService):
             self._apply(job, _E.STARTED if self._observed.has_started(job.job_id, document) else _E.SHOWN)
 
     def _apply(self, job: KubernetesJob, event: KubernetesJobEvent) -> None:
-        pending_reason = self._pending_reason(job) if job.is_waiting else ""
+        was_waiting = job.is_waiting
         match job.apply(event):
             case FollowUp.REPORT_OUTCOME:
                 self._spawn(self._finish(job, self._observed.resources[job.name]))
             case FollowUp.REPORT_LOSS:
-                self._end_deleted(job, pending_reason)
+                self._end_deleted(job, self._pending_reason(job) if was_waiting else "")
             case FollowUp.REPORT_PENDING_LOSS:
-                self._spawn(self._finish_pending(job, pending_reason))
+                self._spawn(self._finish_pending(job, self._pending_reason(job)))
             case FollowUp.VERIFY:
                 self._spawn(self._verify(job))
             case FollowUp.VERIFY_SOON:
