@@ -224,11 +224,11 @@ def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
         experiment.close()
 
 
-# Waits for the test, and ignores SIGTERM.
+# Waits for the test. On SIGTERM it only creates a file that is named after its number.
 SLOW_TO_STOP = """
 import os, signal, time
 import nni_sdk as nni
-signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGTERM, lambda *_: open(f"stopped{nni.get_sequence_id()}", "w").close())
 nni.get_next_parameter()
 nni.report_intermediate_result(1)
 while not os.path.exists("gate"):
@@ -247,6 +247,11 @@ def test_a_manager_killed_during_a_stop_of_its_trials_remembers_the_stop(a_real_
     with StoreReader(experiment.folder.database) as reader:
         wait_until(
             lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are stopping"
+        )
+        # A final result that is reported before the trial receives its stop would count as a success.
+        wait_until(
+            lambda: all((experiment.code / f"stopped{number}").exists() for number in (0, 1)),
+            "both have received SIGTERM",
         )
         experiment.kill_manager()
         assert reader.experiment().state.value == "STOPPING"
