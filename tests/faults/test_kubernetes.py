@@ -4,6 +4,7 @@ the cluster.
 The real client and service use the fake cluster; a keeper here is a script that the test ends.
 """
 
+import asyncio
 import contextlib
 from dataclasses import replace
 
@@ -58,6 +59,23 @@ async def both_run(site, service):
         await service.submit(site.settings(job_id))
     await site.is_running()
     await site.is_running("nniexpexpttrialtrial2")
+
+
+async def test_pods_are_listed_before_the_first_job_is_created(site):
+    """A list that is later than the pod of a short job would miss its message."""
+    api = site.cluster.api
+    api.misbehave("hang", 1, at=("list", "pods"))
+    async with site.manager() as service:
+        submitted = asyncio.create_task(service.submit(site.settings("trial1")))
+        others = (("list", "pods"), ("list", FRAMEWORKS.plural), ("list", "events"))
+        await until(lambda: set(others) <= set(api.asked), "the lists are requested", DEADLINE_S)
+        api.is_hung.set()
+        await submitted
+        end(site, "trial1")
+        await site.has_ended()
+        await gone(site)
+    created = api.asked.index(("create", FRAMEWORKS.plural))
+    assert api.asked[:created].count(("list", "pods")) == 2, "the first was hanging"
 
 
 async def test_jobs_that_end_during_an_outage_of_the_server_are_reported_with_their_codes(site):

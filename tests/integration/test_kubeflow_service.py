@@ -18,7 +18,7 @@ from nni_manager.errors import UserError
 from nni_manager.training_service_factory import operator_of
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.preflight import check
-from nni_manager.training_services.kubernetes.watch import Deleted, Upserted
+from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
 NAME = "nni-exp-expt-trial-trial1"
@@ -194,6 +194,7 @@ async def test_a_deleted_job_waits_for_its_pods_before_its_end_names_a_pending_r
 ):
     async with site.manager() as service:
         monkeypatch.setattr(service, "_watch", lambda: None)  # the test delivers the changes, the pod's last
+        service._on_pod(Synced())
         await service.submit(site.settings())
         (name,) = await until_pods_run(site)
         pod, job = site.store.get(PODS, "default", name), site.store.get(JOBS, "default", NAME)
@@ -211,6 +212,7 @@ async def test_a_deleted_job_waits_for_its_pods_before_its_end_names_a_pending_r
 async def test_a_deleted_job_has_started_if_its_last_status_shows_it(site, monkeypatch):
     async with site.manager() as service:
         monkeypatch.setattr(service, "_watch", lambda: None)
+        service._on_pod(Synced())
         await service.submit(site.settings())
         (name,) = await until_pods_run(site)
         pod, job = site.store.get(PODS, "default", name), site.store.get(JOBS, "default", NAME)

@@ -93,6 +93,8 @@ class KubernetesService(TrainingService):
         self._was_listed = False
         self._all_are_adopted = False
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
+        self._pods_answered = asyncio.Event()
+        """Pods were listed, or cannot be."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[watch.Watch] = []
 
@@ -138,6 +140,8 @@ class KubernetesService(TrainingService):
         self._apply(job, _E.SUBMIT_STARTED)
         answer = _E.SUBMIT_FAILED
         try:
+            # A list that is later than a short job's pod would miss its message.
+            await self._pods_answered.wait()
             job.uid = await self._calls.create(settings)
             answer = _E.SUBMITTED
         except (Forbidden, RequestInvalid, AlreadyExists):
@@ -281,8 +285,9 @@ class KubernetesService(TrainingService):
                 self._pods_changed.set()
             case watch.WatchFailed(message):
                 self._set_watch_failure("pods", message)
+                self._pods_answered.set()
             case watch.Synced():
-                pass
+                self._pods_answered.set()
 
     def _on_event(self, change: watch.Change) -> None:
         match change:
