@@ -167,7 +167,7 @@ def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
     wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
     following = wait_until(lambda: trial_of(experiment, 2, "WAITING"), "another one waits for its end")
     experiment.delete(f"/trial-jobs/{following['id']}")
-    assert trial_of(experiment, 2)["status"] == "USER_CANCELED"
+    wait_until(lambda: trial_of(experiment, 2, "USER_CANCELED"), "its keeper has returned it")
     with (experiment.code / "gate").open("w"):
         pass
     experiment.wait_for_status("DONE")

@@ -1,21 +1,19 @@
 """Prefetched trials: how many a job gets, in which order it runs them, and what happens when it is lost."""
 
 import pytest
-from attempts import attempt_id
 from simulated_search import SimulatedReuse
 
 from nni_manager.domain.events import (
-    AttemptStarted,
-    CancelQueuedTrial,
     CancelTrial,
-    CloseAttempt,
     ExperimentStopAsked,
     KeeperConnected,
+    KeeperDisconnected,
+    TrialReclaimed,
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import TrialState
-from trial_keeper.wire.messages import AttemptKey
+from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -91,21 +89,85 @@ def test_a_prefetched_trial_is_dispatched_again_if_the_idle_keeper_lacks_it(
     assert prefetched.dispatched[4:] == [("env-0", "t3", None), ("env-0", "t4", None)]
 
 
-def test_a_stopped_prefetched_trial_ends_at_once_and_its_keeper_drops_it(
+def stop(search: SimulatedReuse, name: str) -> None:
+    search.handle(TrialStopAsked(name, ExitReason.STOPPED_BY_USER, 15.0))
+
+
+def reclaim(search: SimulatedReuse, name: str) -> None:
+    search.handle(TrialReclaimed("env-0", name, 16.0))
+
+
+def test_a_stopped_prefetched_trial_ends_when_its_keeper_has_not_started_it(
     prefetched: SimulatedReuse,
 ) -> None:
-    prefetched.handle(TrialStopAsked("t2", ExitReason.STOPPED_BY_USER, 15.0))
-    assert (prefetched.trial("t2").state, prefetched.trial("t1").state) == (
-        TrialState.USER_CANCELED,
-        TrialState.RUNNING,
-    )
-    assert [effect.trial.trial_id for effect in prefetched.all_of(CancelQueuedTrial)] == ["t2"]
+    stop(prefetched, "t2")
+    assert prefetched.revoked == [("env-0", "t2")]
+    assert prefetched.trial("t2").state is TrialState.STOPPING
+    reclaim(prefetched, "t2")
+    trial = prefetched.trial("t2")
+    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
+    assert prefetched.trial("t1").state is TrialState.RUNNING
     assert prefetched.all_of(CancelTrial) == []
-    late = AttemptKey("t2", attempt_id(0), "main-0")
-    assert prefetched.handle(AttemptStarted(late, 16.0)) == [CloseAttempt(late)], (
-        "its start may arrive after the stop"
-    )
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
+
+
+def test_a_stopped_prefetched_trial_that_its_keeper_had_started_is_canceled(
+    prefetched: SimulatedReuse,
+) -> None:
+    stop(prefetched, "t2")
+    prefetched.end("t1")
+    prefetched.start("t2")
+    assert [(effect.trial.trial_id, effect.ends_job) for effect in prefetched.all_of(CancelTrial)] == [
+        ("t2", False)
+    ]
+    reclaim(prefetched, "t2")
+    assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
+
+
+def test_results_of_a_prefetched_trial_count_that_ended_before_its_stop_was_received(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.handle(KeeperDisconnected("env-0"))
+    stop(prefetched, "t2")
+    assert prefetched.revoked == [], "the keeper cannot be asked"
+    prefetched.handle(KeeperConnected("env-0", supports_revoke=True))
+    assert prefetched.revoked == [("env-0", "t2")]
+    prefetched.run("t1")
+    prefetched.run("t2")
+    assert prefetched.trial("t2").state is TrialState.SUCCEEDED
+
+
+def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_run(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.handle(KeeperDisconnected("env-0"))
+    stop(prefetched, "t2")
+    prefetched.run("t1")
+    prefetched.idle()
+    assert prefetched.revoked == [("env-0", "t2")]
+    assert [trial_id for _, trial_id, _ in prefetched.dispatched].count("t2") == 1
+    reclaim(prefetched, "t2")
+    assert prefetched.trial("t2").message == STOPPED_BEFORE_START
+
+
+def test_a_stopped_prefetched_trial_ends_with_the_job_that_has_not_started_it(
+    prefetched: SimulatedReuse,
+) -> None:
+    stop(prefetched, "t2")
+    prefetched.lose("env-0", "t2")
+    trial = prefetched.trial("t2")
+    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
+
+
+def test_the_next_manager_revokes_a_prefetched_trial_that_an_earlier_one_stopped(
+    prefetched: SimulatedReuse,
+) -> None:
+    stop(prefetched, "t2")
+    search = prefetched.resumed()
+    assert search.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2")
+    assert search.experiment.scheduler.stops.stage("env-0") is None, "the job goes on"
+    search.handle(KeeperConnected("env-0", supports_revoke=True))
+    assert search.revoked == [("env-0", "t2")]
 
 
 def test_a_prefetched_trial_goes_to_another_job_when_its_own_is_lost(prefetched: SimulatedReuse) -> None:
@@ -127,6 +189,7 @@ def test_both_trials_of_a_job_that_left_return_to_the_queue_in_order() -> None:
 
 def test_a_stop_of_the_experiment_cancels_prefetched_trials(prefetched: SimulatedReuse) -> None:
     prefetched.handle(ExperimentStopAsked(16.0))
+    reclaim(prefetched, "t2")
     prefetched.end("t1", succeeds=False)
     prefetched.deliver("t1")
     assert prefetched.experiment.state is ExperimentState.STOPPED

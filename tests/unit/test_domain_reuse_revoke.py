@@ -163,6 +163,8 @@ def test_an_idle_keeper_does_not_get_the_trial_whose_revoke_is_in_progress(revoc
 def test_a_reclaim_of_a_terminal_or_reassigned_trial_is_ignored(revocable: SimulatedReuse) -> None:
     revocable.idle("env-1")
     revocable.handle(TrialStopAsked("t4", ExitReason.STOPPED_BY_USER, 15.0))
+    assert revocable.revoked == [("env-0", "t4")]
+    reclaim(revocable, "t4")
     assert revocable.trial("t4").state is TrialState.USER_CANCELED
     assert revocable.revoked == [("env-0", "t4"), ("env-0", "t3")]
     assert reclaim(revocable, "t4") == []

@@ -18,6 +18,7 @@ from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from trial_keeper.core import events as keeper
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.core.link import LinkState
@@ -154,10 +155,7 @@ class World:
                     outbox.remove(effect)
                 if effect not in outbox:
                     outbox.append(effect)
-            case (
-                manager.CancelTrial(trial=trial, reason=reason)
-                | manager.CancelQueuedTrial(trial=trial, reason=reason)
-            ):
+            case manager.CancelTrial(trial=trial, reason=reason):
                 self.send(trial.job_id, StopTrial(trial.trial_id, reason))
             case manager.CloseAttempt(key=key):
                 closed = Ack(AttemptOffsets(key, {}, closed=True))
@@ -335,6 +333,10 @@ class World:
             for trial_id in job.trial_ids
             if not self.spawned[trial_id] and self.containers[job.job_id].keeper.current is not None
         ]
+
+
+def is_lost_start(trial: Trial, spawned: Counter[str]) -> bool:
+    return trial.message == STOPPED_BEFORE_START and spawned[trial.trial_id] > 0
 
 
 def final_states() -> list[TrialState]:
@@ -544,6 +546,11 @@ class AnyExchange(RuleBasedStateMachine):
         places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
         trials: Iterable[Trial] = experiment.trials.values()
         assert sorted(places) == sorted(each.trial_id for each in trials if not each.state.is_terminal)
+
+    @invariant()
+    def a_trial_that_ended_before_its_start_has_no_attempt(self) -> None:
+        spawned = self.world.spawned
+        assert not [each for each in self.world.experiment.trials.values() if is_lost_start(each, spawned)]
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

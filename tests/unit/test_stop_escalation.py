@@ -28,6 +28,7 @@ from nni_manager.domain.events import (
     ManagerReady,
     ParametersSuggested,
     TimePassed,
+    TrialReclaimed,
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
@@ -188,7 +189,9 @@ def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_of_the_running_o
     search.experiment.jobs.queue.remove("t9")
     search.experiment.jobs.prefetch(job, "t9")
     search.experiment.trials["t9"].job_id = "env-0"
+    search.handle(KeeperConnected("env-0", supports_revoke=True))
     search.stop()
+    search.handle(TrialReclaimed("env-0", "t9", 2.0))
     assert search.state("t9") is TrialState.USER_CANCELED
     search.pass_time(KILL_S - 1)
     assert search.steps() == []

@@ -419,17 +419,6 @@ class CancelTrial:
     ends_job: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CancelQueuedTrial:
-    """Ask the keeper of a job to discard a prefetched trial that became terminal before it started.
-
-    A keeper that does not receive this request starts the trial, and is then asked to close the attempt.
-    """
-
-    trial: Trial
-    reason: ExitReason
-
-
 class CloseAttempt(_OfAttempt):
     """After the trial is stored, notify the keeper that no data of the attempt needs to be resent."""
 
@@ -473,7 +462,6 @@ Effect = (
     | DrainJob
     | EscalateStop
     | CancelTrial
-    | CancelQueuedTrial
     | CloseAttempt
     | DrainAttempt
     | DetachTrial

@@ -89,11 +89,11 @@ class JobScheduler:
         for job in jobs:
             self.jobs.add(job)
         # Approximates the order of dispatch: started trials come first.
-        for trial in sorted(self.trials.values(), key=lambda trial: trial.state is TrialState.WAITING):
+        for trial in sorted(self.trials.values(), key=_may_be_queued):
             if not trial.state.is_terminal and (given := self.jobs.live.get(trial.job_id)) is not None:
                 give = self.jobs.give if given.trial_id is None else self.jobs.prefetch
                 give(given, trial.trial_id)
-                if trial.state is not TrialState.WAITING:
+                if not _may_be_queued(trial):
                     self.jobs.note_started(given.job_id, trial.trial_id)
         for trial in self.trials.values():
             if trial.state.is_terminal and (had := self.jobs.live.get(trial.job_id)) is not None:
@@ -110,7 +110,7 @@ class JobScheduler:
         if (job := self.jobs.live.get(event.job_id)) is None:
             return []
         self.jobs.note_link(job, is_up=True, supports_revoke=event.supports_revoke)
-        return _note_ever_connected(job)
+        return [*_note_ever_connected(job), *self.revoke_stopped(job)]
 
     def note_disconnected(self, job_id: str) -> None:
         """Record that a keeper of the job has lost its connection."""
@@ -137,7 +137,7 @@ class JobScheduler:
                 continue  # the answer to the revoke, which the keeper sends next, decides
             if trial.phase_in(event.task) not in HAVE_STARTED:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
-                return [events.DispatchTrial(job, trial, event.task)]
+                return self.revoke_stopped(job) or [events.DispatchTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
         return []
 
@@ -178,6 +178,17 @@ class JobScheduler:
         """Revoke prefetched trials for idle jobs that get no trial from the tuner."""
         asked = self.jobs.revoke(self.budget.asked) if self.reuses_jobs else []
         return [events.RevokePrefetched(job, self.trials[trial_id]) for job, trial_id in asked]
+
+    def is_queued_in_job(self, trial: Trial) -> bool:
+        """True if the trial waits in its job behind another one, as far as the manager knows."""
+        job = self.jobs.live.get(trial.job_id)
+        return job is not None and trial.trial_id in job.waiting_ids
+
+    def revoke_stopped(self, job: Job) -> list[Effect]:
+        """Revoke the trials that were stopped before their start was reported. The answer decides; see `jobs`."""
+        stopped = [trial for trial in self.trials_of(job) if trial.state is TrialState.STOPPING]
+        asked = [trial for trial in stopped if self.jobs.revoke_one(job, trial.trial_id)]
+        return [events.RevokePrefetched(job, trial) for trial in asked]
 
     def fit_jobs(self, *, is_asking: bool) -> list[Effect]:
         """Submit the missing jobs, or drain the surplus ones. `is_asking`: the tuner may be asked for more trials."""
@@ -293,6 +304,12 @@ def _note_ever_connected(job: Job) -> list[Effect]:
         return []
     job.ever_connected = True
     return [events.SaveJob(job)]
+
+
+def _may_be_queued(trial: Trial) -> bool:
+    """True if an unfinished trial has not started in its job, as far as the manager knows."""
+    is_stopping = trial.state is TrialState.STOPPING and trial.started_at_s is None
+    return trial.state is TrialState.WAITING or is_stopping
 
 
 def _may_run(trial: Trial) -> bool:

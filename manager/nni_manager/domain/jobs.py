@@ -12,6 +12,9 @@ the same stream.
 The end of the stream discards the revoke: the manager cannot detect whether the revoke or the answer was lost. An answer on
 another stream does not count. If the answer was lost, the keeper no longer has the trial. The trial is then revoked again, or
 dispatched again when the keeper is idle. A keeper also returns a revoked trial that it does not have.
+
+A trial that is stopped before its start was reported is revoked, too, on each new stream. It ends when its keeper returns it, or
+with its job. Its keeper may have run it to its end while it was disconnected; then its results count.
 """
 
 from collections import Counter, deque
@@ -237,11 +240,17 @@ class Jobs:
         wanted = len(self._idle) - coming - len(self.queue) - self._revoking_count
         while len(asked) < wanted and (job := self._next_revocable()) is not None:
             trial_id = next(each for each in reversed(job.waiting_ids) if each not in job.revoking_ids)
-            job.revoking_ids.add(trial_id)
-            self._revoking_count += 1
-            self._update_revocable(job)
+            self._note_revoking(job, trial_id)
             asked.append((job, trial_id))
         return asked
+
+    def revoke_one(self, job: Job, trial_id: str) -> bool:
+        """Start revoking a trial of the job, unless it has started, is being revoked, or the keeper cannot be asked now."""
+        may_ask = job.is_linked and job.supports_revoke and self.tasks == 1
+        if not may_ask or trial_id in job.started_ids | job.revoking_ids:
+            return False
+        self._note_revoking(job, trial_id)
+        return True
 
     def reclaim(self, job: Job, trial_id: str) -> None:
         """Remove a revoked trial from its job and queue the trial first."""
@@ -258,6 +267,11 @@ class Jobs:
         """The job with the most revocable trials; None: no job has one."""
         having = reversed(self._revocable.by_number[1:])
         return next((self.live[next(iter(jobs))] for jobs in having if jobs), None)
+
+    def _note_revoking(self, job: Job, trial_id: str) -> None:
+        job.revoking_ids.add(trial_id)
+        self._revoking_count += 1
+        self._update_revocable(job)
 
     def _forget_revoking(self, job: Job, *trial_ids: str) -> None:
         before = len(job.revoking_ids)

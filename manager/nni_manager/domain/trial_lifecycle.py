@@ -99,7 +99,8 @@ class TrialLifecycle:
     def begin(self, now_s: float) -> list[Effect]:
         """Continue the unfinished trials of an earlier manager."""
         for trial in self.scheduler.trials_with_jobs:
-            if trial.state is TrialState.STOPPING:  # the stop was requested from an earlier manager
+            # The stop was requested from an earlier manager.
+            if trial.state is TrialState.STOPPING and not self.scheduler.is_queued_in_job(trial):
                 self.scheduler.stops.stop_asked(trial.job_id, now_s, ends_job=True)
         effects: list[Effect] = []
         for trial in [trial for trial in self.trials.values() if trial.ends and not trial.state.is_terminal]:
@@ -195,7 +196,8 @@ class TrialLifecycle:
         if not trial.is_current(key) or trial.phase_of(key) in HAVE_STARTED:
             return []
         self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
-        if trial.state is not TrialState.WAITING and not trial.supersedes(key):
+        is_first = trial.state is TrialState.WAITING or trial.started_at_s is None
+        if not is_first and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
             is_too_late = trial.reason is not None and self.completion.tasks > 1
@@ -209,7 +211,11 @@ class TrialLifecycle:
             # The cluster started a new attempt of a trial that was to be stopped.
             trial.stop_reason = None
             return self.stop(trial.trial_id, stopped_before, event.at_s, now_s)
-        return [events.SaveTrial(trial)]
+        effects: list[Effect] = [events.SaveTrial(trial)]
+        if trial.stop_reason is not None and self.scheduler.reuses_jobs:
+            # The keeper had started the trial before it received the revoke.
+            effects.append(self.scheduler.cancel(trial, trial.stop_reason, now_s))
+        return effects
 
     def note_report(self, key: AttemptKey) -> list[Effect]:
         """Record that a task reports metrics; only those of one task count."""
@@ -387,6 +393,8 @@ class TrialLifecycle:
             trial.job_id = ""
             self.scheduler.jobs.queue.appendleft(trial.trial_id)
             return [events.SaveTrial(trial)]
+        if is_untouched and trial.stop_reason is not None:
+            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED):
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
@@ -444,8 +452,8 @@ class TrialLifecycle:
             return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
         if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
-            lost = self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
-            return [*lost, events.CancelQueuedTrial(trial, reason)]
+            # Its keeper may have started it, and even reported results, that the manager has not received.
+            return [events.SaveTrial(trial), *self.scheduler.revoke_stopped(job)]
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
 
     def stop_early(self, event: events.EarlyStopRequested, now_s: float) -> list[Effect]:

@@ -268,8 +268,6 @@ class Engine(Runtime):
                 self.jobs.begin_revoke(effect)
             case events.CancelTrial():
                 self.jobs.cancel(effect.trial, effect.reason, ends_job=effect.ends_job)
-            case events.CancelQueuedTrial():
-                self.keepers.stop(effect.trial, effect.reason)
             case events.DrainJob():
                 if not self.keepers.send_all(effect.job.job_id, Shutdown("there are no more trials")):
                     self.spawn(self.jobs.stop(effect.job.job_id))
