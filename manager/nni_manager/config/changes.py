@@ -12,9 +12,9 @@ from typing import Any
 
 from nni_manager.config.algorithms import reason_against_space
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
-from nni_manager.config.experiment_schema import duration_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import parse_search_space
+from nni_manager.config.units import duration_s
 from nni_manager.errors import UserError
 
 _MOST = 99_999

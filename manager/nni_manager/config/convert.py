@@ -9,11 +9,11 @@ from typing import Any
 
 from nni_manager.config.diagnostics import Place, key_of
 from nni_manager.config.document import as_yaml
-from nni_manager.config.experiment_schema import megabytes
 from nni_manager.config.keys import keys_on
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.reader import PATH_KEYS, read_first_schema
 from nni_manager.config.schema import is_placeholder
+from nni_manager.config.units import megabytes
 
 _WHY_DROPPED = {
     "authorName": "the second schema has no such key",

@@ -6,7 +6,6 @@ Source: NNI v2.10, nni/experiment/config; NNI v1.9 and v2.0, ExperimentConfig re
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -17,26 +16,11 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_vali
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
 from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, text, whole
+from nni_manager.config.units import duration_s, megabytes
 
-SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
-_DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
-
-
-def duration_s(text: Any) -> float | None:
-    """The seconds of a duration such as `90m`; None for None.
-
-    Raises:
-        ValueError: the text is not a duration.
-    """
-    if text is None:
-        return None
-    match = _DURATION.match(text) if isinstance(text, str) else None
-    if match is None or len(match[1]) > 9:  # nine digits of seconds are thirty years
-        raise ValueError(text)
-    return float(int(match[1]) * SECONDS_OF[match[2]])
 
 
 def _gpu_indices(value: Any) -> tuple[int, ...] | None:
@@ -71,24 +55,6 @@ Duration = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
 ]
 _MAX_MB = 99_999_999
-_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([tgmk]?)(i?b)?", re.IGNORECASE)
-_BYTES_OF = {"t": 1024**4, "g": 1024**3, "m": 1024**2, "k": 1024, "": 1}
-
-
-def megabytes(value: Any) -> int:
-    """A size in MB (1024-based), rounded up: 8192, "8192", "8gb", "4g", "1.5 GiB".
-
-    Raises:
-        ValueError: the value is not a size.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError(value)
-    if not found[2] and not found[3]:
-        return math.ceil(float(found[1]))
-    return math.ceil(float(found[1]) * _BYTES_OF[found[2].lower()] / 1024**2)
 
 
 def _size(least_mb: int, value: Any) -> int:

@@ -16,10 +16,10 @@ from nni_manager.config import keys as table
 from nni_manager.config.diagnostics import Place, folded, key_of, ref, shown
 from nni_manager.config.dialect import EACH, Keys, with_indices
 from nni_manager.config.document import Document
-from nni_manager.config.experiment_schema import SECONDS_OF
 from nni_manager.config.keys import SERVICE, STORAGE, get
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.translation import Translation, put
+from nni_manager.config.units import SECONDS_OF
 from nni_manager.config.v1 import OWN_ADVISOR
 
 _POLICY = (*SERVICE, "taskRoles", EACH, "frameworkAttemptCompletionPolicy")
