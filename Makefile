@@ -59,10 +59,11 @@ faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a 
 stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often
 	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) $(TESTS)
 
-thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, properties with 400 new examples
+thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, properties with 400 new examples, full amounts
 	KEEPER_KILLS=100 FORGED_TRIALS=50 TORN=all pytest -s tests/faults/test_killed_keepers.py tests/faults/test_forged_attempts.py \
 	  tests/e2e/test_openpai_faults.py tests/faults/test_torn_state_files.py
-	pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract
+	THOROUGH=1 pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract \
+	  $$(grep -rl --include='test_*.py' 'from amounts import' tests/integration)
 
 mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files, QUICK=1
 	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)

@@ -712,8 +712,12 @@ def test_fifty_megabytes_of_metrics_are_delivered_in_bounded_memory(site):
         "assert os.write(metrics, frames) == len(frames) > 50_000_000\n"
     )
     keeper = site.start_keeper()
+
+    def size():
+        return site.attempt().stream(Stream.METRICS).stat().st_size
+
     site.manager.wait_for(
-        lambda: site.manager.store.ended and site.manager.arrived() == len(site.file()) > 50_000_000,
+        lambda: site.manager.store.ended and site.manager.arrived() == size() > 50_000_000,
         "all metrics have arrived",
     )
     status = Path(f"/proc/{keeper.pid}/status").read_text()

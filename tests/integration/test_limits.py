@@ -2,6 +2,7 @@
 
 import os
 
+from amounts import amount
 from deadlines import scaled_s
 from real_experiment import assert_rows_are_what_was_written, values
 
@@ -26,7 +27,7 @@ for number in range(500):
     nni.report_intermediate_result(number)
 nni.report_final_result(1)
 """
-REPORTS, WRITES = 200_000, 100_000
+REPORTS, WRITES = amount(40_000, 200_000), amount(20_000, 100_000)
 # A smaller version of ten million reports and a hundred thousand tiny writes.
 FLOOD = f"""
 import os

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from amounts import amount
 from attempts import attempt_id
 from deadlines import DEADLINE_S
 from fake_manager import Site
@@ -26,6 +27,8 @@ from trial_keeper.wire.messages import (
     TrialRevoked,
 )
 from trial_keeper.wire.reasons import ExitReason
+
+TRIALS = amount(50, 200)
 
 
 def key_of(trial_id: str, attempt: int = 0) -> AttemptKey:
@@ -84,15 +87,15 @@ def job(site):
 # ---- trials in sequence
 
 
-def test_one_keeper_runs_two_hundred_trials_in_sequence(site):
+def test_one_keeper_runs_many_trials_in_sequence(site):
     job = Job(site, collect_logs=True)
-    for number in range(200):
+    for number in range(TRIALS):
         assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
     # A Shutdown ends a keeper at once: bytes that it has not sent by then stay in its files.
-    site.manager.wait_for(lambda: len(site.manager.store.closed) == 200, "all trials are delivered")
+    site.manager.wait_for(lambda: len(site.manager.store.closed) == TRIALS, "all trials are delivered")
     assert job.leave() == 0
-    for number in range(200):
+    for number in range(TRIALS):
         key = key_of(f"trial{number}")
         assert site.manager.stored(Stream.STDOUT, key) == f"trial {number}\n".encode()
         ended = site.exit(key)

@@ -1,0 +1,12 @@
+"""Amounts of work that `make test` does in short and `make thorough` in full."""
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+IS_THOROUGH = bool(os.environ.get("THOROUGH"))
+
+
+def amount(short: T, full: T) -> T:
+    """The full amount if THOROUGH is set. A test that uses it checks the same with both."""
+    return full if IS_THOROUGH else short
