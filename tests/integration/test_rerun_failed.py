@@ -1,5 +1,6 @@
 """What CI does with failed tests: each runs once more, alone."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def rerun_failed(tmp_path):
         done = subprocess.run(
             [sys.executable, RERUN_FAILED, flaky, "bash", "-c", script],
             stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # their imports take a second
             capture_output=True,
             text=True,
             timeout=scaled_s(120),
