@@ -37,7 +37,7 @@ SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
 # What a stray writer leaves in a metrics file: pieces that look like headers, with and without a newline.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
 # The final drain needs a few round trips per window, far fewer than this.
-ENOUGH_STEPS = 5_000
+ENOUGH_STEPS = 500
 
 
 class Files:
