@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from deadlines import DEADLINE_S
-from real_experiment import wait_until
+from real_experiment import RealExperiment, wait_until
 
 TRAIN = """
 import nni_sdk as nni
@@ -24,12 +24,17 @@ else:
 WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
 
 
-@pytest.fixture
-def done(a_real_experiment):
-    experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=4)
-    experiment.start()
-    experiment.wait_for_status("DONE")
-    return experiment
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished experiment that no test changes, with its manager."""
+    experiment = RealExperiment(tmp_path_factory.mktemp("done"), TRAIN, trialConcurrency=1, maxTrialNum=4)
+    experiment.create()
+    try:
+        experiment.start()
+        experiment.wait_for_status("DONE")
+        yield experiment
+    finally:
+        experiment.close()
 
 
 def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_experiment):
