@@ -9,7 +9,7 @@ import sys
 import pytest
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
-from real_experiment import wait_until
+from real_experiment import RealExperiment, wait_until
 
 from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.engine.stored_experiment import StoredExperimentReader
@@ -31,7 +31,7 @@ nni.report_final_result(2)
 VIEW = [sys.executable, "-m", "nni_manager", "--view"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def view_of():
     """Serves a view of an experiment in a separate process; returns its process record."""
     processes = []
@@ -79,14 +79,24 @@ def content_of(database):
         return list(opened.iterdump())
 
 
-@pytest.fixture
-def killed(a_real_experiment):
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
     """An experiment whose two trials run, and whose manager was killed."""
-    experiment = a_real_experiment(GATED, trialConcurrency=2, maxTrialNum=3)
-    experiment.start()
-    wait_until(lambda: experiment.row_count() == 2, "both trials report")
-    experiment.kill_manager()
-    return experiment
+    experiment = RealExperiment(tmp_path_factory.mktemp("killed"), GATED, trialConcurrency=2, maxTrialNum=3)
+    experiment.create()
+    try:
+        experiment.start()
+        wait_until(lambda: experiment.row_count() == 2, "both trials report")
+        experiment.kill_manager()
+        yield experiment
+    finally:
+        experiment.close()
+
+
+@pytest.fixture(scope="module")
+def view(killed, view_of):
+    """The process record of a view of it."""
+    return view_of(killed)
 
 
 def changing_routes(app, trial_id):
@@ -97,8 +107,7 @@ def changing_routes(app, trial_id):
                 yield method, route.path.replace("{trial_id}", trial_id)
 
 
-def test_a_view_refuses_every_changing_request(killed, view_of):
-    view = view_of(killed)
+def test_a_view_refuses_every_changing_request(killed, view):
     before, keepers = content_of(killed.folder.database), killed.keeper_pids()
     trial = look(view, "/trial-jobs")[0]["id"]
     session_auth = SessionAuth(b"", "TESTEXPT", killed.folder.ended_sessions)
@@ -121,8 +130,7 @@ def test_a_view_refuses_every_changing_request(killed, view_of):
         os.kill(pid, 0)
 
 
-def test_a_view_shows_the_last_state_of_an_experiment_with_a_killed_manager(killed, view_of):
-    view = view_of(killed)
+def test_a_view_shows_the_last_state_of_an_experiment_with_a_killed_manager(view):
     summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
     assert summary["problem"] == (
@@ -132,22 +140,8 @@ def test_a_view_shows_the_last_state_of_an_experiment_with_a_killed_manager(kill
     assert look(view, "/experiment")["id"] == "TESTEXPT"
 
 
-def test_a_resume_runs_beside_a_view_and_the_view_shows_its_progress(killed, view_of):
-    view = view_of(killed)
-    killed.start()
-    assert killed.summary()["readOnly"] is False
-    wait_until(lambda: not look(view, "/summary")["problem"], "the view shows that the manager runs again")
-    refused = ask(view, "DELETE", "/experiment")
-    assert refused.json()["error"].endswith(f"open read-only here; use its manager on port {killed.port}")
-    (killed.code / "gate").touch()
-    killed.wait_for_status("DONE")
-    wait_until(lambda: look(view, "/summary")["status"] == "DONE", "the view shows the end")
-    assert look(view, "/trial-jobs") == killed.get("/trial-jobs")
-    assert look(view, "/metric-data") == killed.get("/metric-data")
-
-
-def test_a_second_view_of_an_experiment_is_refused(killed, view_of):
-    view_of(killed)
+@pytest.mark.usefixtures("view")
+def test_a_second_view_of_an_experiment_is_refused(killed):
     second = subprocess.run(
         [*VIEW, "--folder", killed.folder.path, "--port", "1"],
         capture_output=True,
@@ -158,9 +152,23 @@ def test_a_second_view_of_an_experiment_is_refused(killed, view_of):
     assert second.stderr.startswith("cannot view experiment TESTEXPT: another process serves it; ")
 
 
-def test_a_view_takes_no_lock_that_an_owner_needs(killed, view_of):
-    view_of(killed)
+@pytest.mark.usefixtures("view")
+def test_a_view_takes_no_lock_that_an_owner_needs(killed):
     with killed.folder.owned() as held:
         assert held.holder.pid == os.getpid()
     with StoreReader(killed.folder.database) as reader:
         assert reader.experiment().state.value == "RUNNING"
+
+
+# Last, because it resumes the experiment of all tests here.
+def test_a_resume_runs_beside_a_view_and_the_view_shows_its_progress(killed, view):
+    killed.start()
+    assert killed.summary()["readOnly"] is False
+    wait_until(lambda: not look(view, "/summary")["problem"], "the view shows that the manager runs again")
+    refused = ask(view, "DELETE", "/experiment")
+    assert refused.json()["error"].endswith(f"open read-only here; use its manager on port {killed.port}")
+    (killed.code / "gate").touch()
+    killed.wait_for_status("DONE")
+    wait_until(lambda: look(view, "/summary")["status"] == "DONE", "the view shows the end")
+    assert look(view, "/trial-jobs") == killed.get("/trial-jobs")
+    assert look(view, "/metric-data") == killed.get("/metric-data")
