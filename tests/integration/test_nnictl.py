@@ -131,6 +131,10 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     assert name in nnictl("experiment", "list").stdout
     assert json.loads(nnictl("experiment", "status").stdout) == {"status": "RUNNING", "errors": []}
     assert json.loads(nnictl("experiment", "show", name[:4]).stdout)["params"]["maxTrialNum"] == 3
+    refused = nnictl("create", "--config", "config.yml", "--port", str(listed["port"]))
+    assert refused.returncode == 1
+    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in refused.stderr
+    assert registered(place) == [name]
 
     top = started("top", "--time", "0.1")
     read_until(top, "0/3 ended, 2 running")
@@ -181,12 +185,14 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
             stack.enter_context(socket.create_connection(address, timeout=DEADLINE_S)).sendall(
                 b"GET / HTTP/1.1\r\n"
             )
-        stopped = nnictl("stop")
+        stopped = nnictl("stop", "--all")
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert left_in(place) == []
 
 
-def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, started):
+def test_nnictl_shows_the_same_trials_with_and_without_a_manager_and_after_a_view_in_the_foreground(
+    place, nnictl, started
+):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
     out, _ = process.communicate(timeout=DEADLINE_S)
@@ -208,6 +214,14 @@ def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, 
         k: v for k, v in live_line.items() if k not in running
     }
     assert (live[0][0]["intermediateCount"], live[0][0]["state"]) == (1, "SUCCEEDED")
+
+    view = started("view", name, "--foreground", "--port", "auto")
+    read_until(view, "is served read-only at")
+    view.send_signal(signal.SIGINT)
+    out, err = view.communicate(timeout=DEADLINE_S)
+    assert (view.returncode, out, err) == (130, "", "")
+    assert [json.loads(nnictl(*question).stdout) for question in questions] == stored
+    assert left_in(place) == []
 
 
 LOCK = """
@@ -250,28 +264,6 @@ def test_trials_can_be_stopped_after_the_manager_died_and_the_database_is_corrup
     done = nnictl("stop", experiment_id)
     assert "none of its trials runs on this machine" in done.stderr
     assert nnictl("experiment", "delete", experiment_id, "--force", "--yes").returncode == 0
-
-
-def test_nnictl_stop_leaves_trials_running_while_the_database_is_locked(place, nnictl):
-    experiment_id = created(place, nnictl)
-    manager, folder = a_manager_of(place)
-    manager.kill()
-    manager.wait(DEADLINE_S)
-    before = processes_of(place)
-    # Later killed, so that the write-ahead log stays as it is.
-    other = subprocess.Popen(
-        [sys.executable, "-c", LOCK, ExperimentFolder(folder).database], stdout=subprocess.PIPE
-    )
-    with other:
-        assert other.stdout.readline() == b"locked\n"
-        done = nnictl("stop", experiment_id)
-        other.kill()
-    assert done.returncode == 1
-    assert "database is locked" in done.stderr
-    assert processes_of(place) == before
-    assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
-    assert nnictl("stop", experiment_id).returncode == 0
-    assert not left_in(place)
 
 
 def test_nnictl_stop_ends_the_trials_of_a_suspended_manager(place, nnictl):
@@ -366,34 +358,7 @@ def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnic
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_port_of_another_experiment_is_refused_with_its_name(place, nnictl):
-    name = created(place, nnictl)
-    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
-    done = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
-    assert done.returncode == 1
-    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in done.stderr
-    assert registered(place) == [name]
-    assert nnictl("stop", "--all").returncode == 0
-
-
-def test_a_manager_whose_folder_was_deleted_is_still_listed_and_can_be_stopped(place, nnictl):
-    name = created(place, nnictl)
-    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
-    shutil.rmtree(line["logDir"])
-    listed = nnictl("experiment", "list")
-    assert (listed.returncode, name in listed.stdout) == (0, True)
-    assert (
-        f"WARNING: experiment {name}: cannot store anything: {line['logDir']} was deleted; " in listed.stderr
-    )
-    refused = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
-    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in refused.stderr
-    stopped = nnictl("stop", "--port", str(line["port"]))
-    assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert (left_in(place), registered(place)) == ([], [])
-    assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
-
-
-def test_nnictl_uses_https_without_any_option_if_the_host_is_not_loopback(place, nnictl):
+def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_deleted(place, nnictl):
     (place / "train.py").write_text(ENDLESS)
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -404,10 +369,20 @@ def test_nnictl_uses_https_without_any_option_if_the_host_is_not_loopback(place,
     assert done.stdout.split("Its certificate is: ")[1].split()[0].count(":") == 31
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
+
     shutil.rmtree(line["logDir"])  # with the certificate
-    stopped = nnictl("stop")
+    listed = nnictl("experiment", "list")
+    assert (listed.returncode, line["id"] in listed.stdout) == (0, True)
+    assert (
+        f"WARNING: experiment {line['id']}: cannot store anything: {line['logDir']} was deleted; "
+        in listed.stderr
+    )
+    refused = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
+    assert f"experiment {line['id']} runs there; stop it with `nnictl stop {line['id']}`" in refused.stderr
+    stopped = nnictl("stop", "--port", str(line["port"]))
     assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert left_in(place) == []
+    assert (left_in(place), registered(place)) == ([], [])
+    assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
 def test_a_host_address_of_another_machine_is_refused_and_nothing_is_created(place, nnictl):
@@ -469,7 +444,9 @@ def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(pla
     )
 
 
-def test_a_killed_manager_ends_the_foreground_with_an_error_and_resume_works(place, nnictl, started):
+def test_a_killed_manager_ends_the_foreground_and_no_stop_but_a_resume_works_around_a_locked_database(
+    place, nnictl, started
+):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
@@ -481,6 +458,18 @@ def test_a_killed_manager_ends_the_foreground_with_an_error_and_resume_works(pla
         f"ERROR: cannot follow experiment {name}: its manager (process {line['pid']}) died; "
     )
     assert "NOT RUNNING (was RUNNING)" in nnictl("experiment", "list", "--all").stdout
+
+    before = processes_of(place)
+    # Later killed, so that the write-ahead log stays as it is.
+    database = ExperimentFolder(Path(line["logDir"])).database
+    with subprocess.Popen([sys.executable, "-c", LOCK, database], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        stopped = nnictl("stop", name)
+        other.kill()
+    assert stopped.returncode == 1
+    assert "database is locked" in stopped.stderr
+    assert processes_of(place) == before
+
     resumed = nnictl("resume", name, "--port", "auto")
     assert (resumed.returncode, resumed.stderr) == (0, "")
     assert [trial["state"] for trial in json.loads(nnictl("trial", "ls", "--json").stdout)] == ["RUNNING"] * 2
@@ -534,20 +523,6 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert stopped.stdout.startswith(f"INFO: Ended the view of experiment {name} on port ")
     assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
-    assert left_in(place) == []
-
-
-def test_a_view_in_the_foreground_ends_with_an_interrupt_and_changes_nothing(place, nnictl, started):
-    (place / "train.py").write_text(GOOD)
-    done = nnictl("create", "-c", "config.yml", "-p", "auto", "-f")
-    name = done.stdout.split("The experiment id is ")[1].split()[0]
-    before = nnictl("experiment", "show", name).stdout
-    view = started("view", name, "--foreground", "--port", "auto")
-    read_until(view, "is served read-only at")
-    view.send_signal(signal.SIGINT)
-    out, err = view.communicate(timeout=DEADLINE_S)
-    assert (view.returncode, out, err) == (130, "", "")
-    assert nnictl("experiment", "show", name).stdout == before
     assert left_in(place) == []
 
 
