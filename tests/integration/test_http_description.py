@@ -8,6 +8,7 @@ import socket
 import pytest
 import requests
 import schemathesis
+from amounts import amount
 from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -130,7 +131,7 @@ def test_generated_requests_get_responses_that_match_the_description(served, des
         ]
 
         @settings(
-            max_examples=10,
+            max_examples=amount(5, 10),
             database=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
