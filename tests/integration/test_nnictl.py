@@ -190,9 +190,7 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
     assert left_in(place) == []
 
 
-def test_nnictl_shows_the_same_trials_with_and_without_a_manager_and_after_a_view_in_the_foreground(
-    place, nnictl, started
-):
+def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_view(place, nnictl, started):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
     out, _ = process.communicate(timeout=DEADLINE_S)
@@ -444,7 +442,7 @@ def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(pla
     )
 
 
-def test_a_killed_manager_ends_the_foreground_and_no_stop_but_a_resume_works_around_a_locked_database(
+def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocked_one_is_resumed(
     place, nnictl, started
 ):
     (place / "train.py").write_text(ENDLESS)
