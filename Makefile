@@ -121,7 +121,9 @@ node_modules/.installed: package-lock.json
 	@echo "installing trial-keeper[$*] into .venv"
 	@python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@# The import hook of setuptools costs each process of ours 35 ms; the two folders that it stands for cost nothing.
-	@printf '%s\n' '$(CURDIR)' '$(CURDIR)/manager' | tee .venv/lib/python*/site-packages/__editable__.trial_keeper-*.pth >/dev/null
+	@for pth in .venv/lib/python*/site-packages/__editable__.trial_keeper-*.pth; do \
+	  [ ! -e "$$pth" ] || printf '%s\n' '$(CURDIR)' '$(CURDIR)/manager' >"$$pth"; \
+	done
 	@touch '$@'
 
 # A virtual environment of its own: it wants its own versions of what is used here too, such as protobuf.
