@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -177,8 +178,8 @@ def test_post_commands_run_after_the_commands_and_only_if_these_succeed(play):
         detail = await run(cluster, commands("cat f", **around))
         assert detail.job.state is State.SUCCEEDED
         assert await log(cluster) == "before\n"
-        told = await log(cluster, file="runtime.log")
-        assert "before\nafter\n" in told
+        told = re.sub(r"(?m)^\[.*?\] ", "", await log(cluster, file="runtime.log"))
+        assert "post starts\nbefore\nafter\npost has ended with exit code 0\n" in told
         failed = await run(cluster, commands("exit 7", name="failed", **around))
         assert failed.job.exit_code == 255
         assert "after" not in await log(cluster, "failed", file="runtime.log")

@@ -181,6 +181,7 @@ class Supervisor:
             grace_left_s = max(0.01, self._kill_at_s - time.monotonic())
             self._streams.pump(min(_POLL_S if self._ended is None else 0.05, grace_left_s))
             self._reap()
+        self._streams.pump(0)  # what the script wrote last, before the line about its end
         code = self._ended or 0
         child.returncode = code
         return code if code >= 0 else 128 - code
