@@ -8,6 +8,7 @@ from nni_manager.domain.events import (
     ExperimentStopAsked,
     KeeperConnected,
     KeeperDisconnected,
+    KeeperIdle,
     TrialReclaimed,
     TrialStopAsked,
 )
@@ -148,6 +149,18 @@ def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_r
     assert [trial_id for _, trial_id, _ in prefetched.dispatched].count("t2") == 1
     reclaim(prefetched, "t2")
     assert prefetched.trial("t2").message == STOPPED_BEFORE_START
+
+
+def test_an_idle_keeper_gets_the_trial_behind_a_stopped_one_that_it_never_received() -> None:
+    search = SimulatedReuse(max_trials=6, may_prefetch=True)
+    search.idle()
+    search.run("t0")
+    search.idle()
+    assert search.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2")
+    stop(search, "t1")
+    search.handle(KeeperIdle("env-0", "main-0"))
+    assert search.revoked == [("env-0", "t1")]
+    assert search.dispatched[-1] == ("env-0", "t2", "main-0")
 
 
 def test_a_stopped_prefetched_trial_ends_with_the_job_that_has_not_started_it(

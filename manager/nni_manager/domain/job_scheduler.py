@@ -132,14 +132,15 @@ class JobScheduler:
             return []
         if job.state is JobState.DRAINING:
             return [events.DrainJob(job)]  # the drain command was lost with a connection
+        revoked = self.revoke_stopped(job)
         for trial in self.trials_of(job):
             if trial.trial_id in job.revoking_ids:
                 continue  # the answer to the revoke, which the keeper sends next, decides
             if trial.phase_in(event.task) not in HAVE_STARTED:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
-                return self.revoke_stopped(job) or [events.DispatchTrial(job, trial, event.task)]
+                return [*revoked, events.DispatchTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
-        return []
+        return revoked
 
     # ---- trials to jobs
 
