@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +259,18 @@ class RealExperiment:
         for pid in self.keeper_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def a_started_experiment(folder: Path, train: str, **options: Any) -> Iterator[RealExperiment]:
+    """An experiment for all tests of a file; its processes end with it."""
+    experiment = RealExperiment(folder, train, **options)
+    experiment.create()
+    try:
+        experiment.start()
+        yield experiment
+    finally:
+        experiment.close()
 
 
 def assert_rows_are_what_was_written(

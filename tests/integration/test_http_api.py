@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from deadlines import DEADLINE_S
-from real_experiment import RealExperiment, wait_until
+from real_experiment import a_started_experiment, wait_until
 
 TRAIN = """
 import nni_sdk as nni
@@ -27,14 +27,10 @@ WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.rep
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A finished experiment that no test changes, with its manager."""
-    experiment = RealExperiment(tmp_path_factory.mktemp("done"), TRAIN, trialConcurrency=1, maxTrialNum=4)
-    experiment.create()
-    try:
-        experiment.start()
+    folder = tmp_path_factory.mktemp("done")
+    with a_started_experiment(folder, TRAIN, trialConcurrency=1, maxTrialNum=4) as experiment:
         experiment.wait_for_status("DONE")
         yield experiment
-    finally:
-        experiment.close()
 
 
 def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_experiment):

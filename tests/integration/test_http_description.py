@@ -12,7 +12,7 @@ from amounts import amount
 from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from real_experiment import RealExperiment
+from real_experiment import a_started_experiment
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -68,16 +68,12 @@ class Served:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    experiment = RealExperiment(tmp_path_factory.mktemp("served"), TRAIN, trialConcurrency=1, maxTrialNum=2)
-    experiment.create()
-    try:
-        experiment.start()
+    folder = tmp_path_factory.mktemp("served")
+    with a_started_experiment(folder, TRAIN, trialConcurrency=1, maxTrialNum=2) as experiment:
         experiment.wait_for_status("DONE")
         served = Served(experiment)
         with served.session:
             yield served
-    finally:
-        experiment.close()
 
 
 @pytest.fixture

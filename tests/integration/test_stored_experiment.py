@@ -9,7 +9,7 @@ import sys
 import pytest
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
-from real_experiment import RealExperiment, wait_until
+from real_experiment import a_started_experiment, wait_until
 
 from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.engine.stored_experiment import StoredExperimentReader
@@ -82,15 +82,11 @@ def content_of(database):
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """An experiment whose two trials run, and whose manager was killed."""
-    experiment = RealExperiment(tmp_path_factory.mktemp("killed"), GATED, trialConcurrency=2, maxTrialNum=3)
-    experiment.create()
-    try:
-        experiment.start()
+    folder = tmp_path_factory.mktemp("killed")
+    with a_started_experiment(folder, GATED, trialConcurrency=2, maxTrialNum=3) as experiment:
         wait_until(lambda: experiment.row_count() == 2, "both trials report")
         experiment.kill_manager()
         yield experiment
-    finally:
-        experiment.close()
 
 
 @pytest.fixture(scope="module")
