@@ -1,7 +1,7 @@
 """State files truncated by a power cut or a full disk: resume works, or names the file and the remedy.
 
-TORN=all damages each file in both forms; without it, every other file is emptied, and the rest are cut in
-half.
+TORN=all damages each file alone, in both forms. Without it, the files are damaged in four groups: every other
+file is emptied, and the rest are cut in half.
 """
 
 import concurrent.futures
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,12 +81,17 @@ def processes_in(folder):
 
 
 def state_files(folder):
-    """One file of each kind: files whose paths differ only in ids are read by the same code."""
+    """One file of each kind: files whose paths differ only in ids are read by the same code.
+
+    Attempts of ended and of running trials are two kinds.
+    """
     kinds = {}
     for path in sorted(folder.path.rglob("*")):
         name = str(path.relative_to(folder.path))
         if path.is_file() and not path.is_symlink() and path.stat().st_size and not NO_STATE.search(name):
-            kinds.setdefault(re.sub(r"(?<=jobs/|ials/)\w{5}", "*", name), name)
+            attempt = "ended" if (path.parent / "exit.json").exists() else "running"
+            kind = re.sub(r"(?<=jobs/|ials/)\w{5}", "*", name)
+            kinds.setdefault(re.sub(r"(?<=attempts/)\w+", attempt, kind), name)
     return kinds
 
 
@@ -118,36 +124,49 @@ def as_it_is(folder):
     }
 
 
-def resume_with(whole, folder, name, form, before):
-    """Damage one file of a copy and resume it; return what is wrong, or None."""
+def truncate(path, form):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
+
+
+def resume_with(whole, folder, damage, before):
+    """Damage files of a copy, each in its form, and resume it; return what is wrong, or None.
+
+    A file that a refusal names is restored, as its remedy says, and the resume is repeated.
+    """
     copy = copy_of(whole, folder)
-    damaged = copy.folder.path / name
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
-    with contextlib.suppress(StopIteration):
-        damaged_database = as_it_is(copy.folder)
-    try:
-        copy.start()
-    except AssertionError as error:
-        told = copy.folder.manager_stderr.read_text().strip()
-        if "Traceback" in told or copy.manager.poll() is None:
-            return f"{name}, {form}: {error}"
-        if damaged.name not in told.splitlines()[-1] or not re.match(
-            r"cannot .*; \w+", told.splitlines()[-1]
-        ):
-            return f"{name}, {form}: the message names no file and remedy: {told}"
-        if as_it_is(copy.folder) != damaged_database:
-            return f"{name}, {form}: the resume was refused, but changed the database"
-        return None
+    damage = dict(damage)
+    for name, form in damage.items():
+        truncate(copy.folder.path / name, form)
+    while True:
+        with contextlib.suppress(StopIteration):
+            damaged_database = as_it_is(copy.folder)
+        try:
+            copy.start()
+            break
+        except AssertionError as error:
+            told = copy.folder.manager_stderr.read_text().strip()
+            if "Traceback" in told or copy.manager.poll() is None:
+                return f"{damage}: {error}"
+            last = told.splitlines()[-1]
+            named = [name for name in damage if re.search(rf"\b{re.escape(Path(name).name)}(?![\w-])", last)]
+            if len(named) != 1 or not re.match(r"cannot .*; \w+", last):
+                return f"{damage}: the message names no file and remedy: {told}"
+            if as_it_is(copy.folder) != damaged_database:
+                return f"{damage}: the resume was refused, but changed the database"
+            del damage[named[0]]
+            if not damage:
+                return None
+            shutil.copy2(whole.folder.path / named[0], copy.folder.path / named[0])
     try:
         # The restarted trial proves that the experiment continues.
         copy.wait_for_status("DONE")
         over, rows = committed(copy.folder)
         missing = [each for each in before[0].items() if each not in over.items()]
         if missing or not before[1] <= rows:
-            return f"{name}, {form}: lost {missing} and {len(before[1] - rows)} records"
+            return f"{damage}: lost {missing} and {len(before[1] - rows)} records"
         if len(rows) != len({row[:4] for row in rows}):
-            return f"{name}, {form}: duplicate records"
+            return f"{damage}: duplicate records"
     finally:
         copy.close()
     return None
@@ -161,15 +180,17 @@ def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(
     whole = copy_of(stopped, tmp_path / "to look at")  # reading may change SQLite's files
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, 82)
-    cases = [
-        (name, form)
-        for number, name in enumerate(kinds.values())
-        for form in (FORMS if os.environ.get("TORN") == "all" else (FORMS[number % 2],))
-    ]
+    if os.environ.get("TORN") == "all":
+        cases = [{name: form} for name in kinds.values() for form in FORMS]
+    else:
+        # Neighbours are of one attempt or one database, so they are in different groups.
+        cases = [{} for _ in range(AT_ONCE)]
+        for number, name in enumerate(kinds.values()):
+            cases[number % AT_ONCE][name] = FORMS[number % 2]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         done = [
-            pool.submit(resume_with, stopped, tmp_path / str(number), name, form, before)
-            for number, (name, form) in enumerate(cases)
+            pool.submit(resume_with, stopped, tmp_path / str(number), damage, before)
+            for number, damage in enumerate(cases)
         ]
         wrong = [problem for each in done if (problem := each.result()) is not None]
     assert not wrong, "\n".join(wrong)
@@ -188,8 +209,7 @@ nni.report_final_result(i)
 """
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_truncated(a_real_experiment, form):
+def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_truncated(a_real_experiment):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
     experiment.start()
     wait_until(
@@ -197,9 +217,8 @@ def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_trunca
     )
     keepers = sorted(experiment.keeper_pids())
     experiment.kill_manager()
-    for note in experiment.folder.jobs.glob("*.json"):
-        content = note.read_bytes()
-        note.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
+    for note, form in zip(experiment.folder.jobs.glob("*.json"), FORMS, strict=True):
+        truncate(note, form)
     experiment.start()
     wait_until(
         lambda: sorted(experiment.keeper_pids()) == keepers, "the state files name the same processes again"
