@@ -21,8 +21,11 @@ from trial_keeper.wire.reasons import ExitReason
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 # Each update stands for half a second; PAGE_UPDATES=1200 is ten minutes of an experiment.
 UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
+# `make page` tests with 10,000.
+TRIALS = int(os.environ.get("PAGE_TRIALS", "1000"))
 CHART = ".main-svg"
 THEMES = ("light", "dark")
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
 GATED = """
 import os, time
 import nni_sdk as nni
@@ -90,10 +93,44 @@ def stored(tmp_path_factory):
         yield view
 
 
+@pytest.fixture(scope="module")
+def signed_in(browser, stored):
+    with visit(browser, stored.link()) as person:
+        yield person
+
+
+@pytest.fixture
+def person(signed_in):
+    """A visit to the stored experiment that tests share: each reads, and changes no setting of the page."""
+    signed_in.page.set_viewport_size(WIDE)
+    signed_in.page.emulate_media(color_scheme="light")
+    yield signed_in
+    signed_in.page.goto("about:blank")
+    assert signed_in.errors == []
+
+
+def each_page(person):
+    """Follow the link to each page, and yield its name once it is complete; "trial" shows the details of one."""
+    for name in ("overview", "trials", "trial", "experiments", "jobs"):
+        if name == "trial":
+            person.go(person.page.url + "#trial=00000")  # loads nothing
+            expect(person.see("log")).to_contain_text("the last line")
+        else:
+            person.see(f"nav-{name}").click()
+        match name:
+            case "overview" | "trials" | "trial":
+                expect(person.page.locator(CHART).first).to_be_visible()
+            case "experiments":
+                expect(person.see("experiments")).to_contain_text("TESTEXPT")
+            case "jobs":
+                expect(person.see("jobs")).to_be_visible()
+        yield name
+
+
 # ---- sign-in and sign-out
 
 
-def test_a_login_link_works_once_and_its_code_does_not_stay_in_the_address(browser, stored):
+def test_a_login_link_works_once_for_all_tabs_of_a_browser_until_a_sign_out(browser, stored):
     link = stored.link()
     with visit(browser, link) as person:
         expect(person.page).to_have_url(f"{stored.origin}/oview")
@@ -108,54 +145,61 @@ def test_a_login_link_works_once_and_its_code_does_not_stay_in_the_address(brows
     expect(second_browser.see("enter-message")).to_contain_text("nnictl webui url")
     second_browser.page.goto(f"{stored.origin}/oview")
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
-    second_browser.context.close()
-
-
-def test_a_locked_page_shows_the_experiment_after_a_login_in_another_tab(browser, stored):
-    person = Visit(browser)
-    person.page.goto(f"{stored.origin}/oview")
-    expect(person.see("locked")).to_be_visible()
-    tab = person.context.new_page()
+    # It shows the experiment after a login in another tab.
+    tab = second_browser.context.new_page()
     tab.goto(stored.link())
     expect(tab).to_have_url(f"{stored.origin}/oview")
-    expect(person.see("state")).to_be_visible()
-    person.context.close()
-
-
-def test_after_a_sign_out_the_page_is_locked_and_its_key_is_deleted(browser, stored):
-    with visit(browser, stored.link()) as person:
-        person.see("sign-out").click()
-        expect(person.see("locked")).to_contain_text("nnictl webui url")
-        expect(person.see("sign-out")).to_be_hidden()
-        assert person.evaluate("localStorage.getItem('trial-keeper-key')") is None
-        person.page.goto(f"{stored.origin}/detail")
-        expect(person.see("locked")).to_be_visible()
+    expect(second_browser.see("state")).to_be_visible()
+    # After a sign-out it is locked again, and its key is deleted.
+    tab.close()
+    second_browser.see("sign-out").click()
+    expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
+    expect(second_browser.see("sign-out")).to_be_hidden()
+    assert second_browser.evaluate("localStorage.getItem('trial-keeper-key')") is None
+    second_browser.page.goto(f"{stored.origin}/detail")
+    expect(second_browser.see("locked")).to_be_visible()
+    assert second_browser.errors == []
+    second_browser.context.close()
 
 
 # ---- a running experiment
 
 
-def test_the_page_follows_an_experiment_to_its_end_across_a_manager_restart(browser, a_real_experiment):
-    experiment = a_real_experiment(GATED, trialConcurrency=2, maxTrialNum=3)
+def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_restart(
+    browser, a_real_experiment
+):
+    experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=3)
     port = free_port_pair()
     experiment.start(port)
     code = experiment.ask("POST", "/entrance").json()["code"]
     with visit(browser, f"http://127.0.0.1:{port}/enter#{code}") as person:
+        expect(person.see("count-RUNNING")).to_contain_text("1")
+        edit = person.see("edit-concurrency")
+        edit.get_by_role("button").first.click()
+        edit.get_by_role("textbox").or_(edit.get_by_role("spinbutton")).fill("2")
+        person.page.keyboard.press("Enter")
+        expect(edit).to_contain_text("2")
+        assert experiment.summary()["trialConcurrency"] == 2
         expect(person.see("count-RUNNING")).to_contain_text("2")
         person.see("nav-trials").click()
-        row = person.page.locator('[data-test^="row-"]').first
-        trial_id = row.get_attribute("data-test").removeprefix("row-")
-        person.see(f"expand-{trial_id}").click()
-        expect(person.see("log")).to_contain_text(f"the first line of {trial_id}")
+        followed, stopped = (trial["id"] for trial in experiment.get("/trial-jobs"))
+        person.see(f"expand-{followed}").click()
+        expect(person.see("log")).to_contain_text(f"the first line of {followed}")
         experiment.kill_manager()
         expect(person.see("banner-connection")).to_be_visible()
         experiment.start(port)
         expect(person.see("banner-connection")).to_be_hidden()
+        person.see(f"expand-{followed}").click()  # closes it
+        person.see(f"expand-{stopped}").click()
+        person.see("kill").click()
+        person.see("confirm-yes").click()
+        expect(person.see(f"row-{stopped}")).to_contain_text(re.compile("CANCEL|stopped", re.IGNORECASE))
+        assert experiment.get(f"/trial-jobs/{stopped}")["reason"] == "stopped by user"
         (experiment.code / "gate").touch()
-        expect(person.see(f"row-{trial_id}")).to_contain_text("Succeeded")
+        expect(person.see(f"row-{followed}")).to_contain_text("Succeeded")
         person.see("nav-overview").click()
         expect(person.see("state")).to_contain_text("Done")
-        expect(person.see("count-SUCCEEDED")).to_contain_text("3")
+        expect(person.see("count-SUCCEEDED")).to_contain_text("2")
         best = experiment.summary()["best"]["value"]
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
 
@@ -170,74 +214,50 @@ def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tm
         expect(person.page.locator('[title="experiment OTHEREXP"]')).to_be_visible()
 
 
-def test_limits_are_changed_and_trials_stopped_on_the_page(browser, a_real_experiment):
-    experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=1)
-    experiment.start()
-    code = experiment.ask("POST", "/entrance").json()["code"]
-    with visit(browser, f"http://127.0.0.1:{experiment.port}/enter#{code}") as person:
-        edit = person.see("edit-concurrency")
-        edit.get_by_role("button").first.click()
-        edit.get_by_role("textbox").or_(edit.get_by_role("spinbutton")).fill("2")
-        person.page.keyboard.press("Enter")
-        expect(edit).to_contain_text("2")
-        assert experiment.summary()["trialConcurrency"] == 2
-        expect(person.see("count-RUNNING")).to_contain_text("1")
-        (trial,) = experiment.get("/trial-jobs")
-        person.see("nav-trials").click()
-        person.see(f"expand-{trial['id']}").click()
-        person.see("kill").click()
-        person.see("confirm-yes").click()
-        expect(person.see(f"row-{trial['id']}")).to_contain_text(re.compile("CANCEL|stopped", re.IGNORECASE))
-        assert experiment.get(f"/trial-jobs/{trial['id']}")["reason"] == "stopped by user"
-
-
 # ---- output of trials
 
 
-def test_hostile_texts_are_shown_as_text(browser, stored):
-    with visit(browser, stored.link()) as person:
-        for path in ("/oview", "/detail", "/experiment", "/jobs"):
-            person.go(stored.origin + path)
-            assert person.evaluate("window.hacked") is None, path
-            assert person.page.locator("script:not([src])").count() == 0
-            assert person.page.locator("img[src=x]").count() == 0
-        person.go(f"{stored.origin}/detail#trial=00000")
-        expect(person.see("reason")).to_be_visible()
-        expect(person.see("detail-00000")).to_contain_text("<script>window.hacked=1</script>")
-        person.see("log-stderr").click()
-        expect(person.see("log")).to_contain_text("after a long line")
-        expect(person.see("log")).not_to_contain_text("\x1b")
-        person.page.mouse.move(600, 500)
-        assert person.evaluate("window.hacked") is None
+def test_hostile_texts_are_shown_as_text(person, stored):
+    person.go(f"{stored.origin}/experiment")
+    for name in each_page(person):
+        assert person.page.locator("script:not([src])").count() == 0
+        if name == "trial":
+            expect(person.see("reason")).to_be_visible()
+            expect(person.see("detail-00000")).to_contain_text("<script>window.hacked=1</script>")
+            person.see("log-stderr").click()
+            expect(person.see("log")).to_contain_text("after a long line")
+            expect(person.see("log")).not_to_contain_text("\x1b")
+            person.page.mouse.move(600, 500)
+        assert person.evaluate("window.hacked") is None, name
         assert person.page.locator("img[src=x]").count() == 0
 
 
-def test_the_end_of_a_log_of_a_hundred_megabytes_is_shown_quickly(browser, stored):
-    with visit(browser, stored.link()) as person:
-        person.go(f"{stored.origin}/detail#trial=00000")
-        began_s = time.monotonic()
-        expect(person.see("log")).to_contain_text("the last line")
-        assert time.monotonic() - began_s < scaled_s(20)  # most of it on a busy machine
-        assert person.heap_bytes() < 40 * 2**20
+def test_the_end_of_a_log_of_a_hundred_megabytes_is_shown_quickly(person, stored):
+    person.go(f"{stored.origin}/detail#trial=00000")
+    began_s = time.monotonic()
+    expect(person.see("log")).to_contain_text("the last line")
+    assert time.monotonic() - began_s < scaled_s(20)  # most of it on a busy machine
+    assert person.heap_bytes() < 40 * 2**20
 
 
 # ---- many trials, many updates
 
 
-def test_ten_thousand_trials_can_be_sorted_searched_and_scrolled(browser, tmp_path):
-    experiment = made_experiment(tmp_path, 10_000)
+def test_thousands_of_trials_can_be_sorted_searched_and_scrolled(browser, tmp_path):
+    experiment = made_experiment(tmp_path, TRIALS)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.see("nav-trials").click()
-        expect(person.see("table-count")).to_contain_text("10,000 of 10,000")
+        expect(person.see("table-count")).to_contain_text(f"{TRIALS:,} of {TRIALS:,}")
         assert person.page.locator('[data-test^="row-"]').count() < 200
         person.see("sort-value").click()
         person.see("sort-value").click()
         assert person.page.locator('[data-test^="row-"]').count() > 5
-        person.see("search").fill("07777")
-        expect(person.see("table-count")).to_contain_text("1 of 10,000")
-        expect(person.see("row-07777")).to_be_visible()
+        one = f"{TRIALS * 7 // 9:05d}"
+        person.see("search").fill(one)
+        expect(person.see("table-count")).to_contain_text(f"1 of {TRIALS:,}")
+        expect(person.see(f"row-{one}")).to_be_visible()
         person.see("search").fill("")
-        expect(person.see("table-count")).to_contain_text("10,000 of 10,000")
+        expect(person.see("table-count")).to_contain_text(f"{TRIALS:,} of {TRIALS:,}")
         assert person.elements() < 5000
 
 
@@ -272,69 +292,53 @@ def test_the_pages_memory_does_not_grow_with_updates(browser, tmp_path, monkeypa
         assert person.elements() < elements + 50
 
 
-def test_every_chart_is_drawn(browser, stored):
-    with visit(browser, stored.link()) as person:
-        person.see("nav-trials").click()
-        for tab in ("metric", "parallel", "duration", "importance"):
-            person.see(f"tab-{tab}").click()
-            expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
-        person.screenshot("importance-light")
-        # No button sends results to a third party.
-        buttons = person.page.locator(".modebar-btn")
-        titles = [button.get_attribute("data-title") for button in buttons.all()]
-        assert "Zoom" in titles
-        assert not [title for title in titles if re.search("share|cloud|edit", title or "", re.IGNORECASE)]
+def test_every_chart_is_drawn(person, stored):
+    person.go(f"{stored.origin}/detail")
+    for tab in ("metric", "parallel", "duration", "importance"):
+        person.see(f"tab-{tab}").click()
+        expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
+    person.screenshot("importance-light")
+    # No button sends results to a third party.
+    buttons = person.page.locator(".modebar-btn")
+    titles = [button.get_attribute("data-title") for button in buttons.all()]
+    assert "Zoom" in titles
+    assert not [title for title in titles if re.search("share|cloud|edit", title or "", re.IGNORECASE)]
 
 
 # ---- themes, narrow screens and the keyboard
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_page_passes_the_accessibility_rules(browser, stored, theme):
-    with visit(browser, stored.link(), color_scheme=theme) as person:
-        faults = []
+def test_every_page_passes_the_accessibility_rules_in_both_themes(person, stored):
+    person.go(f"{stored.origin}/oview")
+    faults = []
+    for theme in THEMES:
+        person.page.emulate_media(color_scheme=theme)
         # The themes differ only in their colours.
         rules = ("color-contrast",) if theme == "dark" else ()
-        for name, path in [
-            ("overview", "/oview"),
-            ("trials", "/detail"),
-            ("trial", "/detail#trial=00000"),
-            ("experiments", "/experiment"),
-            ("jobs", "/jobs"),
-        ]:
-            person.page.goto("about:blank")
-            person.go(stored.origin + path)
-            if name in ("overview", "trials", "trial"):
-                expect(person.page.locator(CHART).first).to_be_visible()
-            if name == "trial":
-                expect(person.see("log")).to_contain_text("the last line")
-            if name == "experiments":
-                expect(person.see("experiments")).to_contain_text("TESTEXPT")
-            if name == "jobs":
-                expect(person.see("jobs")).to_be_visible()
+        for name in each_page(person):
             person.screenshot(f"{name}-{theme}")
-            faults += [f"{name}: {fault}" for fault in person.faults_for_assistive_technology(rules)]
-        assert faults == []
+            found = person.faults_for_assistive_technology(rules)
+            faults += [f"{name}, {theme}: {fault}" for fault in found]
+    assert faults == []
 
 
-def test_a_narrow_screen_needs_no_horizontal_scrolling(browser, stored):
-    with visit(browser, stored.link(), viewport={"width": 390, "height": 800}) as person:
-        for name, path in [("overview", "/oview"), ("trials", "/detail"), ("jobs", "/jobs")]:
-            person.go(stored.origin + path)
-            person.screenshot(f"{name}-narrow")
-            width = person.evaluate("document.documentElement.scrollWidth")
-            assert width <= 390, name
+def test_a_narrow_screen_needs_no_horizontal_scrolling(person, stored):
+    person.page.set_viewport_size(NARROW)
+    for name, path in [("overview", "/oview"), ("trials", "/detail"), ("jobs", "/jobs")]:
+        person.go(stored.origin + path)
+        person.screenshot(f"{name}-narrow")
+        width = person.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, name
 
 
-def test_the_page_can_be_used_with_the_keyboard_only(browser, stored):
-    with visit(browser, stored.link()) as person:
-        person.go(f"{stored.origin}/oview")
-        seen = []
-        for _ in range(30):
-            person.page.keyboard.press("Tab")
-            seen.append(person.evaluate("document.activeElement.getAttribute('data-test')"))
-            if seen[-1] == "nav-trials":
-                break
-        assert "nav-trials" in seen
-        person.page.keyboard.press("Enter")
-        expect(person.see("table")).to_be_visible()
+def test_the_page_can_be_used_with_the_keyboard_only(person, stored):
+    person.go(f"{stored.origin}/oview")
+    seen = []
+    for _ in range(30):
+        person.page.keyboard.press("Tab")
+        seen.append(person.evaluate("document.activeElement.getAttribute('data-test')"))
+        if seen[-1] == "nav-trials":
+            break
+    assert "nav-trials" in seen
+    person.page.keyboard.press("Enter")
+    expect(person.see("table")).to_be_visible()

@@ -103,7 +103,8 @@ class Visit:
         """Serious findings of axe-core, by all of its rules or by these: one line each."""
         import axe_playwright_python
 
-        self.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
+        if self.evaluate("typeof axe") == "undefined":
+            self.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
         options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
         run = f"axe.run(document, {json.dumps(options)})"
         found = json.loads(self.evaluate(f"{run}.then((found) => JSON.stringify(found.violations))"))
