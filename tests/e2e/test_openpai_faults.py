@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from deadlines import scaled_s
 from free_ports import free_port_pair
-from openpai_home import ENDLESS, created, jobs, processes_of, trials
+from openpai_home import ENDLESS, created, job_states, jobs, processes_of, trials, trials_here
 from real_experiment import wait_until
 from second_user import a_flood, a_forger
 
@@ -16,7 +16,7 @@ from nni_manager.client.experiments import resolve
 pytestmark = pytest.mark.timeout(300)
 
 # FORGED_TRIALS=50 for the long form.
-TRIALS = int(os.environ.get("FORGED_TRIALS", "6"))
+TRIALS = int(os.environ.get("FORGED_TRIALS", "4"))
 
 
 def mounted(folder):
@@ -55,7 +55,7 @@ def two_that_run(home, nnictl):
     )
     experiment_id = created(done)
     wait_until(
-        lambda: [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1],
+        lambda: [each["intermediateCount"] for each in trials_here(experiment_id)] == [1, 1],
         "both trials report",
     )
     return experiment_id
@@ -79,11 +79,11 @@ def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnic
         assert f"cannot record that experiment {experiment_id} was stopped" in done.stderr
         assert "disk is full" in done.stderr
         assert not of_jobs(home)
-        assert "RUNNING" not in jobs(nnictl).values()
+        assert "RUNNING" not in jobs(nnictl, experiment_id).values()
         (home / "experiments" / "filler").unlink()
         assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
         wait_until(
-            lambda: not {"RUNNING", "WAITING"} & {each["state"] for each in trials(nnictl, experiment_id)},
+            lambda: not {"RUNNING", "WAITING"} & {each["state"] for each in trials_here(experiment_id)},
             "no trial runs",
         )
         assert [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1]
@@ -92,16 +92,19 @@ def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnic
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 
 
-def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, home, nnictl):
-    experiment_id = two_that_run(home, nnictl)
+def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, own_home, nnictl):
+    experiment_id = two_that_run(own_home, nnictl)
     filled(small_disk)
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
-    assert not of_jobs(home)
+    assert not of_jobs(own_home)
     # The cluster cannot record the end of its jobs, so nnictl cannot confirm it.
     assert "nnictl openpai stop nni_exp_" in done.stderr
     (small_disk / "filler").unlink()
-    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "the cluster has recorded the end of its jobs")
+    wait_until(
+        lambda: "RUNNING" not in job_states(experiment_id).values(),
+        "the cluster has recorded the end of its jobs",
+    )
 
 
 # Waits for the other user; reports its own sequence id as result.

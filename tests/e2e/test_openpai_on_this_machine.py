@@ -10,54 +10,86 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from openpai_home import ENDLESS, TRAIN, attempt_of, created, jobs, processes_of, trials
+from openpai_home import (
+    ENDLESS,
+    TRAIN,
+    attempt_of,
+    created,
+    job_states,
+    jobs,
+    processes_of,
+    trials,
+    trials_here,
+)
 from real_experiment import wait_until
 
 from nni_manager.client.experiments import resolve
+from nni_manager.engine.tokens import token_of
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
 
 ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
 
 
-def test_the_configuration_printed_by_status_runs_without_a_keeper_on_path(home, nnictl):
+def test_the_configuration_printed_by_status_runs_annotated_code_without_a_keeper_on_path(home, nnictl):
     told = nnictl("openpai", "status").stdout
     snippet = yaml.safe_load(told.split("-" * 84)[1])
     assert snippet["paiConfig"] == {
         "userName": "root" if os.getuid() == 0 else getpass.getuser(),
         "host": "local",
     }
+    (home / "work" / "train.py").write_text(
+        "import os\n'''@nni.variable(nni.randint(5, 9), name=x)'''\nx = 0\n"
+        "print(sorted(os.listdir()))\n'''@nni.report_final_result(x)'''\n"
+    )
+    (home / "work" / "search_space.json").unlink()
     config = yaml.safe_load((home / "work/config.yml").read_text())
     config |= {"trainingServicePlatform": "pai", "maxTrialNum": 1, "paiConfig": snippet["paiConfig"]}
+    config |= {"useAnnotation": True}
     config["trial"] |= snippet["trial"] | {"command": f"{sys.executable} train.py"}
     (home / "work/config.yml").write_text(yaml.safe_dump(config))
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
-    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"]
+    (only,) = trials(nnictl, experiment_id)
+    assert only["status"] == "SUCCEEDED"
+    assert only["parameters"] == {"train/x/randint": only["value"]}
+    assert 5 <= only["value"] < 9
+    # A copy of the code, without the experiment file.
+    assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
 
 
 @pytest.mark.skipif(
     not mounts_work(), reason="storages cannot be mounted here: neither root nor user namespaces"
 )
-def test_an_experiment_runs_one_job_per_trial_with_the_storage_mounted(home, nnictl):
+def test_an_experiment_runs_one_job_per_trial_with_the_storage_mounted_and_shows_no_token(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     found = trials(nnictl, experiment_id)
     assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
-    assert jobs(nnictl) == {f"nni_exp_{experiment_id}_trial_{each['id']}": "SUCCEEDED" for each in found}
-    first = found[0]["id"]
+    names = [f"nni_exp_{experiment_id}_trial_{each['id']}" for each in found]
+    assert jobs(nnictl, experiment_id) == dict.fromkeys(names, "SUCCEEDED")
+    first, name = found[0]["id"], names[0]
     code = f"{MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt_of(home, experiment_id, first)}/taskrole-0/code"
     assert nnictl("log", "trial", experiment_id, "--trial-id", first).stdout == f"in {code}\n"
-    log = nnictl("openpai", "logs", f"nni_exp_{experiment_id}_trial_{first}", "--stream", "stdout").stdout
+    log = nnictl("openpai", "logs", name, "--stream", "stdout").stdout
     assert log == f"in {code}\n"
+    shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
+    with StoreReader(ExperimentFolder(home / "experiments" / experiment_id).database) as reader:
+        secret = reader.experiment().secret
+    token = token_of(secret, name.rpartition("_")[2])
+    assert all(shown)
+    assert not any(token in text for text in shown)
+    assert "******" in shown[0]
 
 
 def test_a_task_larger_than_any_node_is_refused_before_anything_is_created(home, nnictl):
+    created_before = list((home / "experiments").glob("*"))
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
     assert done.returncode == 1
     assert "requires 99 GPUs, 1 CPUs, 256 MB of memory, and no node is that large" in done.stderr
     assert "(maximum of a node: 0 GPUs, 16 CPUs, 100000 MB of memory)" in done.stderr
-    assert not (home / "experiments").exists()
+    assert list((home / "experiments").glob("*")) == created_before
 
 
 def test_tasks_that_exceed_the_cluster_together_end_the_experiment_with_its_message(home, nnictl):
@@ -86,22 +118,8 @@ taskRoles:
         "all its tasks together need 20 CPUs, 5120 MB and 0 GPUs, but virtual cluster default has only 16 CPUs"
         in done.stderr
     )
-    assert jobs(nnictl) == {}
-
-
-def test_jobs_get_a_copy_of_annotated_code_without_the_experiment_file(home, nnictl):
-    (home / "work" / "train.py").write_text(
-        "import os\n'''@nni.variable(nni.randint(5, 9), name=x)'''\nx = 0\n"
-        "print(sorted(os.listdir()))\n'''@nni.report_final_result(x)'''\n"
-    )
-    (home / "work" / "search_space.json").unlink()
-    changed = {"useAnnotation: false": "useAnnotation: true", "maxTrialNum: 3": "maxTrialNum: 1"}
-    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground", replace=changed)
-    experiment_id = created(done)
-    (only,) = trials(nnictl, experiment_id)
-    assert only["parameters"] == {"train/x/randint": only["value"]}
-    assert 5 <= only["value"] < 9
-    assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    assert jobs(nnictl, experiment_id) == {}
 
 
 def test_a_named_account_is_used_instead_of_the_local_one(nnictl):
@@ -136,7 +154,8 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     # A job that has not started when no trial is left is stopped.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
-        lambda: "SUCCEEDED" in (ends := set(jobs(nnictl).values())) and ends <= well, "every job has ended"
+        lambda: "SUCCEEDED" in (ends := set(job_states(experiment_id).values())) and ends <= well,
+        "every job has ended",
     )
 
 
@@ -161,7 +180,7 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
     folder = home / "work"
     shutil.copytree(ROOT / "examples" / "digits", folder / "digits")
     text = (folder / "digits" / "config_openpai.yml").read_text()
-    shorter = text.replace("maxTrialNum: 20", "maxTrialNum: 4").replace(
+    shorter = text.replace("maxTrialNum: 20", "maxTrialNum: 3").replace(
         "~/.local/state/trial-keeper/openpai/storage", str(home / "storage")
     )
     assert shorter.count(str(home / "storage")) == 1
@@ -169,9 +188,11 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
     done = nnictl("create", "--config", "digits/config_openpai.yml", "--port", "auto", "--foreground")
     experiment_id = created(done)
     found = trials(nnictl, experiment_id)
-    assert [each["status"] for each in found] == ["SUCCEEDED"] * 4
+    assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
     assert all(each["value"] is not None for each in found)
-    assert jobs(nnictl) == {f"nni_exp_{experiment_id}_env_{number}": "SUCCEEDED" for number in (0, 1)}
+    assert jobs(nnictl, experiment_id) == {
+        f"nni_exp_{experiment_id}_env_{number}": "SUCCEEDED" for number in (0, 1)
+    }
 
 
 def test_the_policy_of_a_job_file_with_two_roles_ends_the_trial(home, nnictl):
@@ -210,7 +231,7 @@ taskRoles:
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
     # The cluster applies the same policy; the first of both ends the job.
-    assert set(jobs(nnictl).values()) <= {"SUCCEEDED", "STOPPED"}
+    assert set(jobs(nnictl, experiment_id).values()) <= {"SUCCEEDED", "STOPPED"}
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
     tasks = {task.name: task for task in attempts.glob("*/*")}
     assert sorted(tasks) == ["ps-0", "worker-0", "worker-1"]
@@ -226,24 +247,27 @@ def test_trials_survive_a_killed_manager_and_each_end_has_the_right_reason(home,
     folder = ExperimentFolder(home / "experiments" / experiment_id)
 
     def running():
-        return [each for each in trials(nnictl, experiment_id) if each["state"] == "RUNNING"]
+        return [each for each in trials_here(experiment_id) if each["state"] == "RUNNING"]
 
     wait_until(lambda: len(running()) == 2, "both trials run")
     stopped, other = (each["id"] for each in running())
     psutil.Process(folder.process().pid).kill()
     wait_until(lambda: folder.running_process() is None, "the manager has ended")
-    assert set(jobs(nnictl).values()) == {"RUNNING"}
+    assert set(job_states(experiment_id).values()) == {"RUNNING"}
     assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
     assert nnictl("openpai", "stop", f"nni_exp_{experiment_id}_trial_{stopped}").returncode == 0
 
     def of(trial_id):
-        return next(each for each in trials(nnictl, experiment_id) if each["id"] == trial_id)
+        return next(each for each in trials_here(experiment_id) if each["id"] == trial_id)
 
     wait_until(lambda: of(stopped)["status"] == "FAILED", "the trial of the stopped job has failed")
     assert of(other)["state"] == "RUNNING"
     assert nnictl("stop", experiment_id).returncode == 0
-    assert of(other)["status"] == "USER_CANCELED"
-    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "no job runs")
+    assert {each["id"]: each["status"] for each in trials(nnictl, experiment_id)} == {
+        stopped: "FAILED",
+        other: "USER_CANCELED",
+    }
+    wait_until(lambda: "RUNNING" not in job_states(experiment_id).values(), "no job runs")
     trials_left = [each for each in processes_of(home) if "train.py" in " ".join(each.cmdline())]
     assert trials_left == []
 
@@ -270,7 +294,7 @@ def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
     assert nnictl("openpai", "start").returncode == 0
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 3, "the third ran")
     wait_until(lambda: shown("status") == "DONE", "the experiment is done")
-    assert set(jobs(nnictl).values()) == {"SUCCEEDED"}
+    assert set(jobs(nnictl, experiment_id).values()) == {"SUCCEEDED"}
     assert nnictl("stop", experiment_id).returncode == 0
 
 
@@ -303,23 +327,8 @@ nni_sdk.report_final_result(attempt)
     supervisor.kill()
     wait_until(lambda: trial()["state"] == "SUCCEEDED", "the second attempt succeeds")
     assert (trial()["attempt"], trial()["value"], trial()["intermediateCount"]) == (1, 1.0, 1)
-    wait_until(lambda: set(jobs(nnictl).values()) == {"SUCCEEDED"}, "its job has ended")
+    wait_until(lambda: set(job_states(experiment_id).values()) == {"SUCCEEDED"}, "its job has ended")
     assert nnictl("stop", experiment_id).returncode == 0
-
-
-def test_the_keepers_token_is_in_no_output_of_the_cluster(home, nnictl):
-    experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
-    name = next(iter(jobs(nnictl)))
-    shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
-    from nni_manager.engine.tokens import token_of
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(ExperimentFolder(home / "experiments" / experiment_id).database) as reader:
-        secret = reader.experiment().secret
-    token = token_of(secret, name.rpartition("_")[2])
-    assert all(shown)
-    assert not any(token in text for text in shown)
-    assert "******" in shown[0]
 
 
 def test_another_folder_for_an_existing_storage_is_refused_with_the_remedies(home, nnictl):
@@ -333,7 +342,7 @@ def test_another_folder_for_an_existing_storage_is_refused_with_the_remedies(hom
     )
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
-        replace={"confignfs-data": "elsewhere"},
+        replace={"confignfs-data": "elsewhere", "maxTrialNum: 3": "maxTrialNum: 1"},
     )
     created(done)
     assert set(daemon.running(daemon.StateFolder.of_user()).process.options.storages) == {

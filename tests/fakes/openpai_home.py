@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import requests
+from deadlines import DEADLINE_S
+
+from nni_manager.client.experiments import resolve
+from nni_manager.local_openpai import daemon
 
 BIN = Path(sys.executable).parent
 TRAIN = """\
@@ -76,10 +81,26 @@ def created(done):
     return experiment_id
 
 
-def jobs(nnictl):
-    """The state of every job by name."""
+def jobs(nnictl, experiment_id):
+    """The state of every job of an experiment by name."""
     listed = json.loads(nnictl("openpai", "jobs", "--json").stdout)
-    return {each["name"]: each["state"] for each in listed}
+    return {each["name"]: each["state"] for each in listed if f"_{experiment_id}_" in each["name"]}
+
+
+def job_states(experiment_id):
+    """The state of every job of an experiment by name, from the REST API: to poll it costs less than nnictl."""
+    service = daemon.running(daemon.StateFolder.of_user())
+    listed = requests.get(
+        f"http://{service.process.address}/rest-server/api/v2/jobs",
+        headers={"Authorization": f"Bearer {service.credentials.token}"},
+        timeout=DEADLINE_S,
+    ).json()
+    return {each["name"]: each["state"] for each in listed if f"_{experiment_id}_" in each["name"]}
+
+
+def trials_here(experiment_id):
+    """The trials by the HTTP API, or from the store if no manager runs: to poll it costs less than nnictl."""
+    return resolve(experiment_id).get("/trial-jobs")
 
 
 def attempt_of(home, experiment_id, trial_id):
