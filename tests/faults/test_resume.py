@@ -25,7 +25,6 @@ from trial_keeper.wire.messages import Stream
 
 pytestmark = pytest.mark.timeout(240)
 
-TRIALS = 4
 TRAIN = """
 import os, time
 import nni_sdk as nni
@@ -100,19 +99,23 @@ JOBS, TUNER, STORE = (
     "nni_manager.store.writer",
 )
 LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
-MOMENTS = {
-    "after a suggestion of the tuner": (TUNER, "OptunaTuner", "ask", "after", 2),
-    "before the files of a trial are written": (JOBS, "ClusterJobs", "_write_trial", "before", 2),
-    "before the state file of a keeper is written": (LOCAL, None, "replace_file", "before", 2),
-    "after the start of a keeper": (LOCAL, "LocalTrainingService", "submit", "after", 1),
-    "before the end of a trial is handled": (INGEST, "KeeperIngest", "end", "before", 1),
-    "before the tuner receives a result": (TUNER, "OptunaTuner", "tell", "before", 2),
-    "after a commit": (STORE, "Store", "commit", "after", 5),
-}
+# In an order in which each manager reaches its moment, with what the ones before it have left.
+PER_TRIAL = (
+    (TUNER, "OptunaTuner", "ask", "after", 2),
+    (LOCAL, None, "replace_file", "before", 2),  # the state file of a keeper
+    (INGEST, "KeeperIngest", "end", "before", 1),
+    (STORE, "Store", "commit", "after", 5),
+)
+BEFORE_A_TELL = (TUNER, "OptunaTuner", "tell", "before", 2)
+REUSED = (
+    (LOCAL, "LocalTrainingService", "submit", "after", 1),
+    (JOBS, "ClusterJobs", "_write_trial", "before", 2),
+    BEFORE_A_TELL,
+)
 PAI = "nni_manager.training_services.openpai.rest"
 PAI_MOMENTS = {
     "after the submission of a job": (PAI, "OpenPai", "submit", "after", 1),
-    "before the tuner receives a result": MOMENTS["before the tuner receives a result"],
+    "before a tell": BEFORE_A_TELL,
 }
 
 
@@ -141,7 +144,7 @@ def die_at(experiment, folder, moment):
 
 def assert_nothing_is_lost_or_duplicated(experiment, heard, ran):
     trials = experiment.get("/trial-jobs")
-    assert [trial["sequenceId"] for trial in trials] == list(range(TRIALS))
+    assert [trial["sequenceId"] for trial in trials] == list(range(experiment.config.max_trial_number))
     assert {(trial["status"], trial["attempt"]) for trial in trials} == {("SUCCEEDED", 0)}, trials
     undisturbed = make_tuner(experiment.config)
     for trial in trials:
@@ -166,28 +169,27 @@ def resume_and_check(experiment, tmp_path, ran):
     with in_the_manager(experiment, tmp_path / "hears", HEARS.format(heard=str(heard))):
         experiment.start()
     experiment.wait_for_status("DONE")
-    wait_until(lambda: len(heard.read_text().splitlines()) >= TRIALS, "the tuner has received all results")
+    trials = experiment.config.max_trial_number
+    wait_until(lambda: len(heard.read_text().splitlines()) >= trials, "the tuner has received all results")
     with StoreReader(experiment.folder.database) as reader:
         wait_until(lambda: reader.jobs()[0] == [], "the last job has ended")
     assert_nothing_is_lost_or_duplicated(experiment, heard, ran)
 
 
-# Each moment with one kind of job; only few moments depend on the kind.
-PER_TRIAL, REUSED = list(MOMENTS)[::2], list(MOMENTS)[1::2]
-
-
 @pytest.mark.parametrize(
-    ("moment", "reuse"), [*((each, False) for each in PER_TRIAL), *((each, True) for each in REUSED)]
+    ("moments", "reuse"), [(PER_TRIAL, False), (REUSED, True)], ids=["one job each", "reused jobs"]
 )
-def test_a_manager_killed_at_any_moment_is_replaced_without_lost_or_duplicate_work(
-    a_real_experiment, tmp_path, moment, reuse
+def test_managers_killed_at_several_moments_are_replaced_without_lost_or_duplicate_work(
+    a_real_experiment, tmp_path, moments, reuse
 ):
+    """One experiment, whose managers are killed one after another, each at its moment."""
     ran = tmp_path / "ran"
     ran.touch()
     experiment = a_real_experiment(
-        TRAIN.format(ran=str(ran)), trialConcurrency=2, maxTrialNum=TRIALS, localConfig={"reuse": reuse}
+        TRAIN.format(ran=str(ran)), trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": reuse}
     )
-    die_at(experiment, tmp_path, MOMENTS[moment])
+    for moment in moments:
+        die_at(experiment, tmp_path, moment)
     resume_and_check(experiment, tmp_path, ran)
 
 
@@ -212,7 +214,7 @@ def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
         experiment = a_real_experiment(
             TRAIN.format(ran=str(ran)),
             trialConcurrency=2,
-            maxTrialNum=TRIALS,
+            maxTrialNum=3,
             trainingServicePlatform="pai",
             trial={"command": "python3 train.py", "codeDir": ".", **trial, **shared},
             paiConfig={"userName": "ada", "token": here.client().token, "host": here.url, "reuse": reuse},
@@ -220,7 +222,7 @@ def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
         die_at(experiment, tmp_path, PAI_MOMENTS[moment])
         resume_and_check(experiment, tmp_path, ran)
         jobs = [job["name"] for job in here.client().get("/rest-server/api/v2/jobs").json()]
-        assert len(jobs) == len(set(jobs)) == (2 if reuse else TRIALS)
+        assert len(jobs) == len(set(jobs)) == (2 if reuse else 3)
         experiment.close()
 
 

@@ -1,16 +1,17 @@
 """One test per failure: no written byte is lost, none is counted twice, and every state is correct."""
 
+import json
 import os
 import signal
 
 import psutil
-import pytest
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
+from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
 
 REPORTS = 2000
-TRIALS = 8
+TRIALS = 4
 # Reports slowly enough for a failure in the middle.
 PACED = f"""
 import time
@@ -32,16 +33,20 @@ def is_zombie(pid):
         return True
 
 
-@pytest.mark.parametrize("manager_returns_at", ["the same port", "another port"])
-def test_a_manager_killed_in_the_middle_loses_and_duplicates_no_result(a_real_experiment, manager_returns_at):
+def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_experiment):
+    """It returns at another port, and once at the same."""
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
+    port = None
+    for share in (0.05, 0.3, 0.6):
+        experiment.start(port)
+        wait_until(
+            lambda share=share: experiment.row_count() > TRIALS * REPORTS * share, "some results are stored"
+        )
+        experiment.kill_manager()
+        if share == 0.05:
+            assert experiment.row_count() < TRIALS * REPORTS
+        port = experiment.port if port is None else None
     experiment.start()
-    wait_until(lambda: experiment.row_count() > TRIALS * REPORTS // 8, "some results are stored")
-    experiment.kill_manager()
-    stored_at_death = experiment.row_count()
-    assert stored_at_death < TRIALS * REPORTS
-
-    experiment.start(experiment.port if manager_returns_at == "the same port" else None)
     summary = experiment.wait_for_status("DONE")
 
     assert summary["counts"]["SUCCEEDED"] == TRIALS
@@ -53,67 +58,54 @@ def test_a_manager_killed_in_the_middle_loses_and_duplicates_no_result(a_real_ex
         assert trial["value"] == REPORTS
 
 
-def test_a_manager_killed_repeatedly_stores_every_result_once(a_real_experiment):
-    experiment = a_real_experiment(PACED, trialConcurrency=4, maxTrialNum=4)
-    for share in (0.05, 0.2, 0.4, 0.6):
-        experiment.start()
-        wait_until(lambda share=share: experiment.row_count() > 4 * REPORTS * share, "results are stored")
-        experiment.kill_manager()
-    experiment.start()
-    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 4
-    for trial in experiment.get("/trial-jobs"):
-        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
+# Trial 0 runs until the test opens its gate; the others end by themselves.
+ONE_GATED = f"""
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range({REPORTS}):
+    nni.report_intermediate_result(i)
+    if i % 10 == 0:
+        time.sleep(0.02)
+while nni.get_sequence_id() == 0 and not os.path.exists("gate"):
+    time.sleep(0.05)
+nni.report_final_result({REPORTS})
+"""
 
 
-def test_trials_that_end_without_a_manager_are_read_from_the_workspace(a_real_experiment):
-    experiment = a_real_experiment(PACED, trialConcurrency=2, maxTrialNum=2)
+def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost(a_real_experiment):
+    """One keeper has no state file, one was killed with its trial, one after the end of its trial."""
+    experiment = a_real_experiment(ONE_GATED, trialConcurrency=3, maxTrialNum=3)
     experiment.start()
-    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
+    with StoreReader(experiment.folder.database) as reader:
+        wait_until(
+            lambda: len({row.trial_id for row in reader.metrics()}) == 3, "results of each trial are stored"
+        )
+    running, ended, lost = (
+        trial["id"] for trial in sorted(experiment.get("/trial-jobs"), key=lambda each: each["sequenceId"])
+    )
     experiment.kill_manager()
-    trials = [entry.name for entry in experiment.folder.workspace.trials.iterdir()]
-    exits = [experiment.stream(trial, Stream.METRICS).parent.parent / "exit.json" for trial in trials]
-    wait_until(lambda: all(path.is_file() for path in exits), "both trials have ended")
-    for pid in experiment.keeper_pids():
-        os.kill(pid, signal.SIGKILL)  # only the files remain
-
-    experiment.start()
-    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 2
-    for trial in trials:
-        assert values(assert_rows_are_what_was_written(experiment, trial)) == [*range(REPORTS), REPORTS]
-
-
-def test_a_keeper_without_a_state_file_is_adopted_after_a_resume(a_real_experiment):
-    experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
-    experiment.start()
-    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
-    experiment.kill_manager()
-    for note in experiment.folder.jobs.glob("*.json"):
-        note.unlink()  # as if the manager died before it wrote this file
-
-    experiment.start()
-    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 1
-    (trial,) = experiment.get("/trial-jobs")
-    assert trial["attempt"] == 0
-    assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
-
-
-def test_a_keeper_that_died_without_a_manager_is_reported_as_lost_with_its_last_lines(a_real_experiment):
-    experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
-    experiment.start()
-    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
-    experiment.kill_manager()
-    (pid,) = experiment.keeper_pids()
-    os.kill(pid, signal.SIGKILL)
-    (log,) = experiment.folder.jobs.glob("*.log")
-    with log.open("a") as file:
+    jobs = experiment.folder.jobs
+    pids = {path.stem: json.loads(path.read_bytes())["pid"] for path in jobs.glob("*.json")}
+    os.kill(pids[lost], signal.SIGKILL)
+    with (jobs / f"{lost}.log").open("a") as file:
         file.write("trial-keeper: cannot write to the workspace /there: full; free some space there\n")
+    (jobs / f"{running}.json").unlink()  # as if the manager died before it wrote this file
+    exit_json = experiment.stream(ended, Stream.METRICS).parent.parent / "exit.json"
+    wait_until(exit_json.is_file, "a trial has ended")
+    os.kill(pids[ended], signal.SIGKILL)  # only the files remain
 
     experiment.start()
+    wait_until(lambda: experiment.summary()["keepers"] == 1, "the keeper of the running trial has connected")
+    (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
-    assert (trial["status"], trial["reason"]) == ("FAILED", "keeper lost")
-    assert "its keeper is gone" in trial["message"]
-    assert "free some space there" in trial["message"]
+    trials = {trial["id"]: trial for trial in experiment.get("/trial-jobs")}
+    for trial_id in (running, ended):
+        assert (trials[trial_id]["status"], trials[trial_id]["attempt"]) == ("SUCCEEDED", 0)
+        assert values(assert_rows_are_what_was_written(experiment, trial_id)) == [*range(REPORTS), REPORTS]
+    assert (trials[lost]["status"], trials[lost]["reason"]) == ("FAILED", "keeper lost")
+    assert "its keeper is gone" in trials[lost]["message"]
+    assert "free some space there" in trials[lost]["message"]
 
 
 def test_a_killed_trial_fails_with_its_signal_and_keeps_its_results(a_real_experiment):
@@ -169,7 +161,7 @@ def test_a_failing_tuner_stops_the_experiment_until_a_resume_with_a_working_one(
         "    optuna_backed.OptunaTuner.ask = failing\n"
     )
     experiment = a_real_experiment(
-        train, trialConcurrency=1, maxTrialNum=5, environ={"PYTHONPATH": str(broken)}
+        train, trialConcurrency=1, maxTrialNum=3, environ={"PYTHONPATH": str(broken)}
     )
     experiment.start()
     summary = experiment.wait_for_status("ERROR")
@@ -180,7 +172,7 @@ def test_a_failing_tuner_stops_the_experiment_until_a_resume_with_a_working_one(
     experiment.kill_manager()
     experiment.environ.pop("PYTHONPATH")
     experiment.start()
-    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 5
+    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 3
 
 
 def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_experiment):
@@ -192,8 +184,6 @@ def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_ex
     experiment.close()
     assert experiment.manager.returncode == 0
     assert not [pid for pid in pids if not is_zombie(pid)]
-    from nni_manager.store.reader import StoreReader
-
     with StoreReader(experiment.folder.database) as reader:
         assert reader.experiment().state.value == "STOPPED"
         assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
