@@ -22,7 +22,7 @@ from nni_manager.domain import transports as transports_module
 
 pytestmark = pytest.mark.timeout(300)
 
-TRIALS = int(os.environ.get("FORGED_TRIALS", "8"))
+TRIALS = int(os.environ.get("FORGED_TRIALS", "4"))
 UNREACHABLE = "127.0.0.1:9"
 TRAIN = """
 import os, time

@@ -1,7 +1,7 @@
 """Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is
 terminal too early.
 
-KEEPER_KILLS is the number of kills per kind, 4 by default.
+KEEPER_KILLS is the number of kills per kind, 2 by default.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 import pytest
 from keeper_kills import REPORTS, TRAIN, KeeperKiller
 
-KILLS = int(os.environ.get("KEEPER_KILLS", "4"))
+KILLS = int(os.environ.get("KEEPER_KILLS", "2"))
 # The time per kill: a new job, and some trials before the next kill.
 _MAX_KILL_S = 12.0
 

@@ -1,4 +1,7 @@
-"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct."""
+"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct.
+
+REUSED_TRIALS=50 for the long form.
+"""
 
 import contextlib
 import os
@@ -11,6 +14,7 @@ from real_experiment import assert_rows_are_what_was_written, values, wait_until
 from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
 
+TRIALS = int(os.environ.get("REUSED_TRIALS", "12"))
 REUSE = {"localConfig": {"reuse": True}}
 SHORT = """
 import nni_sdk as nni
@@ -63,8 +67,8 @@ def trial_of(experiment, sequence_id, status=None):
     )
 
 
-def test_two_reused_jobs_run_fifty_trials_and_exit(a_real_experiment):
-    experiment = a_real_experiment(SHORT, maxTrialNum=50, trialConcurrency=2, **REUSE)
+def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
+    experiment = a_real_experiment(SHORT, maxTrialNum=TRIALS, trialConcurrency=2, **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")
     trials = experiment.get("/trial-jobs")
@@ -95,23 +99,6 @@ def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_continues(a_re
     assert (failed["reason"], failed["jobId"]) == ("keeper lost", "env-0")
     assert trial_of(experiment, 2)["jobId"] == "env-1"
     assert values(experiment.rows(failed["id"])) == [1]
-
-
-def test_a_resumed_manager_adopts_its_reused_jobs(a_real_experiment):
-    experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=2, **REUSE)
-    os.mkfifo(experiment.code / "gate")
-    experiment.start()
-    gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
-    experiment.kill_manager()
-    with (experiment.code / "gate").open("w"):
-        pass  # the trial ends without a manager
-    experiment.start()
-    experiment.wait_for_status("DONE")
-    assert states(experiment) == ["SUCCEEDED"] * 6
-    for trial in experiment.get("/trial-jobs"):
-        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
-    assert trial_of(experiment, 1)["id"] == gated["id"]
-    assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} <= {"env-0", "env-1"}
 
 
 def test_a_prefetched_trial_runs_without_a_manager(a_real_experiment):
@@ -291,7 +278,9 @@ def test_a_job_exits_after_max_trials_per_job(a_real_experiment):
 
 
 def test_warm_trials_of_a_reused_job_report_all_results(a_real_experiment):
-    experiment = a_real_experiment(SHORT, maxTrialNum=60, trialConcurrency=1, warmImports=["json"], **REUSE)
+    experiment = a_real_experiment(
+        SHORT, maxTrialNum=TRIALS, trialConcurrency=1, warmImports=["json"], **REUSE
+    )
     experiment.start()
     experiment.wait_for_status("DONE")
     for trial in experiment.get("/trial-jobs"):
