@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from real_experiment import RealExperiment
 
 NNI_VERSION = "3.0"
 
@@ -52,34 +53,44 @@ OURS = "import nni_sdk as nni\nfrom nni_sdk.utils import merge_parameter"
 THEIRS = "import nni\nfrom nni.utils import merge_parameter"
 
 
-def run(a_real_experiment, imports, python):
+def run(folder, imports, python):
     """Run two trials; return the parameters of each, and its rows that count."""
-    experiment = a_real_experiment(
+    experiment = RealExperiment(
+        folder,
         STOCK_SCRIPT.format(imports=imports),
         space=SPACE,
         trialConcurrency=1,
         maxTrialNum=2,
         trial={"command": f"{python} train.py", "codeDir": "."},
     )
-    experiment.start()
-    experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
-    assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
-    return [
-        (
-            trial["parameters"],
-            [
-                (row.is_final, row.sequence, row.parameter_id, row.value)
-                for row in experiment.rows(trial["id"])
-            ],
-        )
-        for trial in trials
-    ]
+    experiment.create()
+    try:
+        experiment.start()
+        experiment.wait_for_status("DONE")
+        trials = experiment.get("/trial-jobs")
+        assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
+        return [
+            (
+                trial["parameters"],
+                [
+                    (row.is_final, row.sequence, row.parameter_id, row.value)
+                    for row in experiment.rows(trial["id"])
+                ],
+            )
+            for trial in trials
+        ]
+    finally:
+        experiment.close()
 
 
-def test_a_script_for_nni_runs_unchanged_with_nni_sdk_imported_as_nni(a_real_experiment):
-    trials = run(a_real_experiment, OURS, sys.executable)
-    for number, (parameters, rows) in enumerate(trials):
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """The trials with nni_sdk."""
+    return run(tmp_path_factory.mktemp("ours"), OURS, sys.executable)
+
+
+def test_a_script_for_nni_runs_unchanged_with_nni_sdk_imported_as_nni(ours):
+    for number, (parameters, rows) in enumerate(ours):
         best = parameters["lr"] * parameters["epochs"]
         values = [json.loads(value) for _, _, _, value in rows]
         assert values[: parameters["epochs"]] == [
@@ -125,7 +136,5 @@ def python_with_nni():
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(a_real_experiment, python_with_nni):
-    theirs = run(a_real_experiment, THEIRS, python_with_nni)
-    ours = run(a_real_experiment, OURS, sys.executable)
-    assert theirs == ours
+def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(ours, python_with_nni, tmp_path):
+    assert run(tmp_path / "theirs", THEIRS, python_with_nni) == ours
