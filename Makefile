@@ -59,9 +59,8 @@ faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a 
 stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often
 	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) $(TESTS)
 
-thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, properties with 400 new examples, full amounts
-	KEEPER_KILLS=100 FORGED_TRIALS=50 TORN=all pytest -s tests/faults/test_killed_keepers.py tests/faults/test_forged_attempts.py \
-	  tests/e2e/test_openpai_faults.py tests/faults/test_torn_state_files.py
+thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, 500 jobs at once, properties with 400 new examples, full amounts
+	THOROUGH=1 pytest -s $$(grep -rl --include='test_*.py' 'from amounts import' tests/faults tests/e2e)
 	THOROUGH=1 pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract \
 	  $$(grep -rl --include='test_*.py' 'from amounts import' tests/integration)
 
@@ -69,7 +68,7 @@ mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and lis
 	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
 page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates and 10,000 trials; PAGE_SCREENSHOTS names where to keep screenshots
-	PAGE_UPDATES=$(or $(PAGE_UPDATES),1200) PAGE_TRIALS=$(or $(PAGE_TRIALS),10000) pytest tests/e2e/test_page.py
+	THOROUGH=1 pytest tests/e2e/test_page.py
 
 check: .venv/.installed-check node_modules/.installed ## format, lint, types, layers, protocol, the page's code: all that CI checks besides tests
 	ruff format --check .

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from amounts import amount
 from deadlines import scaled_s
 from free_ports import free_port_pair
 from openpai_home import ENDLESS, created, job_states, jobs, processes_of, trials, trials_here
@@ -15,8 +16,7 @@ from nni_manager.client.experiments import resolve
 
 pytestmark = pytest.mark.timeout(300)
 
-# FORGED_TRIALS=50 for the long form.
-TRIALS = int(os.environ.get("FORGED_TRIALS", "4"))
+TRIALS = amount(4, 50)
 
 
 def mounted(folder):

@@ -1,11 +1,11 @@
 """The web page in a real Chromium."""
 
 import json
-import os
 import re
 import time
 
 import pytest
+from amounts import amount
 from attempts import attempt_id, sign_attempt
 from browser import Visit, chromium, expect, needs_chromium, visit
 from deadlines import scaled_s
@@ -19,10 +19,9 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
-# Each update stands for half a second; PAGE_UPDATES=1200 is ten minutes of an experiment.
-UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
-# `make page` tests with 10,000.
-TRIALS = int(os.environ.get("PAGE_TRIALS", "1000"))
+# Each update stands for half a second of an experiment.
+UPDATES = amount(150, 1200)
+TRIALS = amount(1000, 10_000)
 CHART = ".main-svg"
 THEMES = ("light", "dark")
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 800}

@@ -1,7 +1,5 @@
 """Forged attempts, and attempts whose folder was removed: no result changes, and rows of two runs are never
 mixed.
-
-FORGED_TRIALS=50 for the long form.
 """
 
 import asyncio
@@ -13,6 +11,7 @@ from functools import partial
 
 import psutil
 import pytest
+from amounts import amount
 from fault_files import FORGED_VALUE
 from jobs_here import JobsHere
 from real_experiment import a_manager_here, until, values, wait_until
@@ -22,7 +21,7 @@ from nni_manager.domain import transports as transports_module
 
 pytestmark = pytest.mark.timeout(300)
 
-TRIALS = int(os.environ.get("FORGED_TRIALS", "4"))
+TRIALS = amount(4, 50)
 UNREACHABLE = "127.0.0.1:9"
 TRAIN = """
 import os, time

@@ -1,17 +1,15 @@
 """Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is
 terminal too early.
-
-KEEPER_KILLS is the number of kills per kind, 2 by default.
 """
 
-import os
 import random
 import sys
 
 import pytest
+from amounts import amount
 from keeper_kills import REPORTS, TRAIN, KeeperKiller
 
-KILLS = int(os.environ.get("KEEPER_KILLS", "2"))
+KILLS = amount(2, 100)
 # The time per kill: a new job, and some trials before the next kill.
 _MAX_KILL_S = 12.0
 

@@ -1,7 +1,4 @@
-"""The local OpenPAI cluster killed, on a full disk, or overloaded: the states of its jobs stay correct.
-
-CLUSTER_JOBS=500 CLUSTER_SEEDS=20 for the long form.
-"""
+"""The local OpenPAI cluster killed, on a full disk, or overloaded: the states of its jobs stay correct."""
 
 import asyncio
 import collections
@@ -13,6 +10,7 @@ import time
 
 import psutil
 import pytest
+from amounts import amount
 from cluster_process import ClusterProcess
 from deadlines import DEADLINE_S, scaled_s
 from real_cluster import (
@@ -36,8 +34,7 @@ from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.store import JobStore
 
-JOBS = int(os.environ.get("CLUSTER_JOBS", "100"))
-SEEDS = int(os.environ.get("CLUSTER_SEEDS", "2"))
+JOBS, SEEDS = amount(100, 500), amount(2, 20)
 
 
 @pytest.fixture

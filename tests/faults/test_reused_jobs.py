@@ -1,7 +1,4 @@
-"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct.
-
-REUSED_TRIALS=50 for the long form.
-"""
+"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct."""
 
 import contextlib
 import os
@@ -9,12 +6,13 @@ import signal
 import sqlite3
 
 import psutil
+from amounts import amount
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
 from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
 
-TRIALS = int(os.environ.get("REUSED_TRIALS", "12"))
+TRIALS = amount(12, 50)
 REUSE = {"localConfig": {"reuse": True}}
 SHORT = """
 import nni_sdk as nni

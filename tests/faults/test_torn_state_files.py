@@ -1,6 +1,6 @@
 """State files truncated by a power cut or a full disk: resume works, or names the file and the remedy.
 
-TORN=all damages each file alone, in both forms. Without it, the files are damaged in four groups: every other
+THOROUGH=1 damages each file alone, in both forms. Without it, the files are damaged in four groups: every other
 file is emptied, and the rest are cut in half.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from amounts import IS_THOROUGH
 from free_ports import free_port_pair
 from real_experiment import RealExperiment, assert_rows_are_what_was_written, wait_until
 
@@ -180,7 +181,7 @@ def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(
     whole = copy_of(stopped, tmp_path / "to look at")  # reading may change SQLite's files
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, 82)
-    if os.environ.get("TORN") == "all":
+    if IS_THOROUGH:
         cases = [{name: form} for name in kinds.values() for form in FORMS]
     else:
         # Neighbours are of one attempt or one database, so they are in different groups.
