@@ -120,10 +120,10 @@ class TrialContext:
         flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
         try:
             try:
-                return os.open(path, flags, 0o666)
+                return os.open(path, flags, 0o644)
             except FileNotFoundError:  # a keeper creates the folder; NNI's own does not always
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                return os.open(path, flags, 0o666)
+                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                return os.open(path, flags, 0o644)
         except OSError as error:
             raise self._not_written(error) from error
 

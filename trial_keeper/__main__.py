@@ -218,7 +218,7 @@ def check_version(settings: KeeperSettings, workspace: Workspace) -> None:
     from trial_keeper.host.attempt_files import read_shared
 
     try:
-        manager = ManagerDocument.from_bytes(read_shared(workspace.manager_json))
+        manager = ManagerDocument.from_bytes(read_shared(workspace, workspace.manager_json))
     except DocumentInvalid as error:
         raise WorkspaceMissing(f"{error}; run `nnictl resume` so that the manager writes it again") from error
     if settings.version_check and not versions_agree(manager.version, __version__):

@@ -109,7 +109,7 @@ class KeeperExit(IntEnum):
         113,
         "the container's user, or the user to whom the storage's server squashes it, may not write to the shared storage",
         "export the storage with no_root_squash, run the container as the folder's owner (runAsUser, fsGroup), or make it "
-        "writable for all with chmod",
+        "writable for all with chmod 1777",
         ExitReason.MOUNT,
     )
     CODE = (

@@ -105,7 +105,7 @@ def checkpoints_of(config: model.ExperimentSpec, folder: ExperimentFolder) -> Pa
 
     if config.tuner.name == "PBTTuner":
         checkpoints = folder.workspace.checkpoints
-        checkpoints.mkdir(exist_ok=True)
+        checkpoints.mkdir(0o755, exist_ok=True)
         is_private = config.pai is None or (config.pai.is_local and not _uses_containers())
         if config.kubernetes is not None or not is_private:
             checkpoints.chmod(WORLD_WRITABLE_STICKY)  # for the users that containers run as

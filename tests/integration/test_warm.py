@@ -700,13 +700,9 @@ def test_preloaded_numpy_and_scikit_learn_compute_the_same_results(warm_of, site
 
 
 def test_a_warm_trial_is_a_session_leader_and_child_of_the_keeper_and_dies_of_a_signal(warm, site):
-    site.write("import os, sys\nos.mkfifo('gate')\nprint('ready')\nopen('gate').read()")
-    start = site.warm_start()
-    os.mkfifo(start.stdout)
-    # Opened read-write, so that neither side blocks in open().
-    with open(os.open(start.stdout, os.O_RDWR), "rb") as reader:
-        pid = warm.start(start)
-        assert reader.readline() == b"ready\n"
+    site.write("import os, sys\nos.mkfifo('gate')\nopen('gate').read()")
+    pid = warm.start(site.warm_start())
+    wait_until((site.folder / "gate").exists, "the script runs")
     process = psutil.Process(pid)
     assert process.ppid() == os.getpid()
     assert os.getpgid(pid) == os.getsid(pid) == pid

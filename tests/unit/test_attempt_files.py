@@ -67,18 +67,21 @@ def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch)
     path = tmp_path / "manager.json"
     writer = threading.Timer(0.1, replace_file, [path, b"late"])
     writer.start()
-    assert read_shared(path) == b"late"
+    assert read_shared(Workspace(tmp_path), path) == b"late"
     writer.join()
 
 
 def test_the_error_for_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/manager\.json: .*check the mount"):
-        read_shared(tmp_path / "manager.json")
+        read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
 
 def test_an_unreadable_file_raises_without_waiting(tmp_path):
-    with pytest.raises(MountUnreadable, match=r"cannot read .*Is a directory; check the storage's server"):
-        read_shared(tmp_path)
+    (tmp_path / "manager.json").mkdir()
+    with pytest.raises(
+        MountUnreadable, match=r"cannot read .*it is not a regular file; remove it, check who"
+    ):
+        read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
 
 def test_a_trial_is_read_from_its_document(workspace):

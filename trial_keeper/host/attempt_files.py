@@ -15,10 +15,11 @@ from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.attempt_ids import new_attempt_id, start_ms_of
 from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.safe_open import open_beneath
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.small_files import read_all, replace_file, write_all
+from trial_keeper.wire.small_files import replace_file, write_all
 from trial_keeper.wire.workspace import (
+    MAX_ATTEMPT_JSON_BYTES,
     AttemptDocument,
     AttemptFolder,
     TrialDocument,
@@ -30,6 +31,8 @@ SHARED_STORAGE_LAG_S = 6.0
 _RETRY_DELAY_S = 0.2
 # Two records rarely end in 64 equal bytes: each record has its own sequence number.
 _COMPARED_BYTES = 64
+# Less the umask, which must not let other users write to an attempt: what they append would be replicated as the trial's own.
+FOLDER_MODE = 0o755
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _NOT_WRITABLE: dict[int | None, tuple[type[errors.WorkspaceNotWritable], str]] = {
     errno.EROFS: (errors.MountReadOnly, "mount it read-write"),
@@ -40,23 +43,23 @@ _NOT_WRITABLE: dict[int | None, tuple[type[errors.WorkspaceNotWritable], str]] =
 Found = TypeVar("Found")
 
 
-def read_shared(path: Path) -> bytes:
-    """Read a file that the manager wrote before it started this job.
+def read_shared(workspace: Workspace, path: Path) -> bytes:
+    """Read a document that the manager wrote before it started this job.
 
     Raises:
         WorkspaceMissing: the file does not exist, even after the lag of shared storage.
         MountUnreadable: the file cannot be read.
     """
-    return _retried(path, lambda: read_all(path))
+    return _retried(path, lambda: workspace.read_document(path))
 
 
 def open_shared(path: Path) -> BinaryIO:
-    """Open for reading a file that the manager wrote before it started this job.
+    """Open for reading a file of the workspace's own folder that the manager wrote before it started this job.
 
     Raises:
         WorkspaceMissing, MountUnreadable: as for `read_shared`.
     """
-    return _retried(path, lambda: path.open("rb"))
+    return _retried(path, lambda: open(open_beneath(path.parent, path), "rb"))
 
 
 def _retried(path: Path, access: Callable[[], Found]) -> Found:
@@ -88,7 +91,7 @@ def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = No
     except ValueError as error:
         raise errors.SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
     try:
-        return _read_trial(read_shared(path), own_command)
+        return _read_trial(read_shared(workspace, path), own_command)
     except DocumentInvalid as error:
         raise errors.WorkspaceMissing(
             f"{error}; use a keeper of the version of the manager that wrote {path}"
@@ -100,7 +103,7 @@ def try_read_trial(
 ) -> TrialDocument | None:
     """Read this job's trial without waiting; None if the storage shows no valid document yet."""
     try:
-        return _read_trial(read_all(workspace.trial(trial_id).trial_json), own_command)
+        return _read_trial(workspace.read_document(workspace.trial(trial_id).trial_json), own_command)
     except (OSError, ValueError):  # a DocumentInvalid is a ValueError
         return None
 
@@ -122,7 +125,8 @@ def claim_attempt(
         WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
         WorkspaceMissing, MountUnreadable: the parameters are missing, or cannot be read.
     """
-    parameters = read_shared(workspace.trial(trial_id).parameter_cfg)
+    trial = workspace.trial(trial_id)
+    parameters = read_shared(workspace, trial.parameter_cfg)
     try:
         if attempt_id is None:
             attempt_id = new_attempt_id(time.time(), _latest_attempt(workspace, settings, trial_id, task))
@@ -132,18 +136,20 @@ def claim_attempt(
             path, around = str(folder.path), str(folder.path.parent)
             with contextlib.suppress(FileExistsError):
                 try:
-                    os.mkdir(around)
+                    os.mkdir(around, FOLDER_MODE)
                 except FileNotFoundError:
-                    os.makedirs(around)
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(trial.attempts, FOLDER_MODE)
+                    os.mkdir(around, FOLDER_MODE)
             # Other users may write to the folder too, so a symbolic link is not accepted as a parent.
             if stat.S_ISDIR(os.lstat(around).st_mode):
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(path)
+                    os.mkdir(path, FOLDER_MODE)
                     break
             attempt_id = new_attempt_id(time.time(), attempt_id)
         # Minimise round trips: the file server may be remote.
-        os.mkdir(folder.output)
-        os.mkdir(os.path.dirname(folder.stream(Stream.METRICS)))
+        os.mkdir(folder.output, FOLDER_MODE)
+        os.mkdir(os.path.dirname(folder.stream(Stream.METRICS)), FOLDER_MODE)
         for stream in Stream:
             os.close(_made(folder.stream(stream)))
         write_all(_made(folder.parameter_cfg), parameters)
@@ -167,19 +173,27 @@ def _latest_attempt(workspace: Workspace, settings: KeeperSettings, trial_id: st
             return None
         if key.task == task:
             with contextlib.suppress(OSError, DocumentInvalid):
-                content = read_all(workspace.attempt(key).attempt_json)
+                folder = workspace.attempt(key)
+                content = read_beneath(
+                    workspace.root, folder.attempt_json, MAX_ATTEMPT_JSON_BYTES, owned_as=folder.path
+                ).data
                 if AttemptDocument.from_bytes(content, lambda _: settings.token).key == key:
                     return key.attempt_id
     return None
 
 
 def _made(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def not_readable(path: Path, error: OSError) -> errors.MountUnreadable:
     """Build the error for shared storage that is mounted and cannot be read."""
-    if error.errno in _FORBIDDEN:
+    if isinstance(error, UnsafePath):
+        path = Path(error.filename)
+        remedy = (
+            f"remove it, check who may write to {path.parent}, and run `nnictl resume`, which writes it again"
+        )
+    elif error.errno in _FORBIDDEN:
         remedy = f"let user {os.geteuid()} of this container read the path, or {_as_its_owner(path)}"
     else:
         remedy = "check the storage's server and the network to it"
@@ -197,7 +211,7 @@ def not_writable(path: Path, error: OSError) -> errors.WorkspaceNotWritable:
         # Root may write anywhere, except if the server maps root to another user.
         squash = "export the storage with no_root_squash, " if user == 0 else ""
         return errors.MountForbidden(
-            f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or chmod it for all"
+            f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or run `chmod 1777` on it"
         )
     return errors.WorkspaceNotWritable(f"{beginning}; check the storage's server and the network to it")
 

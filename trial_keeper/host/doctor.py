@@ -285,8 +285,8 @@ def check_manager_document(
     path = workspace.manager_json
     remedy = "run `nnictl resume` so that the manager writes it again"
     try:
-        document = ManagerDocument.from_bytes(path.read_bytes())
-        keep((document, path.stat().st_uid))
+        document, manager_uid = workspace.read_manager_json()
+        keep((document, manager_uid))
     except FileNotFoundError:
         return _fail(
             f"there is no {path}",

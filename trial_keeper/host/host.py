@@ -35,7 +35,7 @@ from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.processes import adopt_orphans, ancestors, descendants
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
-from trial_keeper.wire.safe_open import open_beneath
+from trial_keeper.wire.safe_open import open_to_append
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file, write_all
 from trial_keeper.wire.workspace import (
@@ -98,8 +98,7 @@ class _Attempt:
 
     def append_to_log(self, line: str) -> None:
         path = self.folder.stream(Stream.KEEPER)
-        descriptor = open_beneath(self.folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        write_all(descriptor, line.encode(errors="replace"))
+        write_all(open_to_append(self.folder.path, path), line.encode(errors="replace"))
 
 
 class Host:
@@ -368,8 +367,8 @@ class Host:
             return
         # The file may be missing, not visible yet, or incomplete: the next poll retries.
         with contextlib.suppress(OSError, DocumentInvalid):
-            stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
-            self._handle(stop)
+            path = self._workspace.trial(attempt.key.trial_id).stop_json
+            self._handle(stop_from_bytes(self._workspace.read_document(path)))
 
     def _manager_stamp(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):

@@ -24,7 +24,7 @@ from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
-from trial_keeper.wire.workspace import ManagerDocument, Workspace
+from trial_keeper.wire.workspace import Workspace
 
 _Result = TypeVar("_Result")
 # gRPC's own timeout for an unresponsive address is 20 s.
@@ -251,9 +251,7 @@ class ManagerLink:
     async def _outcome(self, outgoing: _SendQueue) -> LinkLost | LinkRefused:
         """Exchange messages until the stream ends. Returns the cause."""
         try:
-            document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
-            # The document's owner is the manager's user, which may differ from the keeper's in a container.
-            manager_uid = self._workspace.manager_json.stat().st_uid
+            document, manager_uid = self._workspace.read_manager_json()
         except (OSError, DocumentInvalid) as error:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
-from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
+from trial_keeper.host.attempt_files import FOLDER_MODE, not_readable, not_writable, open_shared
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
 
 # Healthy storage is available within this time; a longer wait is logged.
@@ -95,7 +95,7 @@ def check_mounted(mount: Path, workspace: Workspace) -> None:
     """
     try:
         os.stat(mount)
-        workspace.manager_json.read_bytes()
+        workspace.read_document(workspace.manager_json)
     except (FileNotFoundError, NotADirectoryError) as error:
         there = next((folder for folder in (mount, *mount.parents) if os.path.isdir(folder)), Path("/"))
         if there != mount:
@@ -190,7 +190,7 @@ def unpack_code(snapshot: Path, folder: Path) -> None:
     """
     with open_shared(snapshot) as file:
         try:
-            folder.mkdir()
+            folder.mkdir(FOLDER_MODE)
             with gzip.GzipFile(fileobj=file) as content:
                 with tarfile.open(
                     fileobj=content, mode="r|", encoding="utf-8", errors="surrogateescape"
@@ -224,11 +224,17 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
                     f"{member.name!r} links outside the code folder, to {member.linkname!r}"
                 )
         if hasattr(tarfile, "data_filter"):
-            archive.extract(member, folder, filter="data")
+            archive.extract(member, folder, filter=_closed_to_others)
         else:  # Python 3.10 before 3.10.12, and 3.11 before 3.11.4
             member.mode &= 0o755
             member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
             archive.extract(member, folder)
+
+
+def _closed_to_others(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """tarfile's data filter, which leaves the modes of folders to the umask, and with it who may replace the code."""
+    safe = tarfile.data_filter(member, folder)
+    return safe.replace(mode=FOLDER_MODE, deep=False) if safe.isdir() else safe
 
 
 def _leads_out(path: str) -> bool:

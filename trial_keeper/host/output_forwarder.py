@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.small_files import write_fully
 
 _COPY_BYTES = 64 * 1024
@@ -44,7 +45,7 @@ class OutputForwarder:
         The file is skipped if the reader has stalled for very many files: the workspace has the file in any case.
         """
         if self._thread.is_alive() and len(self._sources) < _MAX_SOURCES:
-            self._sources.append(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+            self._sources.append(open_beneath(source.parent, source))
             self._wakeup.set()
 
     def write(self, line: str) -> None:

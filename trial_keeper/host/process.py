@@ -25,6 +25,7 @@ from pathlib import Path
 from trial_keeper import processes
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.wire.safe_open import open_to_append
 from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
@@ -316,7 +317,10 @@ def _popen(
             f"cannot enter the code folder {code_dir}: it does not exist in this container; check codeDir in the experiment file"
         )
     shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
-    with open(stdout, "ab") as out, open(stderr, "ab") as err:
+    with (
+        open(open_to_append(stdout.parent, stdout), "ab") as out,
+        open(open_to_append(stderr.parent, stderr), "ab") as err,
+    ):
         try:
             bash = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
             if bash is None:

@@ -16,6 +16,7 @@ from typing import Any
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
 from trial_keeper.processes import end_below
+from trial_keeper.wire.safe_open import open_to_append
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
@@ -172,7 +173,7 @@ class WarmInterpreter:
         stdio: list[int] = []
         try:
             for path in (start.stdout, start.stderr):
-                stdio.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
+                stdio.append(open_to_append(path.parent, path))
             return self._begin(self._word, stdio)
         except OSError as error:
             raise WarmStartRefused(

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.safe_open import MAX_DOCUMENT_BYTES, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid, check_signature, signed
 from trial_keeper.wire.small_files import replace_file as replace_file  # noqa: PLC0414 - its importers write documents
 
@@ -43,6 +44,9 @@ _Read = TypeVar("_Read")
 
 # trials/<trial id>/attempts/<id>/<task>
 _ATTEMPT_DEPTH = 5
+
+MAX_ATTEMPT_JSON_BYTES = 4096
+"""The bound of attempt.json: some ids, each at most 240 bytes, and a signature."""
 
 
 MARKER = "NNI_SYS_DIR"
@@ -170,6 +174,25 @@ class Workspace:
         return AttemptFolder(
             self.trial(key.trial_id).attempts / safe_name(key.attempt_id) / safe_name(key.task)
         )
+
+    def read_document(self, path: Path) -> bytes:
+        """The content of a document that the manager wrote.
+
+        Raises:
+            UnsafePath: it is not a regular file, or larger than any document.
+            OSError: it cannot be read.
+        """
+        return read_beneath(self.root, path, MAX_DOCUMENT_BYTES).data
+
+    def read_manager_json(self) -> "tuple[ManagerDocument, int]":
+        """The content of manager.json, and the uid of its owner: the manager's user, who may differ from a container's.
+
+        Raises:
+            DocumentInvalid: it is not such a document.
+            OSError: as for `read_document`.
+        """
+        content = read_beneath(self.root, self.manager_json, MAX_DOCUMENT_BYTES)
+        return ManagerDocument.from_bytes(content.data), content.uid
 
     def attempt_folder_of(self, path: Path) -> Path:
         """The folder of the attempt that a file belongs to."""

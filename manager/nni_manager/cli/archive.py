@@ -342,7 +342,7 @@ def _fill(
             (part / name).replace(folder.path / name)  # an empty folder may be there
     for name in _WORKSPACE:
         for each in (part / name).iterdir() if (part / name).is_dir() else ():
-            (folder.workspace.root / name).mkdir(exist_ok=True)
+            (folder.workspace.root / name).mkdir(0o755, exist_ok=True)
             shutil.move(each, folder.workspace.root / name / each.name)
             if folder.workspace.root != folder.path:
                 _open_to_read(folder.workspace.root / name / each.name)

@@ -5,6 +5,7 @@ Its storage is mounted on this machine, or behind an API; see `Share`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -23,10 +24,12 @@ from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
 from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
-from trial_keeper.wire.safe_open import UnsafePath, open_beneath
+from trial_keeper.wire.safe_open import OthersMayWrite, UnsafePath, open_beneath, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import (
+    MAX_ATTEMPT_JSON_BYTES,
     AttemptDocument,
+    AttemptFolder,
     ManagerDocument,
     TrialDocument,
     Workspace,
@@ -39,7 +42,6 @@ _READ_BYTES = 256 * 1024
 _FETCHED_BYTES = 2**20
 # A message of 4 KiB and a few numbers, with a margin.
 _MAX_EXIT_BYTES = 64 * 1024
-_MAX_ATTEMPT_JSON_BYTES = 4096
 # Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
 STORAGE_LAG_S = 6.0
 
@@ -112,7 +114,7 @@ class SharedFiles:
         Running trials of an earlier manager may read them at the same time.
         """
         workspace = self.workspace
-        _write_sdk(workspace.sdk / "nni_sdk")
+        _write_sdk(workspace)
         replace_file(workspace.run_sh, run_script.encode())
         replace_file(workspace.manager_json, document.to_bytes())
         sdk = sorted((workspace.sdk / "nni_sdk").glob("*.py"))
@@ -180,7 +182,11 @@ class SharedFiles:
         closed: PermissionError | None = None
         for key in self.workspace.attempts_of(trial_id, self._folders_in):
             try:
+                if self.share is None:
+                    _check_access(self.workspace, key)
                 why_not = _why_not_trusted(self.workspace, key, signer, self._read)
+            except UnsafePath as error:
+                why_not = f"cannot use {Path(error.filename).name}: {error.strerror}"
             except PermissionError as error:
                 closed, why_not = error, f"cannot read {error.filename}: {error.strerror}"
             if why_not is None:
@@ -227,29 +233,54 @@ class SharedFiles:
             while data := self.share.read(path, size, _FETCHED_BYTES).rstrip(b"\0"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # Write at the offset instead of appending: another process may fetch the same bytes.
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
+                descriptor = open_beneath(self.workspace.root, path, os.O_WRONLY | os.O_CREAT)
+                with open(descriptor, "wb", buffering=0) as file:
                     size += os.pwrite(file.fileno(), data, size)
 
 
-def _write_sdk(folder: Path) -> None:
+def _write_sdk(workspace: Workspace) -> None:
     """Write this manager's nni_sdk for trials whose Python has none. Files with the same content are left unchanged."""
-    folder.mkdir(parents=True, exist_ok=True)
+    package = workspace.sdk / "nni_sdk"
+    for folder in (workspace.sdk, package):
+        folder.mkdir(0o755, exist_ok=True)
     for source in Path(nni_sdk.__file__).parent.glob("*.py"):
-        content, copy = source.read_bytes(), folder / source.name
-        if not copy.is_file() or copy.read_bytes() != content:
+        content, copy, found = source.read_bytes(), package / source.name, None
+        with contextlib.suppress(FileNotFoundError, UnsafePath):
+            found = read_beneath(workspace.root, copy, len(content)).data
+        if found != content:
             replace_file(copy, content)
 
 
 def _make_own(folder: Path, owners: Collection[int]) -> None:
     """Create a folder, unless it exists from an earlier try. In another user's folder, that user controls what jobs run."""
     try:
-        folder.mkdir()
+        folder.mkdir(0o755)
     except FileExistsError:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
             raise FileExistsError(
                 errno.EEXIST, "another user has created it; remove it", str(folder)
             ) from None
+
+
+def _check_access(workspace: Workspace, key: AttemptKey) -> None:
+    """Check that the files on which a result depends are the keeper's own.
+
+    Raises:
+        UnsafePath: attempt.json is not a regular file of the directory's owner.
+        OthersMayWrite: other users can write to attempt.json, to the metrics, or to a folder on the way.
+    """
+    folder = workspace.attempt(key)
+    # A trial may replace its own metrics; then they are read no further.
+    for path, refusal in (
+        (folder.attempt_json, UnsafePath),
+        (folder.stream(Stream.METRICS), OthersMayWrite),
+    ):
+        try:
+            os.close(open_beneath(workspace.root, path, owned_as=folder.path))
+        except OSError as error:
+            if isinstance(error, refusal) or not _is_absent(error):
+                raise
 
 
 def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read: Read) -> str | None:
@@ -260,7 +291,7 @@ def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read
     if not is_attempt_id(key.attempt_id):
         return None if key.attempt_id in signer.unsigned_ids else "it is not a registered attempt"
     folder = workspace.attempt(key)
-    content = read(folder.attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+    content = read(folder.attempt_json, 0, MAX_ATTEMPT_JSON_BYTES)
     if not content:
         is_used = read(folder.exit_json, 0, 1) or read(folder.stream(Stream.METRICS), 0, 1)
         return "it has no attempt.json" if is_used else ""
@@ -282,7 +313,7 @@ def is_signed(workspace: Workspace, key: AttemptKey, experiment_id: str, secret:
         OSError: the storage cannot be read.
     """
     try:
-        content = _read(workspace, workspace.attempt(key).attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+        content = _read(workspace, workspace.attempt(key).attempt_json, 0, MAX_ATTEMPT_JSON_BYTES)
         document = AttemptDocument.from_bytes(content, partial(token_of, secret))
     except (PermissionError, DocumentInvalid):
         return False
@@ -300,16 +331,21 @@ def _exit_of(key: AttemptKey, content: bytes, signer: Signer) -> TrialEnded | No
 
 
 def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
+    attempt = AttemptFolder(workspace.attempt_folder_of(path))
     try:
-        descriptor = open_beneath(workspace.root, path, owned_as=workspace.attempt_folder_of(path))
+        # A trial may open its output to others, on which no result depends.
+        is_log = path.parent == attempt.output
+        descriptor = open_beneath(workspace.root, path, owned_as=attempt.path, may_be_shared=is_log)
         try:
             return os.pread(descriptor, longest, offset)
         finally:
             os.close(descriptor)
-    except (FileNotFoundError, UnsafePath):
-        return b""
     except OSError as error:
-        if error.errno == errno.ESTALE:  # the file has been replaced
+        if _is_absent(error):
             return b""
-        error.filename = str(path)  # the full path instead of its last component
         raise
+
+
+def _is_absent(error: OSError) -> bool:
+    """True if there is no such file, or none of the attempt's owner; ESTALE: it has just been replaced."""
+    return isinstance(error, FileNotFoundError | UnsafePath) or error.errno == errno.ESTALE

@@ -49,7 +49,7 @@ class LogLocation:
             OSError: the file cannot be read.
         """
         try:
-            return open_beneath(self.root, self.path, owned_as=self.owned_as)
+            return open_beneath(self.root, self.path, owned_as=self.owned_as, may_be_shared=True)
         except UnsafePath as error:
             raise LogReplaced(
                 f"cannot show {self.path}: the trial has replaced this log ({error.strerror}); inspect it with care"

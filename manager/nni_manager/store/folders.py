@@ -145,7 +145,7 @@ class ExperimentFolder:
             root = storage / self.experiment_id
             root.mkdir(mode=0o700)
             self._workspace_link.symlink_to(root)
-        self.workspace.trials.mkdir()
+        self.workspace.trials.mkdir(0o755)
 
     def set_access(self, *, is_private: bool, reuses_jobs: bool) -> None:
         """Set the permissions of a workspace outside this folder.

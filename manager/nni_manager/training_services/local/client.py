@@ -24,6 +24,7 @@ from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_mac
 from trial_keeper import processes
 from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import MARKER, TrialDocument, Workspace, replace_file
 
@@ -169,7 +170,9 @@ class LocalTrainingService(TrainingService):
         Empty for a reused job: its trials have other ids, and its keeper's environment lists no GPUs.
         """
         with contextlib.suppress(OSError, DocumentInvalid, ValueError):
-            document = TrialDocument.from_bytes(self._workspace.trial(job_id).trial_json.read_bytes())
+            document = TrialDocument.from_bytes(
+                self._workspace.read_document(self._workspace.trial(job_id).trial_json)
+            )
             return document.gpu_indices or ()
         return ()
 
@@ -230,8 +233,9 @@ class LocalTrainingService(TrainingService):
 
     def termination_message(self, job_id: str) -> str:
         """The tail of the keeper's own log."""
-        with contextlib.suppress(OSError):
-            return self._log(job_id).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        with contextlib.suppress(OSError), open(open_beneath(self._jobs, self._log(job_id)), "rb") as log:
+            log.seek(max(os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES, 0))
+            return log.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
         return ""
 
     def _file(self, job_id: str) -> Path:
