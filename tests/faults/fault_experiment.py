@@ -17,7 +17,14 @@ from pathlib import Path
 import psutil
 from apart import Apart
 from deadlines import scaled_s
-from fault_files import forge_attempts, remove_attempt, state_files, tear
+from fault_files import (
+    append_to_metrics,
+    forge_attempts,
+    put_special_files,
+    remove_attempt,
+    state_files,
+    tear,
+)
 from fault_judge import RUN_STRIDE, Harm
 from fault_plan import STOPS, Fault, Kind, Plan
 from fault_site import Site, processes_of, wait_until
@@ -51,6 +58,8 @@ _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.MANAGER_ENDED,
     Kind.STATE_TORN,
 }
+# What another user puts beside the attempts of a trial.
+_PUT = {Kind.ATTEMPT_FORGED: forge_attempts, Kind.SPECIAL_FILES: put_special_files}
 # Like `nnictl stop`. What it could not record is not checked here.
 _STOP = """
 import sys
@@ -168,6 +177,8 @@ class Experiment:
                 stderr=log,
                 env=site.environ | clock | apart.to_environ(),
                 start_new_session=True,
+                # Jobs inherit it: nothing but the modes of their files may keep others from writing to them.
+                umask=0 if Kind.METRICS_APPENDED in self.plan.kinds else -1,
             )
         manager = self.manager
         with contextlib.suppress(TimeoutError):
@@ -282,7 +293,7 @@ class Experiment:
                 | Kind.STATE_TORN
             ):
                 return self._hit_manager(fault)
-            case Kind.ATTEMPT_FORGED | Kind.ATTEMPT_REMOVED:
+            case Kind.ATTEMPT_FORGED | Kind.SPECIAL_FILES | Kind.METRICS_APPENDED | Kind.ATTEMPT_REMOVED:
                 return self._hit_attempts(fault)
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
@@ -318,9 +329,9 @@ class Experiment:
         running = self._wait_for(self._running_trials)
         if not running:
             return "none ran"
-        if fault.kind is Kind.ATTEMPT_FORGED:
+        if fault.kind in _PUT:
             for trial_id in sorted({trial_id for trial_id, _ in running}):
-                refused = forge_attempts(self.storage, trial_id)
+                refused = _PUT[fault.kind](self.storage, trial_id)
                 self.note(f"{fault.kind.value}: {trial_id}{refused and f', refused: {refused}'}")
             if self.site.has_networks:
                 self.site.begin(fault)
@@ -330,6 +341,12 @@ class Experiment:
             attempt = Path(process.environ()["NNI_SYS_DIR"]).parent.name
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"
+        if fault.kind is Kind.METRICS_APPENDED:
+            refused = append_to_metrics(self.storage, trial_id, attempt)
+            self.note(
+                f"{fault.kind.value}: {trial_id}, {f'refused: {refused}' if refused else 'not refused'}"
+            )
+            return ""
         aside = self.site.storage.path / f"removed-{secrets.token_hex(4)}"
         if not remove_attempt(self.storage, trial_id, attempt, aside):
             return f"{trial_id} had no directory"

@@ -1,12 +1,15 @@
 """Faults of files that manager and keepers trust: a removed or forged attempt, or a truncated state file."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from strangers import NOBODY
@@ -20,7 +23,9 @@ from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 FORGED_VALUE = 424_242
 """No run reports this value: see RUN_STRIDE of fault_judge.py."""
-_TASK = "main-0"
+TASK = "main-0"
+SPECIAL = ("pipe", "link", "sparse")
+"""A pipe, a link to a device without an end, a sparse file of 4 GiB."""
 # A forger does not know the token, and can only guess the signature.
 _SIGNATURE = {"signature": secrets.token_hex(32)}
 
@@ -45,6 +50,11 @@ def forge_attempts(storage: Workspace, trial_id: str) -> str:
     Returns:
         Why the file system refused; empty if it did not.
     """
+    return _in_attempts(storage, trial_id, lambda attempts: forge(attempts, storage.root.name, trial_id))
+
+
+def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None]) -> str:
+    """Open a trial's folder of attempts to all, and attack it; where this user is root, as another user. Why it was refused."""
     try:
         attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
         # As on the storage of a cluster, where containers of any user write.
@@ -53,7 +63,7 @@ def forge_attempts(storage: Workspace, trial_id: str) -> str:
         return str(error.strerror)
     try:
         with _as_second_user():
-            forge(attempts, storage.root.name, trial_id)
+            attack(attempts)
     except OSError as error:
         return str(error.strerror)
     finally:
@@ -73,6 +83,58 @@ def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
         _forge(attempts, experiment_id, trial_id, name)
 
 
+def put_special_files(storage: Workspace, trial_id: str) -> str:
+    """Put attempts into a trial's folder whose attempt.json is no file to read: see `special_files`.
+
+    Returns:
+        Why the file system refused; empty if it did not.
+    """
+    return _in_attempts(storage, trial_id, partial(special_files, kinds=SPECIAL))
+
+
+def append_to_metrics(storage: Workspace, trial_id: str, attempt: str) -> str:
+    """Append a result to the metrics of a running attempt as another user. Returns why the file system refused; empty if not."""
+    metrics = AttemptFolder(Path(attempt) / TASK).stream(Stream.METRICS)
+
+    def append(attempts: int) -> None:
+        descriptor = os.open(metrics, os.O_WRONLY | os.O_APPEND, dir_fd=attempts)
+        with open(descriptor, "ab") as opened:
+            opened.write(encode(0, trial_id, "FINAL", 0, FORGED_VALUE))
+
+    return _in_attempts(storage, trial_id, append)
+
+
+def special_files(attempts: int, kinds: Sequence[str]) -> None:
+    """Make attempts of later than now, which keepers look at first; `attempts`: a descriptor of their folder.
+
+    Each has in place of attempt.json what blocks its reader, or never ends. `kinds`: of SPECIAL, and "lease", a file on which
+    this process holds one.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    for number, kind in enumerate(kinds):
+        name = new_attempt_id(time.time() + 3600 + number)
+        document = AttemptFolder(Path(name) / TASK).attempt_json
+        for made in (document.parent.parent, document.parent):
+            os.mkdir(made, 0o755, dir_fd=attempts)
+        match kind:
+            case "pipe":
+                os.mkfifo(document, 0o644, dir_fd=attempts)
+            case "link":
+                os.symlink("/dev/zero", document, dir_fd=attempts)
+            case "sparse" | "lease":
+                descriptor = os.open(document, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=attempts)
+                os.truncate(descriptor, 4 << 30)
+                if kind == "sparse":
+                    os.close(descriptor)
+                    continue
+                # Kept open: a lease ends with its descriptor. Who opens the file sends SIGIO.
+                signal.signal(signal.SIGIO, signal.SIG_IGN)
+                with contextlib.suppress(OSError):  # this file system has none
+                    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+
 @contextlib.contextmanager
 def _as_second_user() -> Iterator[None]:
     if os.geteuid() != 0:
@@ -87,11 +149,11 @@ def _as_second_user() -> Iterator[None]:
 
 def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     """`attempts`: a descriptor, because another user may be unable to pass the parent folders."""
-    folder = AttemptFolder(Path(name) / _TASK)
+    folder = AttemptFolder(Path(name) / TASK)
     metrics = encode(0, trial_id, "FINAL", 0, FORGED_VALUE)
     now_s = time.time()
     attempt = {"attempt": int(name)} if name.isdecimal() else {"attempt_id": name}
-    key = {"trial_id": trial_id, **attempt, "task": _TASK}
+    key = {"trial_id": trial_id, **attempt, "task": TASK}
     ended = {
         **key,
         "reason": ExitReason.SUCCEEDED.value,

@@ -50,6 +50,8 @@ class Kind(Enum):
     ATTEMPT_REMOVED = "attempt removed"
     STOP_WITH_FROZEN_KEEPER = "stop with a frozen keeper"
     STOP_WITH_FROZEN_GUARD = "stop with a frozen guard"
+    METRICS_APPENDED = "metrics appended"
+    SPECIAL_FILES = "special files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ SORTS: dict[Kind, _Sort] = {
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
     # The forger also blocks the keepers' link to the manager, if the suite can.
     Kind.ATTEMPT_FORGED: _Sort("link", Need.NOTHING, 1, 3, 60),
+    Kind.SPECIAL_FILES: _Sort("link", Need.NOTHING, 1, 3, 60),
+    Kind.METRICS_APPENDED: _Sort("attempts", Need.ROOT, 0, 0, 0),
     Kind.ATTEMPT_REMOVED: _Sort("attempts", Need.NOTHING, 0, 0, 0),
     Kind.STATE_TORN: _Sort("manager", Need.NOTHING, 0.1, 1, 10),
     Kind.GUARD_STOPPED: _Sort("guard", Need.NOTHING, 0.2, 2, 40),

@@ -8,8 +8,10 @@ fault_run.py --seed K      one of them again
 
 import argparse
 import contextlib
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -137,9 +139,17 @@ def _keep(experiment: Experiment, evidence: Path) -> None:
     """Copy the evidence, because the disks are removed with the site."""
     evidence.mkdir()
     for disk in (experiment.site.manager_disk, experiment.site.storage):
-        shutil.copytree(
-            disk.path, evidence / disk.path.name, symlinks=True, ignore=shutil.ignore_patterns("filler")
-        )
+        shutil.copytree(disk.path, evidence / disk.path.name, symlinks=True, ignore=_not_kept)
+
+
+def _not_kept(folder: str, names: list[str]) -> set[str]:
+    """What fills a disk, and special files: a copy of a pipe never ends, and one of a sparse file is not sparse."""
+    found = {name: os.lstat(os.path.join(folder, name)) for name in names}
+    return {
+        name
+        for name, status in found.items()
+        if name == "filler" or stat.S_ISFIFO(status.st_mode) or status.st_size >= 4 << 30
+    }
 
 
 def _table(outcomes: list[Outcome]) -> Iterator[str]:

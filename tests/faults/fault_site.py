@@ -399,7 +399,7 @@ class Site:
                 self._set_storage(fault.side, {"slow_s": SLOW_STORAGE_S})
             case Kind.STORAGE_STALE:
                 self._set_storage(fault.side, {"stale_s": STALE_STORAGE_S})
-            case Kind.LINK_DOWN | Kind.ATTEMPT_FORGED:
+            case Kind.LINK_DOWN | Kind.ATTEMPT_FORGED | Kind.SPECIAL_FILES:
                 self._drop()
             case Kind.LINK_LOSSY:
                 self._drop("-m", "statistic", "--mode", "random", "--probability", str(LOSS_SHARE))
@@ -430,7 +430,7 @@ class Site:
                 run("umount", "-l", self._view(fault.side))
             case Kind.STORAGE_SLOW | Kind.STORAGE_STALE:
                 self._set_storage(fault.side, {})
-            case Kind.LINK_DOWN | Kind.LINK_LOSSY | Kind.ATTEMPT_FORGED:
+            case Kind.LINK_DOWN | Kind.LINK_LOSSY | Kind.ATTEMPT_FORGED | Kind.SPECIAL_FILES:
                 self._drop_nothing()
             case Kind.LINK_SLOW:
                 self._set_delay(0)

@@ -24,6 +24,14 @@ def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]
 
 
 @contextlib.contextmanager
+def an_attacker(workspace: Path, gates: Path) -> Iterator[Callable[[], list[str]]]:
+    """A process that attacks the trials of a workspace; the lines that it has printed. See storage_attacker.py."""
+    with _a_process("storage_attacker.py", str(workspace), str(gates)) as printed:
+        wait_until(printed, "the attacker is ready")
+        yield lambda: printed()[1:]
+
+
+@contextlib.contextmanager
 def a_flood(port: int) -> Iterator[Callable[[], int]]:
     """Unauthenticated connections to this port, many at once and repeatedly replaced; yields the number opened, in hundreds."""
     with _a_process("flooder.py", str(port)) as printed:

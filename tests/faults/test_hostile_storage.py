@@ -1,0 +1,150 @@
+"""Another user on a cluster's shared storage: neither a container's umask nor special files let them fake or delay a trial.
+
+The other user has the group of the keepers' files. ATTACKED_TRIALS says how many trials of each case are attacked, 2 unless set.
+"""
+
+import asyncio
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from deadlines import scaled_s
+from jobs_here import JobsHere
+from real_experiment import a_manager_here, until, values
+from second_user import an_attacker
+
+from nni_manager.domain import transports as transports_module
+from nni_manager.training_services.base import Placement
+
+TRIALS = int(os.environ.get("ATTACKED_TRIALS", "2"))
+MAX_DELAY_S = 5.0
+UNREACHABLE = "127.0.0.1:9"
+
+pytestmark = [
+    pytest.mark.timeout(120 + TRIALS * 10),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to attack as another user"),
+]
+
+TRAIN = """
+import os, time
+import nni_sdk as nni
+gates = {gates!r} + "/" + os.environ["NNI_TRIAL_JOB_ID"]
+open(gates + ".begun", "w").close()
+nni.get_next_parameter()
+while not (os.path.exists(gates + ".go") and os.path.exists({imported!r})):
+    time.sleep(0.01)
+number = int(os.environ["NNI_TRIAL_SEQ_ID"])
+for i in range(20):
+    nni.report_intermediate_result(i)
+nni.report_final_result(number)
+open(gates + ".reported", "w").close()
+"""
+REUSE = {"localConfig": {"reuse": True}, "trialConcurrency": 1}
+KINDS = {
+    # Jobs that are reused need a connection.
+    "plain-storage": ({"trialConcurrency": 4}, UNREACHABLE),
+    "plain-stream": ({"trialConcurrency": 4}, None),
+    "reuse": (REUSE, None),
+    "warm": (REUSE | {"warmImports": ["nni_sdk", "imported_last"]}, None),
+}
+
+
+class ClusterJobs(JobsHere):
+    """As on a cluster: containers with a umask of their own, which have only the workspace, where other users may write."""
+
+    uses_snapshot = True
+    runs_as_manager = False
+
+    def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        # A keeper looks at earlier attempts when it starts: then the attack must have begun.
+        wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
+        self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
+
+    def placement(self, job_id: str) -> Placement:
+        return Placement(None, super().placement(job_id).gpu_indices)
+
+
+@pytest.fixture(autouse=True)
+def early_polls(monkeypatch):
+    monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 0.5)
+    monkeypatch.setattr(transports_module, "POLL_INTERVAL_S", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def ended_keepers():
+    yield
+    JobsHere.end_keepers()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o027, 0o000], ids="{:03o}".format)
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
+    a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
+):
+    config, told = KINDS[kind]
+    # The first trial is never a fork, nor is one that starts before the interpreter has imported its modules.
+    trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
+    storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
+    for folder in (storage, gates, modules):
+        folder.mkdir()
+    gates.chmod(0o777)
+    imported = tmp_path / "imported"
+    (modules / "imported_last.py").write_text(f"open({str(imported)!r}, 'w').close()")
+    monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
+    if kind != "warm":
+        imported.touch()
+    monkeypatch.setattr("real_experiment.storage_here", lambda _: storage)
+    experiment = a_real_experiment(
+        TRAIN.format(gates=str(gates), imported=str(imported)),
+        maxTrialNum=trial_count,
+        trial={"command": f"{sys.executable} train.py", "codeDir": "."},
+        **config,
+    )
+    (experiment.code / "package").mkdir()
+    (experiment.code / "package" / "__init__.py").touch()
+    workspace = experiment.folder.workspace
+    jobs = partial(ClusterJobs, umask, gates, experiment.config, workspace, experiment.folder.jobs)
+
+    async def play():
+        with an_attacker(workspace.root, gates) as printed:
+            async with a_manager_here(experiment, jobs, told) as engine:
+                await until(engine.finished.is_set, "the experiment is over", scaled_s(60 + trial_count * 10))
+                await engine.until_stopped()
+                return list(engine.experiment.trials.values()), printed()
+
+    trials, printed = asyncio.run(play())
+    assert [line for line in printed if line.startswith("changed")] == []
+    assert sorted(printed) == sorted(f"attacked {trial.trial_id}" for trial in trials)
+    assert [(trial.state.value, trial.value) for trial in trials] == [
+        ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
+    ]
+    for trial in trials:
+        assert values(experiment.rows(trial.trial_id)) == [*range(20), trial.sequence_id]
+        if kind.startswith("plain"):
+            # What is beside the attempts is examined when the job ends; a reused job then has other trials.
+            assert "check who may write to the shared storage" in trial.warning
+    delays_s = [seconds for trial in trials for seconds in delays(gates, trial.trial_id, kind)]
+    print(
+        f"{kind}, umask {umask:03o}: {trial_count} trials, 0 results forged, the longest delay {max(delays_s):.1f} s"
+    )
+    assert max(delays_s) < scaled_s(MAX_DELAY_S)
+    if kind == "warm":
+        assert any("fork of a warm interpreter" in log for log in keeper_logs(workspace))
+
+
+def delays(gates: Path, trial_id: str, kind: str) -> list[float]:
+    """How long the trial's keeper took to start its command after the attack, and the trial to report after the second one."""
+    begun, go, reported = (at_s(gates, trial_id, gate) for gate in ("begun", "go", "reported"))
+    starts = [begun - at_s(gates, trial_id, "start")] if kind.startswith("plain") else []
+    return [*starts, reported - go]
+
+
+def at_s(gates: Path, trial_id: str, gate: str) -> float:
+    return (gates / f"{trial_id}.{gate}").stat().st_mtime
+
+
+def keeper_logs(workspace) -> list[str]:
+    return [path.read_text() for path in workspace.trials.glob("*/attempts/*/*/output/trial.log")]
