@@ -28,6 +28,7 @@ from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, man
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.safe_open import UnsafePath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import ManagerDocument, Workspace
@@ -291,6 +292,10 @@ def check_manager_document(
         return _fail(
             f"there is no {path}",
             "check that the mounted folder is the experiment's; if so, " + remedy,
+        )
+    except UnsafePath as error:
+        return _fail(
+            f"cannot read {path}: {error.strerror}", f"remove it, check who may write there, and {remedy}"
         )
     except OSError as error:
         return _fail(f"cannot read {path}: {error.strerror}", f"let user {os.geteuid()} read it")
