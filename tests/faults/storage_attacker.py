@@ -1,7 +1,7 @@
 """Attacks the trials of a workspace on shared storage, as a user who has only the group of the keepers' files in common.
 
 `python storage_attacker.py WORKSPACE GATES` puts special files beside the attempts of each trial and makes GATES/TRIAL.start.
-When the trial has made GATES/TRIAL.begun, it tries to change the files of its attempt, prints what it could change, and
+When the trial has made GATES/TRIAL.started, it tries to change the files of its attempt, prints what it could change, and
 makes GATES/TRIAL.go.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
                     special_files(attempts, (*SPECIAL, "lease"))
                     os.close(attempts)
                     start.touch()
-            elif not go.exists() and (gates / f"{trial_id}.begun").exists():
+            elif not go.exists() and (gates / f"{trial_id}.started").exists():
                 for changed in _changes(workspace, trial_id):
                     print(f"changed {changed}", flush=True)
                 print(f"attacked {trial_id}", flush=True)

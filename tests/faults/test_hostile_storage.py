@@ -31,7 +31,7 @@ TRAIN = """
 import os, time
 import nni_sdk as nni
 gates = {gates!r} + "/" + os.environ["NNI_TRIAL_JOB_ID"]
-open(gates + ".begun", "w").close()
+open(gates + ".started", "w").close()
 nni.get_next_parameter()
 while not (os.path.exists(gates + ".go") and os.path.exists({imported!r})):
     time.sleep(0.01)
@@ -59,7 +59,7 @@ class ClusterJobs(JobsHere):
 
     def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        # A keeper looks at earlier attempts when it starts: then the attack must have begun.
+        # A keeper looks at earlier attempts when it starts: the attack must have started before.
         wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
         self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
 
@@ -137,8 +137,8 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
 
 def delays(gates: Path, trial_id: str, kind: str) -> list[float]:
     """How long the trial's keeper took to start its command after the attack, and the trial to report after the second one."""
-    begun, go, reported = (at_s(gates, trial_id, gate) for gate in ("begun", "go", "reported"))
-    starts = [begun - at_s(gates, trial_id, "start")] if kind.startswith("plain") else []
+    started, go, reported = (at_s(gates, trial_id, gate) for gate in ("started", "go", "reported"))
+    starts = [started - at_s(gates, trial_id, "start")] if kind.startswith("plain") else []
     return [*starts, reported - go]
 
 

@@ -97,9 +97,7 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_what_is_not_a_small_regular_file_is_refused_with_its_path(
-    root, trap: Callable[[Path], None]
-) -> None:
+def test_a_special_or_large_file_is_refused_with_its_path(root, trap: Callable[[Path], None]) -> None:
     file_in(root).unlink()
     trap(file_in(root))
     with pytest.raises(UnsafePath) as caught:
@@ -190,7 +188,7 @@ def test_modes_prove_nothing_where_others_can_replace_or_cannot_reach_everything
     is_sticky=st.booleans(),
     groups=st.tuples(st.integers(0, 1), st.integers(0, 1)),
 )
-def test_whoever_can_write_without_being_able_to_replace_the_root_is_found(
+def test_other_writers_are_those_that_cannot_replace_the_root_itself(
     file: int, root: int, is_folder: bool, is_sticky: bool, groups: tuple[int, int]
 ) -> None:
     kind = (stat.S_IFDIR if is_folder else stat.S_IFREG) | (stat.S_ISVTX if is_sticky else 0)
