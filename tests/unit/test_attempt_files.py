@@ -19,6 +19,7 @@ from trial_keeper.errors import (
 )
 from trial_keeper.host import attempt_files
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_shared, read_trial
+from trial_keeper.host.process import TrialProcess
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.attempt_ids import is_attempt_id, new_attempt_id, sort_key, start_ms_of
 from trial_keeper.wire.file_changes import FileChange
@@ -363,3 +364,13 @@ def test_closing_twice_is_harmless_and_keeps_the_files(folder, tail):
     tail.close()
     tail.close()
     assert folder.stream(Stream.METRICS).read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_command_whose_output_cannot_be_opened_is_not_started_and_the_workspace_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(WorkspaceNotWritable, match=f"cannot write to the workspace {tmp_path}: "):
+        TrialProcess.started(
+            "touch ran", str(tmp_path), {}, tmp_path / "stdout", tmp_path / "stderr", register=lambda _: None
+        )
+    assert not (tmp_path / "ran").exists()

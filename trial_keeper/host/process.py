@@ -24,6 +24,7 @@ from pathlib import Path
 
 from trial_keeper import processes
 from trial_keeper.errors import CommandNotStarted
+from trial_keeper.host.attempt_files import not_writable
 from trial_keeper.host.cgroups import TrialCgroup
 from trial_keeper.wire.safe_open import open_to_append
 from trial_keeper.wire.small_files import read_all, write_all
@@ -97,6 +98,7 @@ class TrialProcess:
 
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or the system rejects the command.
+            WorkspaceNotWritable: the files of its output cannot be opened.
         """
         preexisting_pids = preexisting_pids or processes.all_pids()
         gate, release = os.pipe()
@@ -317,10 +319,14 @@ def _popen(
             f"cannot enter the code folder {code_dir}: it does not exist in this container; check codeDir in the experiment file"
         )
     shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
-    with (
-        open(open_to_append(stdout.parent, stdout), "ab") as out,
-        open(open_to_append(stderr.parent, stderr), "ab") as err,
-    ):
+    with contextlib.ExitStack() as outputs:
+        try:
+            out, err = (
+                outputs.enter_context(open(open_to_append(path.parent, path), "ab"))
+                for path in (stdout, stderr)
+            )
+        except OSError as error:  # the workspace was writable when the attempt was claimed
+            raise not_writable(stdout.parent, error) from error
         try:
             bash = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
             if bash is None:
