@@ -51,6 +51,10 @@ def _a_process(script: str, *arguments: str) -> Iterator[Callable[[], list[str]]
         try:
             yield lambda: Path(output.name).read_text().splitlines()
             assert process.poll() is None, Path(output.name).read_text()
+        except BaseException:
+            # The test may have failed because this process ended.
+            print(f"{script}, exit code {process.poll()}:\n{Path(output.name).read_text()}")
+            raise
         finally:
             process.kill()
             process.wait()
