@@ -440,6 +440,10 @@ def test_the_exit_record_is_written_when_the_workspace_accepts_writes_again(sile
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
     assert f"cannot write to the workspace {site.workspace.root}" in keeper.stderr
+    wait_until(
+        lambda: "exit.json could not be written; retrying" in keeper.stderr,
+        "the keeper waits for the workspace",
+    )
     assert not site.attempt().exit_json.exists()
     (site.attempt().path / ".exit.json.new").rmdir()
     wait_until(site.has_ended, "the end is recorded")

@@ -15,6 +15,7 @@ from trial_keeper.core.events import (
     Effect,
     Event,
     ExitKeeper,
+    ExitNotRecorded,
     LinkLost,
     LinkRefused,
     LogDecision,
@@ -539,6 +540,20 @@ def test_a_keeper_that_has_never_connected_lingers_only_briefly(simulated: Simul
     simulated.at(100, LinkLost("nobody there"))
     assert ExitKeeper(3) not in simulated.at(104.9, TimerFired())
     assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
+
+
+def test_a_keeper_that_could_not_record_the_end_lingers_as_if_it_had_been_connected(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running(linked=False).at(1, LinkLost("nobody there"))
+    simulated.at(100, exited(3))
+    simulated.at(100.5, ExitNotRecorded())
+    assert "retrying, for 30 s without a manager" in simulated.log[-1]
+    simulated.at(100.5, LinkLost("nobody there"))
+    assert ExitKeeper(3) not in simulated.at(130.4, TimerFired())
+    if simulated.keeper.link.state is LinkState.CONNECTING:
+        simulated.at(130.4, LinkLost("nobody there"))
+    assert simulated.at(130.5, TimerFired())[-1] == ExitKeeper(3)
 
 
 def test_a_connection_lost_after_the_end_does_not_extend_the_linger_time(simulated: SimulatedKeeper) -> None:

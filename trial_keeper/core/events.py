@@ -110,6 +110,11 @@ class MetricsMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class ExitNotRecorded:
+    """An exit.json could not be written; the host retries."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLost:
     """The stream to the manager ended, or could not be opened."""
 
@@ -151,6 +156,7 @@ Event = (
     | StreamTruncated
     | StreamChanged
     | MetricsMeasured
+    | ExitNotRecorded
     | LinkLost
     | LinkRefused
     | ManagerMoved

@@ -13,7 +13,7 @@ trial ends. A queued trial can be revoked for an idle job; a keeper that acknowl
 The keeper drains when its single trial has ended, or when it has run the maximum number of trials. It also drains on `Shutdown`,
 on a signal, after a trial that could not be cleaned up, and after too long a time without a trial or without any manager. The
 keeper exits when the manager has everything, or after `linger_s` without progress: the workspace then has the complete record.
-A keeper that never connected lingers for a shorter time.
+A keeper that never connected lingers for a shorter time, unless an exit.json could not be written.
 
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -61,6 +61,7 @@ class Keeper:
         self._received_shutdown = False
         self._was_signalled = False
         self._lingers_until_s = 0.0
+        self._record_is_incomplete = False
         self._idle_since_s = now_s
         self._own_code: int = 0
         self._exit_code: int | None = None
@@ -105,6 +106,11 @@ class Keeper:
                 return self._note_change(event)
             case events.MetricsMeasured():
                 return self._note_size_at_stop(event)
+            case events.ExitNotRecorded():
+                self._record_is_incomplete = True
+                self._note_progress(now_s)
+                limit = f"for {self.settings.linger_s:g} s without a manager"
+                return [LogDecision(None, f"exit.json could not be written; retrying, {limit}")]
             case m.Ack():
                 self.link.reset_backoff()
                 return self._note_durable(event.attempt, now_s)
@@ -438,9 +444,10 @@ class Keeper:
 
     def _note_progress(self, now_s: float) -> None:
         linger_s = self.settings.linger_s
-        self._lingers_until_s = now_s + min(
-            linger_s, linger_s if self._was_linked else LINGER_NEVER_CONNECTED_S
-        )
+        # Without exit.json and a manager, the trial's result would be lost with the keeper.
+        if not (self._was_linked or self._record_is_incomplete):
+            linger_s = min(linger_s, LINGER_NEVER_CONNECTED_S)
+        self._lingers_until_s = now_s + linger_s
 
     def _note_link_down(
         self, change: LinkEvent, what: str, event: events.LinkLost | events.LinkRefused, now_s: float

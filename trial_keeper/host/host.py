@@ -408,6 +408,8 @@ class Host:
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
                         self._writing(self._record_exits)
+                        if self._unrecorded:
+                            self._handle(events.ExitNotRecorded())
                 case events.ReleaseAttempt():
                     self._release(effect.key)
                 case events.LogDecision():
