@@ -48,13 +48,15 @@ def _a_process(script: str, *arguments: str) -> Iterator[Callable[[], list[str]]
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
+
+        def printed() -> list[str]:
+            text = Path(output.name).read_text()
+            assert process.poll() is None, f"{script} has ended with {process.returncode}:\n{text}"
+            return text.splitlines()
+
         try:
-            yield lambda: Path(output.name).read_text().splitlines()
-            assert process.poll() is None, Path(output.name).read_text()
-        except BaseException:
-            # The test may have failed because this process ended.
-            print(f"{script}, exit code {process.poll()}:\n{Path(output.name).read_text()}")
-            raise
+            yield printed
+            printed()
         finally:
             process.kill()
             process.wait()

@@ -37,8 +37,10 @@ def main() -> None:
             if not start.exists():
                 with contextlib.suppress(FileNotFoundError, PermissionError):  # not yet open to all
                     attempts = os.open(workspace.trial(trial_id).attempts, os.O_DIRECTORY)
-                    special_files(attempts, (*SPECIAL, "lease"))
-                    os.close(attempts)
+                    try:
+                        special_files(attempts, (*SPECIAL, "lease"))
+                    finally:
+                        os.close(attempts)
                     start.touch()
             elif not go.exists() and (gates / f"{trial_id}.started").exists():
                 for changed in _changes(workspace, trial_id):
@@ -65,7 +67,10 @@ def _changes(workspace: Workspace, trial_id: str) -> list[str]:
         for change in _CHANGES:
             try:
                 change(folder, encode(0, trial_id, "FINAL", 0, FORGED_VALUE))
-            except PermissionError:
+            except (
+                PermissionError,
+                FileNotFoundError,
+            ):  # not found: a keeper that starts has yet to make the folder
                 pass
             else:
                 changed.append(f"{change.__name__} {trial_id}")
