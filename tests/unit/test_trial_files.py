@@ -86,7 +86,7 @@ def test_a_shared_workspace_is_accessible_to_others_only_if_tasks_run_as_other_u
     try:
         folder.make(tmp_path / "storage")
         assert mode_of(folder.workspace.root) == 0o700, "it is private until a manager sets the access"
-        folder.set_access(is_private=is_private, reuses_jobs=reuses_jobs)
+        folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs)
     finally:
         os.umask(before)
     assert [mode_of(folder.workspace.root), mode_of(folder.workspace.trials)] == modes
@@ -95,7 +95,7 @@ def test_a_shared_workspace_is_accessible_to_others_only_if_tasks_run_as_other_u
 def test_the_folder_of_an_experiment_stays_private_whichever_user_runs_its_tasks(tmp_path: Path) -> None:
     folder = ExperimentFolder(tmp_path / "expABCDE")
     folder.make()
-    folder.set_access(is_private=False, reuses_jobs=True)
+    folder.open_workspace(is_private=False, reuses_jobs=True)
     assert mode_of(folder.path) == 0o700
 
 

@@ -170,14 +170,18 @@ class ClusterJobs:
                 self._service.release(job.job_id)
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
-        placement = self._service.placement(job.job_id)
-        await self._storage_poller.threads.call(
-            self._runtime.files.write_trial,
+        runtime, call = self._runtime, self._storage_poller.threads.call
+        document = (
             trial,
-            self._runtime.config.trial_command,
-            placement,
+            runtime.config.trial_command,
+            self._service.placement(job.job_id),
             self.code_snapshot,
         )
+        try:
+            await call(runtime.files.write_trial, *document)
+        except FileNotFoundError:  # the folder of trials may have been removed
+            await call(runtime.open_workspace)
+            await call(runtime.files.write_trial, *document)
 
     def dispatch(self, effect: events.DispatchTrial) -> None:
         """Dispatch a trial to the keepers of a job, after all earlier dispatches."""
@@ -393,6 +397,10 @@ class ClusterJobs:
             else:
                 if not left:
                     untouched.add(trial.trial_id)
+                files, trial_id = self._runtime.files, trial.trial_id
+                has_attempts = bool(trial.registered.registered)
+                if has_attempts and not await self._storage_poller.threads.call(files.has_folder, trial_id):
+                    how = f"{how}; the trial's files are gone: {files.workspace.trial(trial_id).path}"
             # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self._runtime.durable())
             if any(each.ended for each in left) and not trial.state.is_terminal:

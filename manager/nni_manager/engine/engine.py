@@ -79,7 +79,12 @@ class Engine(Runtime):
     # ---- lifecycle
 
     async def restore(self) -> None:
-        """Restore the state of an earlier manager from the store. Call this before any keeper can connect."""
+        """Restore the state of an earlier manager from store and workspace. Call this before any keeper can connect.
+
+        Raises:
+            WorkspaceUnusable: the workspace's storage is not mounted, or the workspace is lost.
+        """
+        await asyncio.to_thread(self.open_workspace)
         trials = self.reader.trials()
         attempts = self.reader.open_attempts()
         for trial in trials:
@@ -151,13 +156,6 @@ class Engine(Runtime):
             self.jobs.code_snapshot = snapshot.name
         self.experiment.transports.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
-        await asyncio.to_thread(
-            partial(
-                self.folder.set_access,
-                is_private=self.service.runs_as_manager,
-                reuses_jobs=self.config.reuse.is_on,
-            )
-        )
         await asyncio.to_thread(
             self.files.write_experiment, document, self.service.run_script, self.jobs.code_snapshot
         )

@@ -126,6 +126,15 @@ class Runtime(ABC):
             trial_id = new_id(TRIAL_ID_LENGTH)
         return trial_id
 
+    def open_workspace(self) -> None:
+        """Call `ExperimentFolder.open_workspace` as this experiment needs it. Blocks, and raises the same errors."""
+        is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse.is_on
+        if self.folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs):
+            log.warning(
+                "%s was missing and has been created; what trials had written there is gone",
+                self.folder.workspace.trials,
+            )
+
     # ---- tasks
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

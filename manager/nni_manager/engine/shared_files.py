@@ -151,6 +151,15 @@ class SharedFiles:
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
 
+    def has_folder(self, trial_id: str) -> bool:
+        """False if the folder of a trial is gone."""
+        try:
+            return self.share is not None or bool(self.workspace.trial(trial_id).path.lstat())
+        except FileNotFoundError:
+            return False
+        except OSError:  # the storage is stale or unmounted
+            return True
+
     def write_stop(self, stop: StopTrial) -> None:
         """Write a stop request for the unconnected keepers of a trial, whose folder exists."""
         path = self.workspace.trial(stop.trial_id).stop_json

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nni_manager.errors import UserError
+from nni_manager.errors import RetryableError, UserError
 from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
@@ -28,6 +28,10 @@ class ExperimentUnknown(UserError):
 
 class ExperimentLocked(UserError):
     """cannot own the experiment: another manager owns it; stop that manager first"""
+
+
+class WorkspaceUnusable(RetryableError):
+    """cannot use the workspace; mount its storage, or fix what the message names"""
 
 
 class FolderUnreadable(UserError):
@@ -147,20 +151,43 @@ class ExperimentFolder:
             self._workspace_link.symlink_to(root)
         self.workspace.trials.mkdir(0o755)
 
-    def set_access(self, *, is_private: bool, reuses_jobs: bool) -> None:
-        """Set the permissions of a workspace outside this folder.
+    def open_workspace(self, *, is_private: bool, reuses_jobs: bool) -> bool:
+        """Create the workspace's folder of trials if it is missing, and set the permissions of a workspace outside this folder.
 
         `is_private`: tasks run as this user, so no other user gets access. Otherwise all users may read: containers run as other
-        users. `reuses_jobs`: a keeper without its own trial tests at `trials` whether it may write.
+        users. `reuses_jobs`: a keeper without its own trial tests at `trials` whether it may write. True: the folder was missing.
 
         Raises:
-            OSError: the storage refuses the change.
+            WorkspaceUnusable: the workspace is missing, or the folder of trials cannot be created.
+            OSError: the storage refuses the change of permissions.
         """
         workspace = self.workspace
-        if workspace.root == self.path:
-            return
-        workspace.trials.chmod(WORLD_WRITABLE_STICKY if reuses_jobs and not is_private else 0o755)
-        workspace.root.chmod(0o700 if is_private else 0o755)
+        was_missing = self._create_trials(workspace)
+        if workspace.root != self.path:
+            workspace.trials.chmod(WORLD_WRITABLE_STICKY if reuses_jobs and not is_private else 0o755)
+            workspace.root.chmod(0o700 if is_private else 0o755)
+        return was_missing
+
+    def _create_trials(self, workspace: Workspace) -> bool:
+        """Create the folder of trials; False if it exists."""
+        root, trials = workspace.root, workspace.trials
+        try:
+            trials.mkdir(0o755)
+        except FileNotFoundError as error:
+            # A workspace created below the mount point of an unmounted storage would be taken for one that lost its trials.
+            raise WorkspaceUnusable(
+                f"cannot find workspace {root}; mount its storage, or, if the workspace is lost, create an empty folder there: "
+                "its trials then end without their files"
+            ) from error
+        except FileExistsError as error:
+            if trials.is_dir():
+                return False
+            raise WorkspaceUnusable(f"cannot use {trials}: it is not a folder; move it away") from error
+        except OSError as error:
+            raise WorkspaceUnusable(
+                f"cannot create {trials}: {error.strerror}; fix the storage, or what the path names"
+            ) from error
+        return True
 
     def remove(self) -> None:
         """Remove all files of the experiment that this user may remove."""

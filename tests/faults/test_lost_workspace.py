@@ -1,0 +1,133 @@
+"""A workspace that lost its folder of trials: the manager creates the folder, and the experiment ends."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from openpai_here import an_openpai_here
+from real_experiment import wait_until
+
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.remains import end_without_manager
+from nni_manager.training_services.local.client import processes_of
+
+pytestmark = pytest.mark.timeout(180)
+
+# The first two trials wait for the test.
+TRAIN = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+number = nni.get_sequence_id()
+nni.report_intermediate_result(number)
+while number < 2 and not os.path.exists({gate!r}):
+    time.sleep(0.02)
+nni.report_final_result(number)
+"""
+
+
+@pytest.fixture(params=["local", "openpai", "openpai-reuse"])
+def experiment(request, a_real_experiment, tmp_path, monkeypatch):
+    """An experiment whose manager was killed while two trials ran."""
+    train = TRAIN.format(gate=str(tmp_path / "gate"))
+    limits = {"trialConcurrency": 2, "maxTrialNum": 4}
+    if request.param == "local":
+        yield with_two_trials(a_real_experiment(train, **limits))
+        return
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "openpai").mkdir()
+    with an_openpai_here(tmp_path / "openpai") as here:
+        storage = tmp_path / "openpai" / "team"
+        trial = {
+            "command": "python3 train.py",
+            "codeDir": ".",
+            "image": "anything",
+            "paiStorageConfigName": "team",
+        }
+        made = a_real_experiment(
+            train,
+            **limits,
+            trainingServicePlatform="pai",
+            trial=trial
+            | {"gpuNum": 0, "cpuNum": 1, "memoryMB": 256}
+            | {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)},
+            paiConfig={
+                "userName": "ada",
+                "token": here.client().token,
+                "host": here.url,
+                "reuse": request.param.endswith("reuse"),
+            },
+        )
+        yield with_two_trials(made)
+        made.close()
+
+
+def with_two_trials(experiment):
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    experiment.kill_manager()
+    return experiment
+
+
+def test_an_experiment_ends_after_a_resume_although_its_folder_of_trials_is_gone(experiment, tmp_path):
+    trials = experiment.folder.workspace.trials
+    shutil.rmtree(trials)
+    experiment.start()
+    assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()
+    (tmp_path / "gate").touch()
+    assert_it_ends(experiment)
+
+
+@pytest.mark.parametrize("lost", ["a missing workspace", "a file as trials"])
+def test_a_resume_without_a_workspace_names_it_with_a_remedy_that_works(experiment, tmp_path, lost):
+    workspace = experiment.folder.workspace
+    if lost == "a file as trials":
+        shutil.rmtree(workspace.trials)
+        workspace.trials.touch()
+        told = f"cannot use {workspace.trials}: it is not a folder; move it away"
+        remedy = workspace.trials.unlink
+    elif workspace.root == experiment.folder.path:
+        pytest.skip("the workspace is the experiment's folder")
+    else:
+        shutil.rmtree(workspace.root)
+        told = f"cannot find workspace {workspace.root}; mount its storage, or, if the workspace is lost, create an empty folder"
+        remedy = workspace.root.mkdir
+    with pytest.raises(AssertionError):
+        experiment.start()
+    assert experiment.folder.manager_stderr.read_text().splitlines()[-1].startswith(told)
+    remedy()
+    (tmp_path / "gate").touch()
+    experiment.start()
+    assert_it_ends(experiment)
+
+
+def test_a_stop_without_a_manager_and_without_the_workspace_ends_all_jobs(experiment):
+    workspace = experiment.folder.workspace
+    is_local = workspace.root == experiment.folder.path
+    shutil.rmtree(workspace.trials if is_local else workspace.root)
+    known = KnownExperiment(experiment.folder, None)
+    assert end_without_manager(known).startswith("Ended 2 jobs (")
+    assert processes_of(workspace) == []
+    assert end_without_manager(known).startswith("Nothing of it runs")
+
+
+def test_a_running_manager_creates_a_folder_of_trials_that_somebody_has_removed(a_real_experiment, tmp_path):
+    experiment = a_real_experiment(
+        TRAIN.format(gate=str(tmp_path / "gate")), trialConcurrency=2, maxTrialNum=4
+    )
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    shutil.rmtree(experiment.folder.workspace.trials)
+    (tmp_path / "gate").touch()
+    assert_it_ends(experiment)
+
+
+def assert_it_ends(experiment):
+    """The trials that had files in the folder may fail; the others succeed."""
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert [trial["status"] for trial in trials[2:]] == ["SUCCEEDED"] * 2, trials
+    for trial in trials[:2]:
+        assert trial["status"] == "SUCCEEDED" or "the trial's files are gone" in trial["message"], trial
