@@ -442,7 +442,7 @@ def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(pla
     )
 
 
-def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocked_one_is_resumed(
+def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocked_one_is_resumed_or_stopped(
     place, nnictl, started
 ):
     (place / "train.py").write_text(ENDLESS)
@@ -471,8 +471,14 @@ def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocke
     resumed = nnictl("resume", name, "--port", "auto")
     assert (resumed.returncode, resumed.stderr) == (0, "")
     assert [trial["state"] for trial in json.loads(nnictl("trial", "ls", "--json").stdout)] == ["RUNNING"] * 2
-    assert nnictl("stop", name).returncode == 0
+    manager, _ = a_manager_of(place)
+    manager.kill()
+    manager.wait(DEADLINE_S)
+    stopped = nnictl("stop", name)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert re.search(r"INFO: Ended 2 jobs \(\w+, \w+\) without a manager; `nnictl resume", stopped.stdout)
     assert left_in(place) == []
+    assert "INFO: Nothing of it runs; `nnictl resume" in nnictl("stop", name).stdout
 
 
 def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the_view(place, nnictl):

@@ -262,7 +262,7 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
     if remains:
         return (
             f"cannot delete experiment {name}: its manager exited in state {state['status']}, and {remains}; "
-            f"run `nnictl resume {name}` and `nnictl stop {name}` first, or use --force"
+            f"run `nnictl stop {name}` first, or use --force"
         )
     return None
 

@@ -182,7 +182,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
         else:
             output.warning(
                 f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
-                f"finds them, and `nnictl stop {name}` then stops them"
+                f"finds them, and `nnictl stop {name}` ends them"
             )
     return options.INTERRUPTED
 
@@ -199,7 +199,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
     Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
     from nni_manager.client.manager_stop import end_view, stop_experiment
-    from nni_manager.client.remains import end_processes
+    from nni_manager.client.remains import end_without_manager
 
     chosen = _to_stop(experiment_id, all_of_them, port)
     if not chosen:
@@ -216,7 +216,8 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
                 output.info("Stop experiment success.")
             if not known.is_served:
                 output.info(f"Stopping experiment {known.experiment_id}")
-                end_processes(known)
+                output.info(end_without_manager(known))
+                output.info("Stop experiment success.")
         except NniManagerError as error:
             problems.append(error)
             output.error(str(error))
@@ -263,10 +264,7 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
         raise UserError(
             f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )
-    raise UserError(
-        f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
-        f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
-    )
+    return known
 
 
 @click.command(epilog=options.example("nnictl top", "nnictl top GvTf2bVe --time 5"))

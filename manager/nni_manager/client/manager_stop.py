@@ -34,7 +34,6 @@ def stop_experiment(known: KnownExperiment) -> None:
     The number of unfinished trials, or the current storage problem, is printed whenever it changes.
 
     Raises:
-        RetryableError: the manager had to be terminated without a clean stop; the message names what may still run.
         RetryableError: some jobs may still run; the message names each with the command that removes it.
         RetryableError: nothing runs, but the stop is not in the database.
     """
@@ -45,21 +44,14 @@ def stop_experiment(known: KnownExperiment) -> None:
     _wake(known, process)
     try:
         _request_stop(client)
-    except ManagerUnresponsive as error:
-        if not known.running_process():
-            return
-        leave(known)
-        raise RetryableError(
-            f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was terminated; "
-            f"trials may still run: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
-        ) from error
+    except ManagerUnresponsive:
+        if known.running_process() or not _is_recorded(known):
+            _end_without_manager(known, "did not answer")
+        return
     progress = _StopProgress(client)
     if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
-        leave(known)
-        raise RetryableError(
-            f"cannot stop all trials of experiment {known.experiment_id} within {MAX_STOP_S:.0f} s: "
-            f"its manager was terminated; trials may still run: `nnictl resume {known.experiment_id}` finds them"
-        )
+        _end_without_manager(known, f"did not end within {MAX_STOP_S:.0f} s")
+        return
     reap()
     if progress.leftovers:
         raise RetryableError("; ".join(progress.leftovers))
@@ -70,6 +62,17 @@ def stop_experiment(known: KnownExperiment) -> None:
             f"cannot record that experiment {known.experiment_id} was stopped, although all of its processes have ended: "
             f"{progress.problem}; fix that problem, then `nnictl resume {known.experiment_id}` continues from the stored data"
         )
+
+
+def _end_without_manager(known: KnownExperiment, why: str) -> None:
+    # Imported here: it needs the clients of all platforms.
+    from nni_manager.client.remains import end_without_manager
+
+    output.warning(
+        f"the manager of experiment {known.experiment_id} {why}; terminating it, and ending its jobs"
+    )
+    leave(known)
+    output.info(end_without_manager(known))
 
 
 def _wake(known: KnownExperiment, process: ManagerProcess) -> None:

@@ -1,19 +1,22 @@
-"""Finds leftovers of an experiment without a manager: processes on this machine, and jobs on its cluster."""
+"""Finds and ends leftovers of an experiment without a manager: processes on this machine, and jobs on its cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.stop_escalation import StopEscalation, StopStage
 from nni_manager.errors import NniManagerError, RetryableError
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_service_factory import make_service
-from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.local.client import end_processes_of, processes_of
 
 # Maximum number of process ids or jobs in a message.
@@ -48,7 +51,80 @@ def processes_left(folder: ExperimentFolder) -> str:
     return f"{_counted('process', pids)} of its trials run" if pids else ""
 
 
-def end_processes(known: KnownExperiment) -> None:
+def end_without_manager(known: KnownExperiment) -> str:
+    """Stop the jobs of an experiment whose manager has exited, with grace. Needs no file of its workspace; takes up to 100 s.
+
+    Returns:
+        What has ended, for people.
+
+    Raises:
+        RetryableError: some jobs may still run, and the message says how to end each; or the experiment is unreadable.
+        NniManagerError: its cluster cannot be reached.
+    """
+    if is_torn(known):
+        _end_processes(known)
+    name, folder = known.experiment_id, known.folder
+    config, (live, _) = known.stored.config(), known.stored.read(StoreReader.jobs)
+    if holder := _other_machine(config, folder):
+        raise RetryableError(
+            f"cannot stop experiment {name}: its processes are on {holder}; run `nnictl stop {name}` there"
+        )
+    with contextlib.ExitStack() as stack:
+        # Holding the lease keeps managers from starting. If the lock cannot be opened, no manager holds it.
+        with contextlib.suppress(OSError):
+            stack.enter_context(folder.owned())
+        ended, problems = asyncio.run(_end_jobs(config, folder, [job.job_id for job in live]))
+        pids = end_processes_of(folder.workspace)
+    if problems:
+        raise RetryableError(f"cannot stop all jobs of experiment {name}: {'; '.join(problems)}")
+    what = [_counted("job", ended)] * bool(ended) + [_counted("process", pids)] * bool(pids)
+    done = f"Ended {' and '.join(what)} without a manager" if what else "Nothing of it runs"
+    return f"{done}; `nnictl resume {name}` records what its trials reported, and continues the experiment"
+
+
+async def _end_jobs(
+    config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]
+) -> tuple[list[str], list[str]]:
+    """End those of the jobs that run: the ended ones, and a message for each that may still run."""
+    if not job_ids:
+        return [], []
+    changed, gone, problems = asyncio.Event(), set[str](), dict[str, str]()
+
+    def note_end(job: JobEnded) -> None:
+        gone.add(job.job_id)
+        changed.set()
+
+    service = make_service(config, folder)(note_end)
+    stops = StopEscalation(service.grace_s, is_stopping=True)
+    try:
+        asked = [each for each in job_ids if await _is_asked_to_end(service, each)]
+        for job_id in asked:
+            stops.stop_asked(job_id, time.monotonic(), ends_job=True)
+        while waiting := set(asked) - gone - set(problems):
+            assert stops.next_deadline_s is not None, waiting
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(stops.next_deadline_s - time.monotonic(), 0))
+            changed.clear()
+            for job_id in gone:
+                stops.forget(job_id)
+            for job_id, _, stage in stops.overdue(time.monotonic()):
+                if stage is StopStage.KILLED:
+                    await service.kill(job_id)
+                else:
+                    problems[job_id] = f"remove job {job_id} with `{service.removal_command(job_id)}`"
+        return [each for each in asked if each in gone], list(problems.values())
+    finally:
+        await service.close()
+
+
+async def _is_asked_to_end(service: TrainingService, job_id: str) -> bool:
+    if await service.adopt(job_id) is not JobPresence.RUNNING:
+        return False
+    service.wake(job_id)
+    return await service.stop(job_id)
+
+
+def _end_processes(known: KnownExperiment) -> None:
     """Kill the processes on this machine of an unreadable experiment, for which no manager can start.
 
     Raises:
@@ -77,16 +153,21 @@ def remains_of(folder: ExperimentFolder) -> str:
     stored = StoredDocuments(folder)
     config = stored.config()
     live, _ = stored.read(StoreReader.jobs)
+    if holder := _other_machine(config, folder):
+        return f"its processes on {holder} cannot be listed from this machine"
     if config.pai is None and config.kubernetes is None:
-        holder = folder.lease_holder()
-        if holder is None or holder.host == socket.gethostname():
-            return ""  # a job on this machine is a process
-        return f"its processes on {holder.host} cannot be listed from this machine"
+        return ""  # a job on this machine is a process
     try:
         jobs = asyncio.run(_running(config, folder, [job.job_id for job in live])) if live else []
     except NniManagerError as error:
         return f"its cluster does not report whether its jobs run ({error})"
     return f"{_counted('job', jobs)} on its cluster may run" if jobs else ""
+
+
+def _other_machine(config: ExperimentSpec, folder: ExperimentFolder) -> str:
+    """The machine whose processes are the experiment's jobs; empty: this one, or a cluster runs them."""
+    holder = folder.lease_holder() if config.pai is None and config.kubernetes is None else None
+    return "" if holder is None or holder.host == socket.gethostname() else holder.host
 
 
 async def _running(config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]) -> list[str]:
