@@ -6,41 +6,30 @@ file is emptied, and the rest are cut in half.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from amounts import IS_THOROUGH
 from free_ports import free_port_pair
+from lost_machine import (
+    RECORDS,
+    a_lost_experiment,
+    committed,
+    copy_of,
+    processes_in,
+    state_files,
+    what_is_lost,
+)
 from real_experiment import RealExperiment, assert_rows_are_what_was_written, wait_until
 
 from nni_manager.client import manager_process
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess
-from nni_manager.store.reader import StoreReader
-from nni_manager.web.session_auth import SessionAuth
-from trial_keeper import __version__
 
 pytestmark = pytest.mark.timeout(300)
 
-FIRST_OF_RESUME = 4
-TRAIN = """
-import time
-import nni_sdk as nni
-nni.get_next_parameter()
-number = nni.get_sequence_id()
-for i in range(20):
-    nni.report_intermediate_result(i)
-while number in (2, 3):
-    time.sleep(0.1)
-nni.report_final_result(number)
-"""
-# Logs and the output of trials: the manager does not depend on them.
-NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|^sdk/nni_sdk/(?!trial\.py)")
 AT_ONCE = 4
 FORMS = ("emptied", "cut in half")
 
@@ -48,73 +37,7 @@ FORMS = ("emptied", "cut in half")
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """An experiment whose machine was lost while two trials ran and two had ended. No process is left."""
-    experiment = RealExperiment(
-        tmp_path_factory.mktemp("whole"), TRAIN, trialConcurrency=2, maxTrialNum=FIRST_OF_RESUME + 1
-    )
-    experiment.create()
-    experiment.start(host="0.0.0.0")
-    try:
-        wait_until(lambda: experiment.row_count() == 82, "two trials have ended and two run")
-        wait_until(lambda: experiment.summary()["counts"]["SUCCEEDED"] == 2, "their ends are stored")
-        assert experiment.summary()["counts"]["RUNNING"] == 2
-    finally:
-        experiment.kill_manager()
-        for process in processes_in(experiment.folder):
-            process.kill()
-    wait_until(lambda: not processes_in(experiment.folder), "its processes have ended")
-    with StoreReader(experiment.folder.database) as reader:
-        session_auth = SessionAuth(
-            reader.experiment().secret, experiment.folder.experiment_id, experiment.folder.ended_sessions
-        )
-    session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
-    experiment.folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", 9, __version__), is_view=True)
-    return experiment
-
-
-def processes_in(folder):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and any(str(folder.path) in word for word in words):
-                found.append(process)
-    return found
-
-
-def state_files(folder):
-    """One file of each kind: files whose paths differ only in ids are read by the same code.
-
-    Attempts of ended and of running trials are two kinds.
-    """
-    kinds = {}
-    for path in sorted(folder.path.rglob("*")):
-        name = str(path.relative_to(folder.path))
-        if path.is_file() and not path.is_symlink() and path.stat().st_size and not NO_STATE.search(name):
-            attempt = "ended" if (path.parent / "exit.json").exists() else "running"
-            kind = re.sub(r"(?<=jobs/|ials/)\w{5}", "*", name)
-            kinds.setdefault(re.sub(r"(?<=attempts/)\w+", attempt, kind), name)
-    return kinds
-
-
-def copy_of(whole, folder):
-    """A copy of the experiment. SQLite's files are copied directly, since no process has them open."""
-    copy = RealExperiment.__new__(RealExperiment)
-    copy.__dict__ |= vars(whole) | {
-        "folder": ExperimentFolder(folder / whole.folder.path.name),
-        "manager": None,
-    }
-    shutil.copytree(whole.folder.path, copy.folder.path, symlinks=True)
-    return copy
-
-
-def committed(folder):
-    """All rows that the damage must not remove: the ended trials, and every record."""
-    with StoreReader(folder.database) as reader:
-        over = {
-            trial.trial_id: (trial.final, trial.value) for trial in reader.trials() if trial.state.is_terminal
-        }
-        rows = {dataclasses.astuple(row) for row in reader.metrics()}
-    return over, rows
+    return a_lost_experiment(tmp_path_factory.mktemp("whole"))
 
 
 def as_it_is(folder):
@@ -162,12 +85,8 @@ def resume_with(whole, folder, damage, before):
     try:
         # The restarted trial proves that the experiment continues.
         copy.wait_for_status("DONE")
-        over, rows = committed(copy.folder)
-        missing = [each for each in before[0].items() if each not in over.items()]
-        if missing or not before[1] <= rows:
-            return f"{damage}: lost {missing} and {len(before[1] - rows)} records"
-        if len(rows) != len({row[:4] for row in rows}):
-            return f"{damage}: duplicate records"
+        if lost := what_is_lost(copy.folder, before):
+            return f"{damage}: {lost}"
     finally:
         copy.close()
     return None
@@ -180,7 +99,7 @@ def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(
     )
     whole = copy_of(stopped, tmp_path / "to look at")  # reading may change SQLite's files
     before = committed(whole.folder)
-    assert (len(before[0]), len(before[1])) == (2, 82)
+    assert (len(before[0]), len(before[1])) == (2, RECORDS)
     if IS_THOROUGH:
         cases = [{name: form} for name in kinds.values() for form in FORMS]
     else:

@@ -253,12 +253,10 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     known = matching[0] if len(matching) == 1 else resolve(given)
     if known.is_served:
         return known
-    from nni_manager.client.remains import is_torn
+    from nni_manager.client.remains import is_unusable
 
-    if is_torn(known):
+    if is_unusable(known):
         return known
-    if known.problem:
-        raise UserError(known.problem)
     name, status = known.experiment_id, known.stored.status()
     if status["isOver"]:
         raise UserError(

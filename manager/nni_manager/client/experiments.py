@@ -157,6 +157,7 @@ def known_experiment(
     `managers` is called only if the folder cannot name its manager.
     """
     try:
+        folder.check_files()
         manager, has_database = folder.running_process(), folder.has_database()
     except folders.FolderUnreadable as error:
         return KnownExperiment(folder, managers().get(folder.path), str(error))
@@ -167,9 +168,16 @@ def known_experiment(
             return KnownExperiment(folder, manager, str(error))
     # A manager outlives its folder: it still holds its ports, and its trials still run.
     manager = manager or managers().get(folder.path)
-    if manager is None:
-        return None
     name = folder.experiment_id
+    if manager is None and not folder.database.parent.is_dir():
+        return None
+    if manager is None:
+        return KnownExperiment(
+            folder,
+            None,
+            f"cannot find {folder.database}: it was removed; restore it from a copy, or remove the experiment with "
+            f"`nnictl experiment delete {name} --force`",
+        )
     return KnownExperiment(
         folder,
         manager,

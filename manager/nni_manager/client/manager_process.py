@@ -140,8 +140,10 @@ def start_manager(
 
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
+        FolderUnreadable: something else is in the place of a file of the experiment, or this user may not read it.
     """
     options = ("--debug",) if debug else ()
+    folder.check_files_of_manager()
     outputs = folder.manager_stdout, folder.manager_stderr
     launch = _Launch(folder, host, options, *outputs, folder.process, parent_death_pipe, is_new)
     return KnownExperiment(folder, launch.on_first_free(ports))

@@ -25,16 +25,15 @@ _MAX_NAMED = 5
 
 def why_unreadable(known: KnownExperiment) -> str:
     """The reason why the stored experiment is unreadable; empty if it is readable."""
-    error = _read_error(known)
-    return known.problem if error is None else str(error)
+    return known.problem or str(_read_error(known) or "")
 
 
-def is_torn(known: KnownExperiment) -> bool:
-    """True if no manager runs and none could start, because the database is corrupt.
+def is_unusable(known: KnownExperiment) -> bool:
+    """True if no manager runs and none could start, because the database is corrupt or a file cannot be used.
 
     A database that is busy, or on a full disk, is not corrupt: `resume` works later.
     """
-    return not (known.is_served or known.problem) and isinstance(_read_error(known), StoreUnusable)
+    return not known.is_served and (bool(known.problem) or isinstance(_read_error(known), StoreUnusable))
 
 
 def _read_error(known: KnownExperiment) -> NniManagerError | None:
@@ -61,7 +60,7 @@ def end_without_manager(known: KnownExperiment) -> str:
         RetryableError: some jobs may still run, and the message says how to end each; or the experiment is unreadable.
         NniManagerError: its cluster cannot be reached.
     """
-    if is_torn(known):
+    if is_unusable(known):
         _end_processes(known)
     name, folder = known.experiment_id, known.folder
     config, (live, _) = known.stored.config(), known.stored.read(StoreReader.jobs)

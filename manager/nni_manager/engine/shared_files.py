@@ -254,7 +254,7 @@ def _write_sdk(workspace: Workspace) -> None:
         folder.mkdir(0o755, exist_ok=True)
     for source in Path(nni_sdk.__file__).parent.glob("*.py"):
         content, copy, found = source.read_bytes(), package / source.name, None
-        with contextlib.suppress(FileNotFoundError, UnsafePath):
+        with contextlib.suppress(FileNotFoundError, PermissionError, UnsafePath):
             found = read_beneath(workspace.root, copy, len(content)).data
         if found != content:
             replace_file(copy, content)

@@ -16,6 +16,7 @@ from nni_manager.errors import RetryableError, UserError
 from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.unusable_files import why_unusable
 from trial_keeper.wire.workspace import Workspace, replace_file
 
 # Any user may create files in such a folder, but remove only their own files.
@@ -105,6 +106,7 @@ class ExperimentFolder:
     """The user's originals of the files that differ in `generated_code`."""
     jobs = _Inside("jobs")
     """The local training service's state of its jobs."""
+    _certificate = _Inside("tls.pem")
     _workspace_link = _Inside("workspace")
     _process_json = _Inside("manager-process.json")
     _view_json = _Inside("view-process.json")
@@ -115,7 +117,7 @@ class ExperimentFolder:
         Raises:
             OSError: it can be neither read nor created.
         """
-        return Certificate.of(self.path / "tls.pem", names)
+        return Certificate.of(self._certificate, names)
 
     @property
     def workspace(self) -> Workspace:
@@ -123,6 +125,35 @@ class ExperimentFolder:
         with contextlib.suppress(OSError):  # there is no link
             return Workspace(Path(os.readlink(self._workspace_link)))
         return Workspace(self.path)
+
+    def check_files(self) -> None:
+        """Check the files that every command opens.
+
+        Raises:
+            FolderUnreadable: something else is in a file's place, or the database is closed to this user.
+        """
+        for path in (self.database, *map(self._beside_database, ("-wal", "-shm"))):
+            _refuse(why_unusable(path, "restore it from a copy" if path == self.database else "remove it"))
+        for path in (self._lock.path, self._view_lock.path, self._process_json, self._view_json):
+            _refuse(why_unusable(path, "remove it", os.F_OK))
+
+    def check_files_of_manager(self) -> None:
+        """Check the files that a manager opens or replaces.
+
+        Raises:
+            FolderUnreadable: something else is in a file's place, or the file is closed to this user.
+        """
+        self.check_files()
+        workspace = self.workspace
+        logs = (self.manager_log, self.manager_stdout, self.manager_stderr)
+        replaced = (workspace.manager_json, workspace.run_sh, *(workspace.sdk / "nni_sdk").glob("*.py"))
+        read = (self.ended_sessions, self._certificate, *self.jobs.glob("*.json"))
+        for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):
+            for path in paths:
+                _refuse(why_unusable(path, "move it away, and the manager creates a new one", access))
+
+    def _beside_database(self, suffix: str) -> Path:
+        return self.database.with_name(self.database.name + suffix)
 
     @property
     def _lock(self) -> OwnerLock:
@@ -388,6 +419,11 @@ class ExperimentFolder:
             finally:
                 with contextlib.suppress(OSError):  # the folder was deleted, or is not writable any more
                     self._view_json.unlink()
+
+
+def _refuse(why: str) -> None:
+    if why:
+        raise FolderUnreadable(why)
 
 
 def state_of_user() -> Path:

@@ -1,0 +1,31 @@
+"""Recognizes state files that must not be opened: a pipe blocks its reader, and a device may have no end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def why_unusable(path: Path, remedy: str, access: int = os.R_OK) -> str:
+    """Why the file `path` cannot be opened, with a remedy; empty: it can, or it is missing.
+
+    `remedy` is for something else in the file's place; `access`: the rights that this user needs, as for `os.access`.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it is missing, or its folder is closed, which the program that opens it reports
+        return ""
+    if not stat.S_ISREG(mode):
+        return f"cannot use {path}: it is a {_KINDS[stat.S_IFMT(mode)]}, not a file; {remedy}"
+    if not os.access(path, access, effective_ids=True):
+        return f"cannot open {path}: this user has no permission for it; run `chmod u+rw {path}`, or ask its owner to open it"
+    return ""
