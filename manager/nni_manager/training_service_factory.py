@@ -56,8 +56,9 @@ def make_service(
         from nni_manager.training_services.local.client import LocalTrainingService
 
         return lambda on_job_ended: LocalTrainingService(config, folder.workspace, folder.jobs, on_job_ended)
+    from nni_manager.local_openpai import daemon as local_openpai
     from nni_manager.local_openpai.container_runtime import mounts_work
-    from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
+    from nni_manager.training_services.openpai.client import POLL_S, ClusterHere, OpenPaiService
     from nni_manager.training_services.openpai.job import template_of
 
     if pai.is_local and not mounts_work():
@@ -66,6 +67,8 @@ def make_service(
     template = template_of(pai)
     login = partial(_current_login, config, pai)
     cluster = open_cluster(login(), template, newer_token=lambda: login().token)
+    state = local_openpai.StateFolder.of_user()
+    here = ClusterHere(partial(local_openpai.wake, state), partial(local_openpai.replace_unresponsive, state))
     return lambda on_job_ended: OpenPaiService(
         cluster,
         template,
@@ -76,6 +79,7 @@ def make_service(
         python=sys.executable if pai.is_local else None,
         runs_as_manager=pai.is_local and not _uses_containers(),
         which="" if pai.is_local else _which_cluster(config, pai),
+        here=here if pai.is_local else None,
     )
 
 

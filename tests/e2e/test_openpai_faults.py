@@ -1,9 +1,11 @@
 """Full disks and hostile users beside an experiment on the local OpenPAI; all processes are real."""
 
 import contextlib
+import ctypes
 import os
 import subprocess
 
+import psutil
 import pytest
 from amounts import amount
 from deadlines import scaled_s
@@ -13,10 +15,13 @@ from real_experiment import wait_until
 from second_user import a_flood, a_forger
 
 from nni_manager.client.experiments import resolve
+from nni_manager.local_openpai import daemon
+from nni_manager.local_openpai.daemon import StateFolder
 
 pytestmark = pytest.mark.timeout(300)
 
 TRIALS = amount(4, 50)
+PTRACE_ATTACH, PTRACE_DETACH, WALL = 16, 17, 0x40000000
 
 
 def mounted(folder):
@@ -105,6 +110,45 @@ def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, own_h
         lambda: "RUNNING" not in job_states(experiment_id).values(),
         "the cluster has recorded the end of its jobs",
     )
+
+
+def test_nnictl_stop_wakes_a_suspended_cluster_and_ends_all_jobs(home, nnictl):
+    experiment_id = two_that_run(home, nnictl)
+    psutil.Process(StateFolder.of_user().process().pid).suspend()
+    done = nnictl("stop", experiment_id)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not of_jobs(home)
+    assert set(job_states(experiment_id).values()) <= {"STOPPED", "SUCCEEDED"}
+
+
+@contextlib.contextmanager
+def held_by_a_debugger(pid):
+    """The process is stopped, and SIGCONT does not resume it. In the end it is released, or has been killed."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    if ptrace(PTRACE_ATTACH, pid, None, None) != 0:
+        pytest.skip(f"this machine refuses ptrace: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(pid, WALL)
+    try:
+        yield
+    finally:
+        ptrace(PTRACE_DETACH, pid, None, None)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, WALL | os.WNOHANG)
+
+
+def test_a_cluster_that_cannot_be_woken_is_replaced_by_one_that_adopts_its_jobs(home, nnictl, monkeypatch):
+    monkeypatch.setattr(daemon, "_ANSWERS_TIMEOUT_S", 1.0)
+    experiment_id = two_that_run(home, nnictl)
+    state = StateFolder.of_user()
+    before = state.process()
+    with held_by_a_debugger(before.pid):
+        daemon.replace_unresponsive(state)
+    assert state.process().pid != before.pid
+    assert state.process().options == before.options
+    assert set(job_states(experiment_id).values()) == {"RUNNING"}
+    daemon.replace_unresponsive(state)  # it answers
+    assert nnictl("stop", experiment_id).returncode == 0
+    assert not of_jobs(home)
 
 
 # Waits for the other user; reports its own sequence id as result.

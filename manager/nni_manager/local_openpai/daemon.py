@@ -9,6 +9,8 @@ import contextlib
 import http.client
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -209,7 +211,7 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def running(state: StateFolder) -> Service | None:
-    """The daemon that runs there and answers; None if there is none.
+    """The daemon that runs there and answers; None if there is none. One that was stopped (SIGSTOP) is woken.
 
     Raises:
         FolderUnusable: the folder cannot be read.
@@ -220,6 +222,7 @@ def running(state: StateFolder) -> Service | None:
     if process is None or credentials is None:
         return None  # still starting
     service = Service(state, process, credentials)
+    wake(state)
     return service if _answers(service) else None
 
 
@@ -234,6 +237,29 @@ def _answers(service: Service) -> bool:
             return answer.status == 200 and bool(json.loads(answer.read()))
         except (OSError, ValueError, http.client.HTTPException):
             return False
+
+
+def wake(state: StateFolder) -> None:
+    """Send the daemon SIGCONT: one that a debugger or a batch system has stopped never answers.
+
+    Raises:
+        FolderUnusable: the folder cannot be read.
+    """
+    _signal(state.process(), signal.SIGCONT)
+
+
+def _signal(process: ServiceProcess | None, number: int, wait_s: float = 0.0) -> bool:
+    """Signal a daemon, and wait for its end for up to `wait_s`. True: it was there to be signalled."""
+    descriptor = None if process is None else process.open_pidfd()
+    if descriptor is None:
+        return False
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+        select.select([descriptor], [], [], wait_s)  # readable when the process has ended
+    finally:
+        os.close(descriptor)
+    return True
 
 
 # ---- start and stop
@@ -320,6 +346,20 @@ def _abort_start(child: subprocess.Popen[bytes]) -> None:
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_ENDED_TIMEOUT_S)
+
+
+def replace_unresponsive(state: StateFolder) -> None:
+    """Kill a daemon that owns the folder and does not answer, and start another one, which adopts its jobs.
+
+    Raises:
+        ServiceFailed: the other one cannot start.
+        FolderUnusable: the folder cannot be read.
+    """
+    process = state.process()
+    if process is None or not state.is_owned() or running(state) is not None:
+        return
+    if _signal(process, signal.SIGKILL, _ENDED_TIMEOUT_S):
+        start(state, process.options)
 
 
 def stop(state: StateFolder) -> ServiceProcess | None:

@@ -53,6 +53,17 @@ _SUBMITTERS = 4
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterHere:
+    """Control of the daemon of a cluster on this machine, if it does not answer. Both calls may raise NniManagerError.
+
+    `wake` resumes a stopped daemon. `replace` kills one that does not answer, and starts another; it blocks.
+    """
+
+    wake: Callable[[], None]
+    replace: Callable[[], None]
+
+
 @dataclass(slots=True)
 class _Job:
     """One job. Times are monotonic.
@@ -93,10 +104,12 @@ class OpenPaiService(TrainingService):
         python: str | None = None,
         runs_as_manager: bool = False,
         which: str = "",
+        here: ClusterHere | None = None,
     ) -> None:
         """`mount`: the path where containers see the workspace's parent folder. `python`: see `render_run_script`.
 
         `runs_as_manager`: on the local OpenPAI without containers. `which`: options that select this cluster for nnictl.
+        `here`: control of a cluster on this machine.
         """
         super().__init__(on_job_ended)
         self.run_script, self.completion = render_run_script(python), template.completion
@@ -108,6 +121,8 @@ class OpenPaiService(TrainingService):
         self._poll_s = poll_s
         self._python = python
         self._which = which
+        self._here = here
+        self._replacing = asyncio.Lock()
         self._jobs: dict[str, _Job] = {}
         self._listed: dict[str, PaiJobState] | None = None
         """The jobs of earlier managers, by name, during adoption. None: not listed."""
@@ -200,6 +215,24 @@ class OpenPaiService(TrainingService):
         self._watch()
         self._wake.set()
         return True
+
+    def wake(self, job_id: str) -> None:
+        """Resume a daemon on this machine that was stopped (SIGSTOP)."""
+        if self._here is not None:
+            try:
+                self._here.wake()
+            except NniManagerError as error:
+                logger.warning("%s", error)
+
+    async def kill(self, job_id: str) -> None:
+        """Request the stop again; of another daemon, if the one on this machine does not answer."""
+        if self._here is not None:
+            async with self._replacing:  # for one job; the others find a daemon that answers
+                try:
+                    await asyncio.to_thread(self._here.replace)
+                except NniManagerError as error:
+                    logger.warning("%s", error)
+        await self.stop(job_id)
 
     def removal_command(self, job_id: str) -> str:
         """An nnictl command, with the options that select this cluster: another shell may have a different default."""
