@@ -106,6 +106,38 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
+def test_an_attempt_that_lost_its_attempt_json_does_not_count_and_is_named(a_real_experiment, monkeypatch):
+    """The manager has not seen it before: it is not registered."""
+    monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 600.0)
+    experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1)
+    workspace = experiment.folder.workspace
+    jobs = partial(JobsHere, experiment.config, workspace, experiment.folder.jobs)
+
+    async def play():
+        async with a_manager_here(experiment, jobs, told=UNREACHABLE) as engine:
+            metrics = []
+            await until(
+                lambda: metrics.extend(workspace.trials.rglob("metrics")) or metrics, "it has metrics"
+            )
+            await until(lambda: metrics[0].read_bytes().count(b"PERIODICAL") == 42, "it has reported")
+            attempt = workspace.attempt_folder_of(metrics[0])
+            (attempt / "attempt.json").unlink()
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(workspace.root):
+                        process.send_signal(signal.SIGKILL)
+            await until(engine.finished.is_set, "the experiment is over")
+            await engine.until_stopped()
+            (trial,) = engine.experiment.trials.values()
+            return attempt, trial
+
+    attempt, trial = asyncio.run(play())
+    assert (trial.state.value, experiment.rows(trial.trial_id)) == ("FAILED", [])
+    assert (
+        f"ignored {attempt}: it has no attempt.json, so what it has reported does not count" in trial.warning
+    )
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed(a_real_experiment, retries):
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)

@@ -303,7 +303,7 @@ def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read
     content = read(folder.attempt_json, 0, MAX_ATTEMPT_JSON_BYTES)
     if not content:
         is_used = read(folder.exit_json, 0, 1) or read(folder.stream(Stream.METRICS), 0, 1)
-        return "it has no attempt.json" if is_used else ""
+        return "it has no attempt.json, so what it has reported does not count" if is_used else ""
     try:
         document = AttemptDocument.from_bytes(content, signer.token_of)
     except DocumentInvalid as error:
