@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from deadlines import DEADLINE_S
@@ -132,6 +133,19 @@ def test_tags_are_added_filtered_and_removed(here):
     ada.put(f"{JOBS}/ada~a/tag", json={"value": "other"})
     missing = ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"})
     assert "job ada~a are: other" in refused(missing, 404, "NoTagError")
+
+
+def test_of_simultaneous_removals_of_a_tag_one_succeeds(here):
+    here.client().submit(a_job_of("true", name="a"))
+    here.client().put(f"{JOBS}/ada~a/tag", json={"value": "best"})
+    clients = [here.client() for _ in range(8)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        answers = list(
+            pool.map(lambda each: each.delete(f"{JOBS}/ada~a/tag", json={"value": "best"}), clients)
+        )
+    assert sorted(each.status_code for each in answers) == [200] + [404] * 7
+    (refusal, *_) = (each for each in answers if each.status_code == 404)
+    assert refused(refusal, 404, "NoTagError").endswith("the tags of job ada~a are: none")
 
 
 def test_start_does_not_restart_a_stopped_job(here):

@@ -269,6 +269,16 @@ def test_unpacked_bytes_are_counted_and_not_taken_from_headers(saved, tmp_path):
     assert load().folder.path.is_dir()
 
 
+def test_too_many_members_are_counted_before_any_is_created(saved, tmp_path):
+    path = repacked(saved("-s"), add=[a_member(f"trials/{number}") for number in range(100)])
+    folders = {"trials", "db", "log", "jobs"}
+    with pytest.raises(UserError, match="has more than 100 members"):
+        archive_reader.unpack_experiment(
+            path, tmp_path / "target", set(), folders, ArchiveLimits(members=100)
+        )
+    assert not (tmp_path / "target").exists()
+
+
 def test_the_no_limits_option_lifts_the_limits(saved, monkeypatch, capsys):
     path = saved("-s")
     monkeypatch.setattr(archive_reader, "LIMITS", ArchiveLimits(members=2))

@@ -40,6 +40,7 @@ from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import InternalError, UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.copying import copy_store
+from nni_manager.store.errors import TableMissing
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE
@@ -246,11 +247,12 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
 def _as_archive_unusable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (*NOT_WHOLE, *_UNPACK_ERRORS, ConfigInvalid, InternalError) as error:
+    except (*NOT_WHOLE, *_UNPACK_ERRORS, ConfigInvalid, InternalError, TableMissing) as error:
+        cause = error.__cause__ if isinstance(error, TableMissing) else error
         why = (
             "its content is nested too deeply"
             if isinstance(error, RecursionError)
-            else escaped("; ".join(str(error).splitlines()))
+            else escaped("; ".join(str(cause).splitlines()))
         )
         raise UserError(
             f"cannot load {path}: it is not an archive of `nnictl experiment save`, or it is incomplete "

@@ -14,7 +14,7 @@ import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,31 +126,36 @@ def unpack(
     size = path.stat().st_size
     if size > limits.archive_bytes:
         raise too_large(f"has {size} bytes; the limit for untrusted archives is {limits.archive_bytes}")
-    with gzip.open(path, "rb") as packed:
-        assert isinstance(packed, gzip.GzipFile)  # because it opens a path in binary mode
-        stream = _CountedStream(
-            packed,
-            lambda: too_large(f"holds more than {limits.unpacked_bytes / 2**20:.0f} MiB once unpacked"),
-            limits.unpacked_bytes,
-        )
-        with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
-            count = 0
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members, half a kilobyte each
-                count += 1
-                if count > limits.members:
-                    raise too_large(f"has more than {limits.members} members")
-                if member.issparse():
-                    raise ValueError(f"{member.name!r} is a sparse file")
-                check(member)
-                if stream.tell() + member.size > limits.unpacked_bytes:
-                    raise stream.refuse()  # before it fills the disk
-                try:
-                    _extract(archive, member, target, modes)
-                except OSError as error:
-                    if error.errno in _OF_NAMES:
-                        raise ValueError(f"cannot create {member.name!r}: {error.strerror}") from error
-                    raise
+
+    def members() -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+        with gzip.open(path, "rb") as packed:
+            assert isinstance(packed, gzip.GzipFile)  # because it opens a path in binary mode
+            stream = _CountedStream(
+                packed,
+                lambda: too_large(f"holds more than {limits.unpacked_bytes / 2**20:.0f} MiB once unpacked"),
+                limits.unpacked_bytes,
+            )
+            with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members, half a kilobyte each
+                    if member.issparse():
+                        raise ValueError(f"{member.name!r} is a sparse file")
+                    if stream.tell() + member.size > limits.unpacked_bytes:
+                        raise stream.refuse()  # before it fills the disk
+                    yield archive, member
+
+    # To create a file takes far longer than to count it.
+    for count, _ in enumerate(members(), 1):
+        if count > limits.members:
+            raise too_large(f"has more than {limits.members} members")
+    for archive, member in members():
+        check(member)
+        try:
+            _extract(archive, member, target, modes)
+        except OSError as error:
+            if error.errno in _OF_NAMES:
+                raise ValueError(f"cannot create {member.name!r}: {error.strerror}") from error
+            raise
 
 
 class _Member(tarfile.TarInfo):

@@ -204,22 +204,18 @@ class OpenPaiApi:
         """Add a tag to a job."""
         tag = await _tag_of(request)
         job = await self._changeable(request, caller)
-        await self._write_tag("add_tag", job, tag)
+        await self._cluster.write(JobStore.commit, [("add_tag", {"job_id": job.job_id, "tag": tag})])
         return _done(200, f"Add tag {tag} for job {job.framework_name} successfully.")
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
         """Remove a tag from a job."""
         tag = await _tag_of(request)
         job = await self._changeable(request, caller)
-        if tag not in job.tags:
-            known = ", ".join(job.tags) or "none"
+        if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
+            known = ", ".join(each for each in job.tags if each != tag) or "none"
             message = f"cannot remove tag {tag!r}; the tags of job {job.framework_name} are: {known}"
             raise ApiError("NoTagError", message)
-        await self._write_tag("remove_tag", job, tag)
         return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
-
-    async def _write_tag(self, query: str, job: JobSummary, tag: str) -> None:
-        await self._cluster.write(JobStore.commit, [(query, {"job_id": job.job_id, "tag": tag})])
 
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""

@@ -200,9 +200,19 @@ class JobStore:
             for write in writes:
                 self._execute(write)
 
-    def _execute(self, write: Write) -> None:
+    def remove_tag(self, job_id: int, tag: str) -> bool:
+        """Remove a tag from a job; False if the job does not have it, for example because another request has removed it.
+
+        Raises:
+            StateBusy: as for `commit`.
+        """
+        with self._transaction():
+            return self._execute(("remove_tag", {"job_id": job_id, "tag": tag})) > 0
+
+    def _execute(self, write: Write) -> int:
+        """Returns the number of changed rows."""
         query, values = write
-        self._connection.execute(QUERIES[query], values)
+        return self._connection.execute(QUERIES[query], values).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

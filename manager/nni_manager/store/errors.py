@@ -65,12 +65,18 @@ def write_errors(path: Path) -> Iterator[None]:
         raise _unusable(path, error) from error
 
 
+class TableMissing(StoreUnusable):
+    """cannot use the database: a table or a column is missing; restore it from a copy, or start a new experiment"""
+
+
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
     """Map SQLite's errors to ours, for readers: they need no disk space of their own and lose no data."""
     try:
         yield
     except sqlite3.OperationalError as error:
+        if str(error).startswith(("no such table", "no such column")):
+            raise TableMissing(str(_unusable(path, error))) from error
         if str(error) in (_READ_ONLY, _CANNOT_OPEN):
             raise StoreUnusable(
                 f"cannot read {path}: {error}; SQLite readers need write permission in the folder (for the -shm file): run as "
