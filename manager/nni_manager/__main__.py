@@ -90,6 +90,7 @@ def main() -> int:
             with folder.viewed():
                 asyncio.run(_view(folder, arguments.host, arguments.port, parent_death_pipe))
             return 0
+        folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
             config = ExperimentSpec.from_json(reader.experiment().config)
         if config.pai is not None or config.kubernetes is not None:

@@ -213,14 +213,14 @@ def _judge_trial(
         wrong.append(f"{differences.lost} reports lost, {differences.doubled} doubled")
     if trial.trial_id not in harm.attempts_removed:
         if counts is not None:
-            wrong += _offsets_that_differ(storage, counts, reader.offsets(counts))
+            wrong += offsets_that_differ(storage, counts, reader.offsets(counts))
             wrong += _logs_that_differ(folder, storage, counts)
         wrong += _results_that_differ(trial, ledger, rows)
     wrong += state_that_is_false(trial, ledger, harm)
     verdict.wrong += [f"trial {trial.trial_id} ({trial.sequence_id}): {each}" for each in wrong]
 
 
-def _offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[Stream, int]) -> list[str]:
+def offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[Stream, int]) -> list[str]:
     wrong = []
     attempt = storage.attempt(key)
     for stream in (Stream.METRICS, Stream.STDOUT, Stream.STDERR):

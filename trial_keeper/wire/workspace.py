@@ -238,7 +238,7 @@ def _folders_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # it is gone, or something else is in its place
         return []
 
 

@@ -399,8 +399,9 @@ class ClusterJobs:
                     untouched.add(trial.trial_id)
                 files, trial_id = self._runtime.files, trial.trial_id
                 has_attempts = bool(trial.registered.registered)
-                if has_attempts and not await self._storage_poller.threads.call(files.has_folder, trial_id):
-                    how = f"{how}; the trial's files are gone: {files.workspace.trial(trial_id).path}"
+                call = self._storage_poller.threads.call
+                if has_attempts and not await call(files.has_folder_of_attempts, trial_id):
+                    how = f"{how}; the trial's files are gone: {files.workspace.trial(trial_id).attempts}"
             # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self._runtime.durable())
             if any(each.ended for each in left) and not trial.state.is_terminal:

@@ -151,11 +151,13 @@ class SharedFiles:
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
 
-    def has_folder(self, trial_id: str) -> bool:
-        """False if the folder of a trial is gone."""
+    def has_folder_of_attempts(self, trial_id: str) -> bool:
+        """False if the folder of a trial's attempts is gone, or something else is in its place."""
         try:
-            return self.share is not None or bool(self.workspace.trial(trial_id).path.lstat())
-        except FileNotFoundError:
+            return self.share is not None or stat.S_ISDIR(
+                self.workspace.trial(trial_id).attempts.lstat().st_mode
+            )
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:  # the storage is stale or unmounted
             return True

@@ -16,7 +16,7 @@ from nni_manager.errors import RetryableError, UserError
 from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.unusable_files import why_unusable
+from nni_manager.store.unusable_files import why_no_folder, why_unusable
 from trial_keeper.wire.workspace import Workspace, replace_file
 
 # Any user may create files in such a folder, but remove only their own files.
@@ -144,13 +144,15 @@ class ExperimentFolder:
             FolderUnreadable: something else is in a file's place, or the file is closed to this user.
         """
         self.check_files()
-        workspace = self.workspace
+        workspace, remedy = self.workspace, "move it away, and the manager creates a new one"
+        for path in (workspace.trials, workspace.sdk, workspace.sdk / "nni_sdk"):
+            _refuse(why_no_folder(path, remedy))
         logs = (self.manager_log, self.manager_stdout, self.manager_stderr)
         replaced = (workspace.manager_json, workspace.run_sh, *(workspace.sdk / "nni_sdk").glob("*.py"))
         read = (self.ended_sessions, self._certificate, *self.jobs.glob("*.json"))
         for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):
             for path in paths:
-                _refuse(why_unusable(path, "move it away, and the manager creates a new one", access))
+                _refuse(why_unusable(path, remedy, access))
 
     def _beside_database(self, suffix: str) -> Path:
         return self.database.with_name(self.database.name + suffix)
@@ -210,13 +212,12 @@ class ExperimentFolder:
                 f"cannot find workspace {root}; mount its storage, or, if the workspace is lost, create an empty folder there: "
                 "its trials then end without their files"
             ) from error
-        except FileExistsError as error:
+        except OSError as error:
             if trials.is_dir():
                 return False
-            raise WorkspaceUnusable(f"cannot use {trials}: it is not a folder; move it away") from error
-        except OSError as error:
             raise WorkspaceUnusable(
-                f"cannot create {trials}: {error.strerror}; fix the storage, or what the path names"
+                why_no_folder(trials, "move it away")
+                or f"cannot create {trials}: {error.strerror}; fix the storage"
             ) from error
         return True
 

@@ -15,6 +15,13 @@ _KINDS = {
 }
 
 
+def why_no_folder(path: Path, remedy: str) -> str:
+    """Why `path` is not a folder, with a remedy for what is there; empty: it is one, or it is missing."""
+    if path.is_dir() or not os.path.lexists(path):
+        return ""
+    return f"cannot use {path}: it is not a folder; {remedy}"
+
+
 def why_unusable(path: Path, remedy: str, access: int = os.R_OK) -> str:
     """Why the file `path` cannot be opened, with a remedy; empty: it can, or it is missing.
 
