@@ -27,12 +27,13 @@ def why_unusable(path: Path, remedy: str, access: int = os.R_OK) -> str:
 
     `remedy` is for something else in the file's place; `access`: the rights that this user needs, as for `os.access`.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError:  # it is missing, or its folder is closed, which the program that opens it reports
-        return ""
-    if not stat.S_ISREG(mode):
-        return f"cannot use {path}: it is a {_KINDS[stat.S_IFMT(mode)]}, not a file; {remedy}"
-    if not os.access(path, access, effective_ids=True):
-        return f"cannot open {path}: this user has no permission for it; run `chmod u+rw {path}`, or ask its owner to open it"
-    return ""
+    for _ in range(2):  # SQLite may remove a file between the two calls
+        try:
+            mode = path.stat().st_mode
+        except OSError:  # it is missing, or its folder is closed, which the program that opens it reports
+            return ""
+        if not stat.S_ISREG(mode):
+            return f"cannot use {path}: it is a {_KINDS[stat.S_IFMT(mode)]}, not a file; {remedy}"
+        if os.access(path, access, effective_ids=True):
+            return ""
+    return f"cannot open {path}: this user has no permission for it; run `chmod u+rw {path}`, or ask its owner to open it"
