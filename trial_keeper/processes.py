@@ -10,6 +10,7 @@ that moment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ MAX_DEATH_S = 10.0
 EMPTY_SCANS = 2
 """One scan can miss a process whose parent dies, or that executes another program, during the scan."""
 _RETRY_DELAY_S = 0.001
+# The pid of an ended process may be the id of a thread now: ENOENT, or EINVAL from older kernels.
+_NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -115,14 +118,25 @@ class ProcessIdentity(NamedTuple):
 
     def open_pidfd(self) -> int | None:
         """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return None
-        if self.is_alive:  # checked once the pidfd pins the process
+        descriptor = open_pidfd(self.pid)
+        if descriptor is None or self.is_alive:  # checked once the pidfd pins the process
             return descriptor
         os.close(descriptor)
         return None
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A pidfd, readable once the process has ended; None if no process has this pid. A thread that has it does not count.
+
+    Raises:
+        OSError: the process has too many open files, or the kernel has no pidfds (before Linux 5.3).
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _NO_PROCESS:
+            return None
+        raise
 
 
 def state_of(pid: int) -> str:
@@ -272,12 +286,12 @@ def wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
     """Wait until all of these processes have ended, or until the deadline. Children are not reaped."""
     for pid in pids:
         try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
+            descriptor = open_pidfd(pid)
         except OSError:  # a kernel before 5.3, or too many open files
             while not is_dead(pid) and time.monotonic() < deadline_s:
                 time.sleep(_RETRY_DELAY_S)
+            continue
+        if descriptor is None:
             continue
         try:
             end = select.poll()

@@ -19,7 +19,7 @@ from nni_manager.client.manager_process import reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from trial_keeper.processes import ProcessIdentity, terminate
+from trial_keeper.processes import ProcessIdentity, open_pidfd, terminate
 
 _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 10.0
@@ -190,8 +190,9 @@ def _wait_until_gone(
         time.sleep(_POLL_S)
     if process is not None:
         # The manager has released its lease, but the interpreter needs a moment to exit.
-        with contextlib.suppress(ProcessLookupError):
-            _wait_for_exit(os.pidfd_open(process.pid), _LEFT_TIMEOUT_S)
+        descriptor = open_pidfd(process.pid)
+        if descriptor is not None:
+            _wait_for_exit(descriptor, _LEFT_TIMEOUT_S)
     return True
 
 

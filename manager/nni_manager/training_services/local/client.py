@@ -210,9 +210,8 @@ class LocalTrainingService(TrainingService):
 
     def _watch(self, job_id: str, pid: int, identity: processes.ProcessIdentity | None = None) -> bool:
         """Watch for the process's end. False if the process has ended or does not match `identity`."""
-        try:
-            descriptor = os.pidfd_open(pid)  # readable when the process ends, also for a non-child
-        except ProcessLookupError:
+        descriptor = processes.open_pidfd(pid)
+        if descriptor is None:
             return False
         if identity is not None and not identity.is_alive:
             os.close(descriptor)

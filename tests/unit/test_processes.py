@@ -1,0 +1,45 @@
+"""Processes by their pids, which the kernel uses again."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from trial_keeper.processes import ProcessIdentity, ProcessStat, open_pidfd, wait_for_ends
+
+
+@pytest.fixture
+def thread_id() -> Iterator[int]:
+    """The id of a thread that runs, which a process had before."""
+    must_end = threading.Event()
+    thread = threading.Thread(target=must_end.wait)
+    thread.start()
+    assert thread.native_id is not None
+    yield thread.native_id
+    must_end.set()
+    thread.join()
+
+
+def test_a_thread_with_the_pid_of_an_ended_process_is_not_that_process(thread_id: int) -> None:
+    assert open_pidfd(thread_id) is None
+    stat = ProcessStat.of(thread_id)  # /proc has the thread, too
+    assert stat is not None
+    own = ProcessIdentity.of(os.getpid())
+    assert own is not None
+    assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
+    wait_for_ends([thread_id], time.monotonic() + 3600)  # does not wait for the thread
+
+
+def test_a_pidfd_shows_the_end_of_a_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        descriptor = open_pidfd(process.pid)
+        assert descriptor is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        wait_for_ends([process.pid], time.monotonic() + 60)
+        os.close(descriptor)
+    assert open_pidfd(process.pid) is None
