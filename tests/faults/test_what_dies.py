@@ -50,6 +50,9 @@ def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_exper
     summary = experiment.wait_for_status("DONE")
 
     assert summary["counts"]["SUCCEEDED"] == TRIALS
+    # The end of a trial's message shows the keeper's log: it has no line of a library.
+    for log in experiment.folder.jobs.glob("*.log"):
+        assert [line for line in log.read_text().splitlines() if " trial-keeper " not in line] == []
     for trial in experiment.get("/trial-jobs"):
         rows = assert_rows_are_what_was_written(experiment, trial["id"])
         assert values(rows) == [*range(REPORTS), REPORTS]

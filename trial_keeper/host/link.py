@@ -8,7 +8,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -280,13 +280,20 @@ class ManagerLink:
 
     async def _exchange(self, channel: grpc.aio.Channel, outgoing: _SendQueue) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
-        call = KeeperServiceStub(channel).Connect(_requests(outgoing), metadata=metadata)
-        # An address without a listener fails at once; a firewall that drops packets causes the full timeout.
-        response = await within(CONNECT_TIMEOUT_S, call.read())
-        while isinstance(response, pb.ConnectResponse):
-            for message in manager_messages_from_pb(response):
-                self._post_of(outgoing, message)
-            response = await call.read()
+        call = KeeperServiceStub(channel).Connect(metadata=metadata)
+        # A task of our own: gRPC leaves the one that reads an iterator of requests pending when a stream ends, and asyncio
+        # then complains on stderr.
+        sending = asyncio.ensure_future(_send(call, outgoing))
+        try:
+            # An address without a listener fails at once; a firewall that drops packets causes the full timeout.
+            response = await within(CONNECT_TIMEOUT_S, call.read())
+            while isinstance(response, pb.ConnectResponse):
+                for message in manager_messages_from_pb(response):
+                    self._post_of(outgoing, message)
+                response = await call.read()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 async def within(timeout_s: float, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -310,10 +317,12 @@ async def within(timeout_s: float, work: Coroutine[Any, Any, _Result]) -> _Resul
     return task.result()
 
 
-async def _requests(outgoing: _SendQueue) -> AsyncIterator[pb.ConnectRequest]:
-    while True:
-        first = await outgoing.take()
-        yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
+async def _send(call: Any, outgoing: _SendQueue) -> None:
+    """Send what is queued until the stream ends. The reader of the stream reports why it has ended."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        while True:
+            first = await outgoing.take()
+            await call.write(keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))]))
 
 
 def open_channel(api: Any, address: str, certificate: str | None) -> Any:
