@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 from deadlines import DEADLINE_S
 
@@ -107,6 +109,34 @@ def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp
     assert claim(folder, {"pid": None})
     assert forked(folder) != BEGUN
     assert (tmp_path / "ran").read_text() == "ran\n"
+
+
+# The parent waits for its end; the child says when it is there, and goes on when it is told to.
+PARENT_AND_CHILD = """
+import os, signal, sys
+from nni_manager.local_openpai.supervisor import end_with
+parent = os.getpid()
+if os.fork():
+    signal.pause()
+if sys.argv[1] == "before":
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+end_with(parent)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_child_between_fork_and_exec_ends_with_its_supervisor(when):
+    command = [sys.executable, "-c", PARENT_AND_CHILD, when]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait(DEADLINE_S)
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        child.wait(DEADLINE_S)
 
 
 def test_a_supervisor_that_cannot_start_raises_with_the_cause(tmp_path):

@@ -33,6 +33,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,6 +62,7 @@ _REMOVAL_PAUSE_S = 2.0
 _EXIT_TRIES = 60
 _MAX_MOUNT_SIBLINGS = 500
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
 # linux/mount.h
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = 1, 32, 4096, 8192, 16384, 1 << 19
@@ -166,6 +168,7 @@ class Supervisor:
                 stdout=self._streams.writers["stdout" if is_user else "runtime"],
                 stderr=self._streams.writers["stderr" if is_user else "runtime"],
                 start_new_session=True,
+                preexec_fn=partial(end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
             )
         except OSError as error:
             self._streams.log(
@@ -347,6 +350,17 @@ def _make_mount_point(target: str, folder: Path) -> None:
         _mount(entry.path, str(copy), _MS_BIND | _MS_REC)
     os.makedirs(f"{stage}{target[len(above) :]}")
     _mount(str(stage), above, _MS_MOVE)
+
+
+def end_with(parent_pid: int) -> None:
+    """Let the kernel kill this process when its parent ends.
+
+    Called between fork and exec. Until the exec nothing else shows that this process belongs to a container, so the cluster would
+    not find it after the death of the supervisor.
+    """
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent has ended before
+        os._exit(1)
 
 
 def _call(name: str, *arguments: str | int | None) -> None:
