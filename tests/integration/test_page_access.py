@@ -8,8 +8,10 @@ import pytest
 import requests
 from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
+from starlette.requests import Request
 
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.web import api
 from nni_manager.web.files import FOLDER, PLACES, Files
 
 ROOT = "/api/v1/nni"
@@ -69,6 +71,13 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     assert "Secure" not in cookie  # HTTP on loopback: browsers would drop a Secure cookie
     assert served.session_auth.token not in cookie
     assert browser.key not in cookie
+
+
+@pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
+def test_the_session_cookie_is_secure_over_https_only(scheme, is_secure):
+    address = ("127.0.0.1", 80)
+    request = Request({"type": "http", "scheme": scheme, "server": address, "path": "/", "headers": []})
+    assert api._flags_of(request)["secure"] is is_secure
 
 
 def test_a_request_needs_both_the_cookie_and_the_key(served, browser):

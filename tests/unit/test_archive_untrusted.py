@@ -103,6 +103,14 @@ def test_a_view_that_the_schema_lists_as_a_table_is_never_evaluated(saved, refus
     assert "cannot use experiment.sqlite: " in refused(repacked(saved("-s"), change))
 
 
+def test_a_virtual_table_is_never_evaluated(saved, refused):
+    def change(connection):
+        connection.execute("DROP TABLE metric")
+        connection.execute("CREATE VIRTUAL TABLE metric USING fts5(trial_id)")
+
+    assert "no such table: metric" in refused(repacked(saved("-s"), change))
+
+
 def test_a_generated_column_is_never_evaluated(saved, refused):
     def change(connection):
         connection.execute("ALTER TABLE trial DROP COLUMN warning")

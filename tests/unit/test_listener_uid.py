@@ -2,10 +2,12 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from strangers import NOBODY, give_away
 
+from trial_keeper.wire import listener_uid
 from trial_keeper.wire.listener_uid import UntrustedListener, check_peer, verify_listener_uid
 
 AT = [
@@ -71,3 +73,13 @@ def test_addresses_outside_loopback_are_not_verified():
     verify_listener_uid("192.0.2.1", 9)
     verify_listener_uid("2001:db8::1", 9)
     verify_listener_uid("a.name.example", 9)
+
+
+def test_no_listener_is_verified_where_the_kernel_has_no_list_of_them(monkeypatch, tmp_path: Path):
+    with a_listener("127.0.0.1") as listener:
+        port = listener.getsockname()[1]
+        give_away(port)
+        with pytest.raises(UntrustedListener):
+            verify_listener_uid("127.0.0.1", port)
+        monkeypatch.setattr(listener_uid, "_TABLES", (tmp_path / "tcp", tmp_path / "tcp6"))
+        verify_listener_uid("127.0.0.1", port)

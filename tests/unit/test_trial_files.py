@@ -226,6 +226,23 @@ def test_an_incomplete_exit_file_is_ignored(
     assert poll(tmp_path).ended is None
 
 
+def test_attempt_json_and_exit_json_are_read_up_to_their_bounds(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
+    """Spaces before a document change neither its content nor its signature."""
+    sign(Workspace(tmp_path), KEY)
+    end(running_folder)
+    for path, limit in ((running_folder.attempt_json, 4 * 1024), (running_folder.exit_json, 64 * 1024)):
+        document = path.read_bytes()
+        for size, is_read in ((limit, True), (limit + 1, False)):
+            path.write_bytes(document.rstrip().rjust(size))
+            assert bool(SharedFiles(Workspace(tmp_path)).find_attempts("abcde", SIGNER).keys) is (
+                is_read or path == running_folder.exit_json
+            )
+            assert (poll(tmp_path).ended is not None) is (is_read or path == running_folder.attempt_json)
+        path.write_bytes(document)
+
+
 def test_the_exit_file_of_another_attempt_is_ignored(tmp_path: Path, running_folder: AttemptFolder) -> None:
     end(running_folder, AttemptKey("another", attempt_id(0), "main-0"), metrics=0)
     assert poll(tmp_path).ended is None
