@@ -10,13 +10,13 @@ from nni_manager import http_server
 from nni_manager.engine import keeper_admission, trial_logs
 from nni_manager.grpc_server import connections, servicer
 from nni_manager.local_openpai import login_throttle
-from nni_manager.web import auth_middleware, change_feed, session_auth
+from nni_manager.web import auth_middleware, change_feed, experiment_routes, session_auth
 from trial_keeper.wire import safe_open
 
 ROOT = Path(__file__).parents[2]
-PROMISED = re.search(
+(PROMISED,) = re.findall(
     r"^## What is promised\n(.*?)^## ", (ROOT / "SECURITY.md").read_text(), re.MULTILINE | re.DOTALL
-)[1]
+)
 # A paragraph or a bullet, with its lines of tests.
 PROMISES = [each for each in re.split(r"\n\n|\n(?=- )", PROMISED.strip()) if each and each[0] != "#"]
 GRPC = dict(servicer._SERVER_OPTIONS)
@@ -60,6 +60,7 @@ def test_every_test_that_the_page_names_exists_once() -> None:
                 http_server.REQUEST_TIMEOUT_S,
             ),
         ),
+        ("have at most 4 MiB of body", (experiment_routes.MAX_CHANGE_BYTES >> 20,)),
         ("at most 200 connections", (http_server.MAX_CONNECTIONS,)),
         ("does not read an answer for 30 seconds", (http_server.READ_TIMEOUT_S,)),
         ("within ten minutes", (session_auth.CODE_S / 60,)),
