@@ -111,7 +111,7 @@ def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-# The parent waits for its end; the child says when it is there, and goes on when it is told to.
+# The parent waits for its end. The child prints its pid, and in one case waits for a line first.
 PARENT_AND_CHILD = """
 import os, signal, sys
 from nni_manager.local_openpai.supervisor import end_with
