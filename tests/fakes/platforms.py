@@ -25,7 +25,7 @@ from kube_store import CONFIG_MAPS, JOBS, PODS, SECRETS
 from openpai_here import JOBS as JOBS_PATH
 from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
-from real_experiment import RealExperiment, until
+from real_experiment import RealExperiment, until, wait_until
 
 from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
 from nni_manager.training_service_factory import make_service, operator_of
@@ -455,8 +455,15 @@ class OnKubernetes(Platform):
         self.store.delete(self.kind, "default", found["metadata"]["name"])
 
     def fill_memory(self, job_id):
-        names = (each["metadata"]["name"] for each in self.store.list(PODS))
-        pod = next(name for name in names if "-ps-" not in name)
+        def running():
+            return [
+                pod["metadata"]["name"]
+                for pod in self.store.list(PODS)
+                if "-ps-" not in pod["metadata"]["name"] and pod["status"]["phase"] == "Running"
+            ]
+
+        # The task of another pod may have shown that the job has started.
+        (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
 
     def stop_server(self):
