@@ -147,6 +147,10 @@ class _Manager:
             LeaseLost: another manager owns the experiment now.
         """
         loop = asyncio.get_running_loop()
+        if self.folder.workspace.root == self.folder.path:  # there is no link
+            storage = training_service_factory.storage_here(self.config)
+            if storage is not None:
+                self.folder.restore_link(storage)
         listener = listen(self.host, self.port, _OTHER_PORTS)
         make_service = await asyncio.to_thread(
             training_service_factory.make_service, self.config, self.folder

@@ -1,4 +1,4 @@
-"""A workspace that lost its folder of trials: the manager creates the folder, and the experiment ends."""
+"""A workspace that lost its folder of trials, or the link to it: the manager creates them, and the experiment ends."""
 
 import os
 import shutil
@@ -72,9 +72,12 @@ def with_two_trials(experiment):
 
 
 def test_an_experiment_ends_after_a_resume_although_its_folder_of_trials_is_gone(experiment, tmp_path):
-    trials = experiment.folder.workspace.trials
+    workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
+    if workspace.root != experiment.folder.path:
+        (experiment.folder.path / "workspace").unlink()  # the link to the storage
     experiment.start()
+    assert experiment.folder.workspace == workspace
     assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()
     (tmp_path / "gate").touch()
     assert_it_ends(experiment)

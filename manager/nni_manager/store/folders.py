@@ -179,10 +179,24 @@ class ExperimentFolder:
         for folder in (self.database.parent, self.log, self.jobs):
             folder.mkdir()
         if storage is not None:
-            root = storage / self.experiment_id
-            root.mkdir(mode=0o700)
-            self._workspace_link.symlink_to(root)
+            (storage / self.experiment_id).mkdir(mode=0o700)
+            self.restore_link(storage)
         self.workspace.trials.mkdir(0o755)
+
+    def restore_link(self, storage: Path) -> None:
+        """Create the link to the workspace below `storage`, unless there is one. Without it, this folder would be the workspace.
+
+        Raises:
+            FolderUnreadable: something else is in its place.
+        """
+        root = storage / self.experiment_id
+        try:
+            self._workspace_link.symlink_to(root)
+        except FileExistsError as error:
+            if not self._workspace_link.is_symlink():
+                raise FolderUnreadable(
+                    f"cannot use {self._workspace_link}: it is not the link to {root}; move it away"
+                ) from error
 
     def open_workspace(self, *, is_private: bool, reuses_jobs: bool) -> bool:
         """Create the workspace's folder of trials if it is missing, and set the permissions of a workspace outside this folder.
