@@ -1,20 +1,14 @@
 """A home with its own OpenPAI, in which tests run nnictl."""
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
-from deadlines import DEADLINE_S, scaled_s
-from free_ports import free_port_pair
-from openpai_home import BIN, CONFIG, TRAIN, environ_of, processes_of
+from deadlines import scaled_s
+from openpai_home import BIN, OpenPaiHome, environ_of
 from real_containers import Podman, why_not_here
-
-from nni_manager.local_openpai import daemon
 
 
 @pytest.fixture(scope="session")
@@ -24,54 +18,6 @@ def podman():
     if reason is not None:
         pytest.skip(reason)
     return Podman(Path(sys.prefix) / "containers")
-
-
-class Home:
-    """A home whose OpenPAI runs on a free port. Its tasks are processes, or containers if `sandbox` is
-    "podman".
-    """
-
-    def __init__(self, path, sandbox, environ):
-        self.path = path
-        self._environ = environ
-        (path / "storage").mkdir()
-        start = (
-            "start",
-            f"--port={free_port_pair()}",
-            f"--storage={path}/storage",
-            "--virtual-cluster=default=16,100000,0",
-            f"--sandbox={sandbox}",
-        )
-        subprocess.run(
-            [BIN / "nnictl", "openpai", *start],
-            env=os.environ | environ_of(path) | environ,
-            check=True,
-            capture_output=True,
-            timeout=DEADLINE_S,
-        )
-
-    def enter(self, monkeypatch):
-        """Set the environment of its user, and write a new folder with an experiment."""
-        for name, value in (environ_of(self.path) | self._environ).items():
-            monkeypatch.setenv(name, value)
-        work = self.path / "work"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        (work / "train.py").write_text(TRAIN)
-        (work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
-        (work / "config.yml").write_text(CONFIG)
-
-    def is_at_rest(self):
-        """True if only the service of its OpenPAI runs."""
-        running = daemon.running(daemon.StateFolder(self.path / "state" / "trial-keeper" / "openpai"))
-        return running is not None and [each.pid for each in processes_of(self.path)] == [running.process.pid]
-
-    def close(self):
-        """End its OpenPAI, and kill the processes that a test has left."""
-        daemon.stop(daemon.StateFolder(self.path / "state" / "trial-keeper" / "openpai"))
-        for process in processes_of(self.path):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +32,7 @@ def homes(tmp_path_factory, request):
             podman = request.getfixturevalue("podman").environ if sandbox == "podman" else {}
             names = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")
             environ = {name: podman[name] for name in names if name in podman}
-            opened[sandbox] = Home(tmp_path_factory.mktemp(sandbox), sandbox, environ)
+            opened[sandbox] = OpenPaiHome(tmp_path_factory.mktemp(sandbox), sandbox, environ)
         return opened[sandbox]
 
     yield home_with
@@ -109,7 +55,7 @@ def home(homes, monkeypatch, request):
 @pytest.fixture
 def own_home(tmp_path, monkeypatch):
     """Like `home`, but only of this test, in its temporary folder."""
-    made = Home(tmp_path, "process", {})
+    made = OpenPaiHome(tmp_path, "process", {})
     made.enter(monkeypatch)
     yield tmp_path
     made.close()

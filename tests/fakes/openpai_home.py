@@ -4,12 +4,15 @@ import contextlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import requests
 from deadlines import DEADLINE_S
+from free_ports import free_port_pair
 
 from nni_manager.client.experiments import resolve
 from nni_manager.local_openpai import daemon
@@ -112,3 +115,51 @@ def attempt_of(home, experiment_id, trial_id):
 def trials(nnictl, experiment_id):
     """The trials as `nnictl trial ls --json` prints them."""
     return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
+
+
+class OpenPaiHome:
+    """A home whose OpenPAI runs on a free port. Its tasks are processes, or containers if `sandbox` is
+    "podman".
+    """
+
+    def __init__(self, path, sandbox, environ):
+        self.path = path
+        self._environ = environ
+        (path / "storage").mkdir()
+        start = (
+            "start",
+            f"--port={free_port_pair()}",
+            f"--storage={path}/storage",
+            "--virtual-cluster=default=16,100000,0",
+            f"--sandbox={sandbox}",
+        )
+        subprocess.run(
+            [BIN / "nnictl", "openpai", *start],
+            env=os.environ | environ_of(path) | environ,
+            check=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+        )
+
+    def enter(self, monkeypatch):
+        """Set the environment of its user, and write a new folder with an experiment."""
+        for name, value in (environ_of(self.path) | self._environ).items():
+            monkeypatch.setenv(name, value)
+        work = self.path / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        (work / "train.py").write_text(TRAIN)
+        (work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+        (work / "config.yml").write_text(CONFIG)
+
+    def is_at_rest(self):
+        """True if only the service of its OpenPAI runs."""
+        running = daemon.running(daemon.StateFolder(self.path / "state" / "trial-keeper" / "openpai"))
+        return running is not None and [each.pid for each in processes_of(self.path)] == [running.process.pid]
+
+    def close(self):
+        """End its OpenPAI, and kill the processes that a test has left."""
+        daemon.stop(daemon.StateFolder(self.path / "state" / "trial-keeper" / "openpai"))
+        for process in processes_of(self.path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -65,14 +65,14 @@ def processes_in(folder):
     return found
 
 
-def state_files(folder):
-    """One file of each kind: files whose paths differ only in ids are read by the same code.
+def state_files(root):
+    """One file of each kind below a folder: files whose paths differ only in ids are read by the same code.
 
     Attempts of ended and of running trials are two kinds.
     """
     kinds = {}
-    for path in sorted(folder.path.rglob("*")):
-        name = str(path.relative_to(folder.path))
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
         if path.is_file() and not path.is_symlink() and path.stat().st_size and not _NO_STATE.search(name):
             attempt = "ended" if (path.parent / "exit.json").exists() else "running"
             kind = re.sub(r"(?<=jobs/|ials/)\w{5}", "*", name)

@@ -7,10 +7,7 @@ file is emptied, and the rest are cut in half.
 import concurrent.futures
 import contextlib
 import os
-import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from amounts import IS_THOROUGH
@@ -25,6 +22,7 @@ from lost_machine import (
     what_is_lost,
 )
 from real_experiment import RealExperiment, assert_rows_are_what_was_written, wait_until
+from replaced_files import in_groups, resume_and_restore
 
 from nni_manager.client import manager_process
 
@@ -54,46 +52,37 @@ def truncate(path, form):
 
 
 def resume_with(whole, folder, damage, before):
-    """Damage files of a copy, each in its form, and resume it; return what is wrong, or None.
-
-    A file that a refusal names is restored, as its remedy says, and the resume is repeated.
-    """
+    """Damage files of a copy, each in its form, and resume it; return what is wrong, or None."""
     copy = copy_of(whole, folder)
-    damage = dict(damage)
     for name, form in damage.items():
         truncate(copy.folder.path / name, form)
-    while True:
-        with contextlib.suppress(StopIteration):
-            damaged_database = as_it_is(copy.folder)
+
+    def resume():
+        damaged_database = as_it_is(copy.folder)
         try:
             copy.start()
-            break
-        except AssertionError as error:
-            told = copy.folder.manager_stderr.read_text().strip()
-            if "Traceback" in told or copy.manager.poll() is None:
-                return f"{damage}: {error}"
-            last = told.splitlines()[-1]
-            named = [name for name in damage if re.search(rf"\b{re.escape(Path(name).name)}(?![\w-])", last)]
-            if len(named) != 1 or not re.match(r"cannot .*; \w+", last):
-                return f"{damage}: the message names no file and remedy: {told}"
-            if as_it_is(copy.folder) != damaged_database:
-                return f"{damage}: the resume was refused, but changed the database"
-            del damage[named[0]]
-            if not damage:
-                return None
-            shutil.copy2(whole.folder.path / named[0], copy.folder.path / named[0])
+        except AssertionError:
+            told = copy.folder.manager_stderr.read_text()
+            assert copy.manager.poll() is not None, f"the manager neither starts nor ends: {told}"
+            assert as_it_is(copy.folder) == damaged_database, "the resume was refused, but changed the database"
+            return told
+        return ""
+
     try:
-        # The restarted trial proves that the experiment continues.
-        copy.wait_for_status("DONE")
-        if lost := what_is_lost(copy.folder, before):
-            return f"{damage}: {lost}"
+        wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
+        if not wrong:
+            # The restarted trial proves that the experiment continues.
+            copy.wait_for_status("DONE")
+            wrong = what_is_lost(copy.folder, before)
+    except AssertionError as error:
+        wrong = str(error)
     finally:
         copy.close()
-    return None
+    return f"{damage}: {wrong}" if wrong else None
 
 
 def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(stopped, tmp_path):
-    kinds = state_files(stopped.folder)
+    kinds = state_files(stopped.folder.path)
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds
     )
@@ -103,10 +92,8 @@ def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(
     if IS_THOROUGH:
         cases = [{name: form} for name in kinds.values() for form in FORMS]
     else:
-        # Neighbours are of one attempt or one database, so they are in different groups.
-        cases = [{} for _ in range(AT_ONCE)]
-        for number, name in enumerate(kinds.values()):
-            cases[number % AT_ONCE][name] = FORMS[number % 2]
+        groups = in_groups(kinds.values(), AT_ONCE)
+        cases = [dict.fromkeys(names, FORMS[number % 2]) for number, names in enumerate(groups)]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         done = [
             pool.submit(resume_with, stopped, tmp_path / str(number), damage, before)

@@ -10,7 +10,7 @@ import click
 from nni_manager.cli import options
 from nni_manager.cli.banner import print_commands
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
+from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, register, resolve
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
@@ -54,13 +54,16 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 
 
 @click.command(epilog=options.example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
-@options.named_experiment_argument
+@options.experiment_argument
+@options.experiment_dir_option
 @options.start_options
-def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
+def resume(
+    experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, debug: bool, foreground: bool
+) -> int:
     """Resume an experiment whose manager is not running."""
     from nni_manager.client import manager_process, manager_stop, preflight
 
-    known = resolve(experiment_id)
+    known = _resolved(experiment_id, experiment_dir)
     name = known.experiment_id
     if known.manager_is_frozen():
         output.info(
@@ -83,15 +86,16 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @click.command(
     epilog=options.example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground")
 )
-@options.named_experiment_argument
+@options.experiment_argument
+@options.experiment_dir_option
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
 @options.host_option
 @options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
-def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
+def view(experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process, manager_stop, preflight
 
-    known = resolve(experiment_id)
+    known = _resolved(experiment_id, experiment_dir)
     name, server = known.experiment_id, known.manager or known.view
     if server is not None:
         how = "runs" if known.manager else "is viewed"
@@ -112,6 +116,14 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
             manager_stop.end_view(known)
         return options.INTERRUPTED
     return 0
+
+
+def _resolved(experiment_id: str | None, experiment_dir: Path | None) -> KnownExperiment:
+    if experiment_dir is not None:
+        experiment_id = register(experiment_dir, experiment_id)
+    elif experiment_id is None:
+        raise click.UsageError("Missing argument 'ID', or --experiment-dir DIR.")
+    return resolve(experiment_id)
 
 
 def _after_start(known: KnownExperiment, foreground: bool) -> int:

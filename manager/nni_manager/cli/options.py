@@ -82,6 +82,10 @@ experiment_argument = click.argument(
     "experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment
 )
 named_experiment_argument = click.argument("experiment_id", metavar="ID", shell_complete=complete_experiment)
+experiment_dir_option = click.option(
+    "--experiment-dir", "--experiment_dir", "-e", "experiment_dir", metavar="DIR", type=FILE,
+    help="The experiment's folder, for an experiment that `nnictl experiment list` lacks.",
+)  # fmt: skip
 json_anyway = click.option(
     "--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON."
 )

@@ -233,6 +233,33 @@ def resolve(given: str | None) -> KnownExperiment:
     return matching[0]
 
 
+def register(path: Path, given: str | None) -> str:
+    """Add the experiment of a folder to this user's experiments, and return its id, which is the folder's name.
+
+    Raises:
+        UserError: it is not the folder of an experiment, or of another one than `given`.
+    """
+    folder = folders.ExperimentFolder(path.resolve())
+    if not folder.database.parent.is_dir():
+        raise UserError(
+            f"cannot use {path} as an experiment: it has no folder {folder.database.parent.name}; "
+            "name the experiment's own folder, <logDir>/<ID>"
+        )
+    if given not in (None, folder.experiment_id):
+        raise UserError(
+            f"cannot find experiment {given!r} in {path}: it has experiment {folder.experiment_id}; use that id, or leave it out"
+        )
+    registry = folders.Registry.of_user()
+    for other in registry.all():
+        if other.experiment_id == folder.experiment_id and other != folder and other.has_database():
+            raise UserError(
+                f"cannot add experiment {folder.experiment_id} of {path}: this user has another one with that id, in {other.path}; "
+                f"save and delete that one with `nnictl experiment save` and `nnictl experiment delete`"
+            )
+    registry.add(folder)
+    return folder.experiment_id
+
+
 def match_prefix(prefix: str, known: Sequence[KnownExperiment]) -> list[KnownExperiment]:
     """The experiment with this id, or those whose ids start with it."""
     exact = [each for each in known if each.experiment_id == prefix]

@@ -27,6 +27,7 @@ from nni_manager.local_openpai.planning import planned
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.unusable_files import why_unusable, why_unusable_database
 
 # Parsing a job's text takes 20 ms of a core. More threads would only delay other work.
 _PARSER_THREADS = 2
@@ -88,6 +89,11 @@ class Cluster:
         try:
             for path in (self._paths.state_dir, self._paths.containers, self._paths.logs):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            why = why_unusable(self._paths.lock, "remove it") or why_unusable_database(
+                self._paths.database, f"restore it from a copy, or remove {self._paths.database}* to start without any job"
+            )
+            if why:
+                raise StateDirUnusable(why)
             self._lock.enter_context(OwnerLock(self._paths.lock).owned())
         except BlockingIOError as error:
             raise StateDirUnusable(

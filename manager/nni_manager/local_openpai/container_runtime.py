@@ -31,6 +31,7 @@ from nni_manager.local_openpai.planning import RUNTIME_DIR
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
 from trial_keeper.processes import ProcessIdentity, boot_id
+from trial_keeper.wire.safe_open import read_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _LAST_BYTES = 2048
 _NO_IMAGE = re.compile(
     "manifest unknown|not found|no such image|does not exist|access denied|unauthorized", re.IGNORECASE
 )
+# A state file of a container is far smaller.
+_DOCUMENT_BYTES = 1 << 20
 # Starting a process blocks for 1 to 2 ms, so a few threads are enough.
 _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
@@ -217,10 +220,7 @@ class ContainerRuntime:
         folder = self._paths.containers / container_id
         try:
             process = await self._in_thread(_process_of, folder)
-        except OSError as error:
-            self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
-            return
-        except (ValueError, KeyError):  # the file lost its content, e.g. in a power failure
+        except (OSError, *NOT_WHOLE):  # the file lost its content, e.g. in a power failure, or was replaced
             await self._finish(container_id)
             return
         if process is None:
@@ -317,21 +317,26 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
     unstarted = {"pid": None}
     if supervisor.claim(folder, unstarted):
         return None
-    document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
+    document = _document(folder, supervisor.PROCESS)
     return None if document == unstarted else document
+
+
+def _document(folder: Path, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(read_beneath(folder, folder / name, _DOCUMENT_BYTES).data)
+    return document
 
 
 def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
     """The exit of a container whose supervisor has ended. Ends all remaining processes of the container."""
     path = folder / supervisor.EXIT
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = _document(folder, supervisor.EXIT)
         stage, code = record["stage"], int(record["exit_code"])
-    except OSError:
+    except FileNotFoundError:
         return _lost(container_id, folder)
-    except NOT_WHOLE as error:
+    except (OSError, *NOT_WHOLE) as error:
         _end_leftovers(container_id)
-        problem = f"the exit code is unknown: {path} is incomplete ({error!r}), e.g. after a power failure or on a full disk"
+        problem = f"the exit code is unknown: cannot read {path} ({error!r}), e.g. after a power failure or on a full disk"
         return TaskExit(exits.NODE_LOST, diagnostics=problem)
     if code == 0:
         return exits.container_exit(0, "")
@@ -362,14 +367,17 @@ def _end_leftovers(container_id: str) -> None:
 
 def _lost(container_id: str, folder: Path) -> TaskExit:
     _end_leftovers(container_id)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        process = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
-        if process["boot_id"] == boot_id():
-            return TaskExit(
-                exits.KILLED,
-                container_exit_code=exits.KILLED,
-                diagnostics="the supervisor and all processes of the container were killed; find out what killed them",
-            )
+    try:
+        is_of_this_boot = _document(folder, supervisor.PROCESS)["boot_id"] == boot_id()
+    except (OSError, *NOT_WHOLE) as error:
+        problem = f"cannot read {folder / supervisor.PROCESS}: {error}; the container's processes were ended"
+        return TaskExit(exits.NODE_LOST, diagnostics=problem)
+    if is_of_this_boot:
+        return TaskExit(
+            exits.KILLED,
+            container_exit_code=exits.KILLED,
+            diagnostics="the supervisor and all processes of the container were killed; find out what killed them",
+        )
     return TaskExit(exits.NODE_LOST, diagnostics="this machine was restarted while the container was running")
 
 

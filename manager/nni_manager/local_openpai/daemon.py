@@ -25,6 +25,7 @@ from nni_manager.local_openpai.settings import Options
 from nni_manager.loopback_auth import VerifiedConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.unusable_files import why_unusable
 from trial_keeper import __version__
 from trial_keeper.processes import ProcessIdentity, terminate
 from trial_keeper.wire.workspace import replace_file
@@ -122,6 +123,23 @@ class StateFolder:
         """The default folder of the user."""
         return cls(state_of_user() / "openpai")
 
+    def check_files(self) -> None:
+        """Check the files that the daemon opens, and those that its clients read.
+
+        Raises:
+            FolderUnusable: something else is in a file's place, or the file is closed to this user.
+        """
+        for path, remedy in {
+            self._lock.path: "remove it",
+            self._process_json: "remove it, and start the daemon again with its options",
+            self._credentials_json: "remove it, and the next start makes a new token",
+            self.accounts: "restore it from a copy, or remove it, which revokes all tokens",
+            self.log: "remove it",
+            self.stderr: "remove it",
+        }.items():
+            if why := why_unusable(path, remedy):
+                raise FolderUnusable(why)
+
     def make(self) -> None:
         """Create the folder if necessary, check that it is ours, and close it to other users.
 
@@ -143,6 +161,7 @@ class StateFolder:
             raise FolderUnusable(
                 f"cannot use {self.path} as state directory: {error.strerror}; name another with --state-dir"
             ) from error
+        self.check_files()
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -164,8 +183,9 @@ class StateFolder:
         """True if a daemon holds the folder, including one that is starting or stopping.
 
         Raises:
-            FolderUnusable: the folder cannot be read.
+            FolderUnusable: the folder cannot be read, or one of its files.
         """
+        self.check_files()
         try:
             return self._lock.is_owned()
         except OSError as error:

@@ -16,9 +16,10 @@ from nni_manager.errors import RetryableError, UserError
 from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.unusable_files import why_no_folder, why_unusable
+from nni_manager.store.unusable_files import why_no_folder, why_unusable, why_unusable_database
 from trial_keeper.wire.workspace import Workspace, replace_file
 
+_ADD_AGAIN = "remove it, then name the experiment's folder with `nnictl resume {0} --experiment_dir <logDir>/{0}`"
 # Any user may create files in such a folder, but remove only their own files.
 WORLD_WRITABLE_STICKY = 0o1777
 
@@ -132,8 +133,7 @@ class ExperimentFolder:
         Raises:
             FolderUnreadable: something else is in a file's place, or the database is closed to this user.
         """
-        for path in (self.database, *map(self._beside_database, ("-wal", "-shm"))):
-            _refuse(why_unusable(path, "restore it from a copy" if path == self.database else "remove it"))
+        _refuse(why_unusable_database(self.database, "restore it from a copy"))
         for path in (self._lock.path, self._view_lock.path, self._process_json, self._view_json):
             _refuse(why_unusable(path, "remove it", os.F_OK))
 
@@ -153,9 +153,6 @@ class ExperimentFolder:
         for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):
             for path in paths:
                 _refuse(why_unusable(path, remedy, access))
-
-    def _beside_database(self, suffix: str) -> Path:
-        return self.database.with_name(self.database.name + suffix)
 
     @property
     def _lock(self) -> OwnerLock:
@@ -479,6 +476,9 @@ class Registry:
         if not self.folder.is_dir():
             return
         for entry in sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".json"):
+            if why := why_unusable(entry, _ADD_AGAIN.format(entry.stem)):
+                yield entry.stem, why
+                continue
             try:
                 yield entry.stem, ExperimentFolder(Path(json.loads(entry.read_bytes())["folder"]))
             except (OSError, ValueError, TypeError, KeyError):

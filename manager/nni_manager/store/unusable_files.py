@@ -37,3 +37,10 @@ def why_unusable(path: Path, remedy: str, access: int = os.R_OK) -> str:
         if os.access(path, access, effective_ids=True):
             return ""
     return f"cannot open {path}: this user has no permission for it; run `chmod u+rw {path}`, or ask its owner to open it"
+
+
+def why_unusable_database(path: Path, remedy: str) -> str:
+    """Like `why_unusable`, for a SQLite database with its log and its index. `remedy` is for the database's own place."""
+    files = {"": remedy, "-wal": "remove it", "-shm": "remove it"}
+    reasons = (why_unusable(Path(f"{path}{suffix}"), each) for suffix, each in files.items())
+    return next(filter(None, reasons), "")

@@ -1,0 +1,73 @@
+"""State files that something else has replaced, and the resumes that name them."""
+
+import ctypes
+import os
+import re
+import shutil
+from pathlib import Path
+
+
+def remove(path):
+    path.unlink()
+
+
+def make_a_folder(path):
+    path.unlink()
+    path.mkdir()
+    (path / "something").touch()
+
+
+def make_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_zeros(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def make_unreadable(path):
+    path.chmod(0)
+
+
+FORMS = (remove, make_a_folder, make_a_pipe, link_to_zeros, make_unreadable)
+
+
+def in_groups(names, number):
+    """The names in this number of groups. Neighbours are of one attempt or one database, so they are in different groups."""
+    return [list(names)[first::number] for first in range(number)]
+
+
+def without_roots_privilege():
+    """Runs in the new process: root, too, can then read only what the mode allows."""
+    if os.geteuid() == 0:
+        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def resume_and_restore(resume, root, whole, names):
+    """Resume, and restore each file that a refusal names, as its remedy says; return what is wrong, or an empty text.
+
+    `resume` returns the message of a refusal, or an empty text. `names` are the damaged files below `root`; `whole` has
+    them undamaged.
+    """
+    left = list(names)
+    while told := resume():
+        last = told.strip().splitlines()[-1]
+        named = [name for name in left if re.search(rf"(?<![\w-]){re.escape(Path(name).name)}(?![\w-])", last)]
+        has_remedy = re.match(r"(ERROR: )?cannot .*; \w+", last) and "--debug" not in last
+        if len(named) != 1 or not has_remedy or "Traceback" in told:
+            return f"the message names no file and remedy: {told}"
+        print(f"{named[0]}: {last}")
+        _restore(root / named[0], whole / named[0])
+        left.remove(named[0])
+    return ""
+
+
+def _restore(path, whole):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    shutil.copy2(whole, path)
