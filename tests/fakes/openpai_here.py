@@ -103,6 +103,17 @@ class OpenPaiHere:
             ada.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
         wait_until(lambda: not ada.get(JOBS, params=states).json(), "all jobs have ended")
 
+    def experiment_keys(self, *, reuse=False):
+        """Keys of an experiment file: ada's jobs run train.py here, with the workspace on storage `team` at its own path."""
+        (storage,) = (each.path for each in self.cluster.settings.storages if each.name == "team")
+        shared = {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)}
+        trial = {"command": "python3 train.py", "codeDir": ".", "image": "anything", "paiStorageConfigName": "team"}
+        return {
+            "trainingServicePlatform": "pai",
+            "trial": {**trial, "gpuNum": 0, "cpuNum": 1, "memoryMB": 256, **shared},
+            "paiConfig": {"userName": "ada", "token": self.client().token, "host": self.url, "reuse": reuse},
+        }
+
     def client(self, user="ada", application=True, token=None):
         """A session of this user with a new token of this kind, or with the given token; without a login
         if both are None.

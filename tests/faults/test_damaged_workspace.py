@@ -1,4 +1,5 @@
-"""Files and folders of a workspace removed, cut or replaced at random while trials run, and while no manager runs.
+"""Files and folders of a workspace removed, cut or replaced at random while trials run, and while no manager runs:
+on this machine, and on shared storage of OpenPAI.
 
 The experiment ends, or a message names what cannot be used with the remedy. A stop leaves nothing running. Nothing is lost that
 is still on the disk and signed.
@@ -9,6 +10,7 @@ import os
 import random
 import re
 import shutil
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from amounts import amount
 from deadlines import scaled_s
 from fault_judge import offsets_that_differ
+from openpai_here import an_openpai_here
 from real_experiment import wait_until
 
 from nni_manager.client.experiments import KnownExperiment
@@ -29,7 +32,7 @@ from nni_manager.training_services.local.client import processes_of
 
 pytestmark = pytest.mark.timeout(300)
 
-SEEDS = amount(3, 40)
+SEEDS = amount(2, 40)
 _ENDS_S = 90.0
 # What a trial of two seconds reports, so that damage comes before, during and after.
 TRAIN = """
@@ -131,13 +134,26 @@ def stop(known):
             stop_experiment(KnownExperiment(known.folder, known.running_process()))
 
 
+@pytest.fixture
+def platform_keys(request, tmp_path, monkeypatch):
+    """Makes the keys of an experiment file that choose the platform and `reuse`."""
+    if request.param == "local":
+        yield lambda *, reuse: {"localConfig": {"reuse": reuse}}
+        return
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "openpai").mkdir()
+    with an_openpai_here(tmp_path / "openpai") as here:
+        yield here.experiment_keys
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("platform_keys", ["local", "openpai"], indirect=True)
 def test_an_experiment_in_a_damaged_workspace_ends_or_names_the_remedy_and_loses_nothing_else(
-    a_real_experiment, seed
+    a_real_experiment, platform_keys, seed
 ):
     chance = random.Random(seed)
-    options = {"localConfig": {"reuse": True}} if chance.random() < 0.4 else {}
-    experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=6, logCollection="http", **options)
+    keys = platform_keys(reuse=chance.random() < 0.4)
+    experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=6, logCollection="http", **keys)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 20, "trials report")
     workspace = experiment.folder.workspace

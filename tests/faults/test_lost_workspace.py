@@ -39,27 +39,8 @@ def experiment(request, a_real_experiment, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     (tmp_path / "openpai").mkdir()
     with an_openpai_here(tmp_path / "openpai") as here:
-        storage = tmp_path / "openpai" / "team"
-        trial = {
-            "command": "python3 train.py",
-            "codeDir": ".",
-            "image": "anything",
-            "paiStorageConfigName": "team",
-        }
-        made = a_real_experiment(
-            train,
-            **limits,
-            trainingServicePlatform="pai",
-            trial=trial
-            | {"gpuNum": 0, "cpuNum": 1, "memoryMB": 256}
-            | {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)},
-            paiConfig={
-                "userName": "ada",
-                "token": here.client().token,
-                "host": here.url,
-                "reuse": request.param.endswith("reuse"),
-            },
-        )
+        keys = here.experiment_keys(reuse=request.param.endswith("reuse"))
+        made = a_real_experiment(train, **limits, **keys)
         yield with_two_trials(made)
         made.close()
 

@@ -72,6 +72,10 @@ class LostHome:
         wait_until(lambda: self.ends_and_rows() == (2, 82), "two trials have ended and two run")
         self.kill_all()
         shutil.copytree(self.path, self.whole, symlinks=True)
+        ends, rows = committed(self.folder)
+        # A trial that ran is restarted by OpenPAI, and its new attempt counts.
+        self.before = ends, {row for row in rows if row[0] in ends}
+        assert (len(ends), len(self.before[1])) == (2, 42)
 
     def nnictl(self, *arguments):
         return subprocess.run(
@@ -101,7 +105,7 @@ class LostHome:
         shutil.rmtree(self.path)
         shutil.copytree(self.whole, self.path, symlinks=True)
 
-    def resume_with(self, damage, before):
+    def resume_with(self, damage):
         """Damage files, each in its form, and resume the experiment; return what is wrong, or None."""
         self.restore()
         self.gate.touch()
@@ -118,7 +122,7 @@ class LostHome:
 
         try:
             wrong = resume_and_restore(resume, self.path, self.whole, damage)
-            wrong = wrong or what_is_lost(self.folder, before)
+            wrong = wrong or what_is_lost(self.folder, self.before)
             stopped = self.nnictl("openpai", "stop-service")
             wrong = wrong or (stopped.returncode and stopped.stderr)
             left = [process.cmdline() for process in processes_of(self.path)]
@@ -142,10 +146,6 @@ def lost(tmp_path_factory):
     "forms", [[form] for form in FORMS] if IS_THOROUGH else [[make_a_folder, make_a_pipe, make_unreadable]]
 )
 def test_a_resume_on_openpai_works_with_any_replaced_state_file_or_names_it_with_a_remedy(lost, forms):
-    ends, rows = committed(lost.folder)
-    # A trial that ran is restarted by OpenPAI, and its new attempt counts.
-    before = ends, {row for row in rows if row[0] in ends}
-    assert (len(ends), len(before[1])) == (2, 42)
     kinds = [name for name in state_files(lost.whole).values() if not _NO_STATE.search(name)]
     if IS_THOROUGH:
         cases = [{name: form} for name, form in itertools.product(kinds, forms)]
@@ -153,5 +153,5 @@ def test_a_resume_on_openpai_works_with_any_replaced_state_file_or_names_it_with
         groups = in_groups(kinds, len(forms))
         cases = [dict.fromkeys(names, form) for names, form in zip(groups, forms, strict=True)]
     print(f"{len(kinds)} state files, {len(cases)} resumes")
-    wrong = [problem for damage in cases if (problem := lost.resume_with(damage, before)) is not None]
+    wrong = [problem for damage in cases if (problem := lost.resume_with(damage)) is not None]
     assert not wrong, "\n".join(wrong)

@@ -202,22 +202,8 @@ def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
     ran.touch()
     (tmp_path / "openpai").mkdir()
     with an_openpai_here(tmp_path / "openpai") as here:
-        storage = tmp_path / "openpai" / "team"
-        trial = {
-            "gpuNum": 0,
-            "cpuNum": 1,
-            "memoryMB": 256,
-            "image": "anything",
-            "paiStorageConfigName": "team",
-        }
-        shared = {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)}
         experiment = a_real_experiment(
-            TRAIN.format(ran=str(ran)),
-            trialConcurrency=2,
-            maxTrialNum=3,
-            trainingServicePlatform="pai",
-            trial={"command": "python3 train.py", "codeDir": ".", **trial, **shared},
-            paiConfig={"userName": "ada", "token": here.client().token, "host": here.url, "reuse": reuse},
+            TRAIN.format(ran=str(ran)), trialConcurrency=2, maxTrialNum=3, **here.experiment_keys(reuse=reuse)
         )
         die_at(experiment, tmp_path, PAI_MOMENTS[moment])
         resume_and_check(experiment, tmp_path, ran)

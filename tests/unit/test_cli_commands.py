@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import click
 import psutil
@@ -23,7 +24,7 @@ from strangers import give_away
 
 from nni_manager.cli import main
 from nni_manager.client import manager_process, manager_stop, output
-from nni_manager.client.experiments import resolve
+from nni_manager.client.experiments import register, resolve
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.remains import remains_of
 from nni_manager.config.reader import read_experiment_file
@@ -217,23 +218,60 @@ def test_a_corrupt_database_does_not_hide_other_experiments(nnictl, an_experimen
     assert "WARNING: experiment abc11111: cannot " in err
 
 
-@pytest.mark.parametrize("corrupt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", None])
+@pytest.mark.parametrize("corrupt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", Path.mkdir, os.mkfifo])
 def test_a_corrupt_registry_entry_does_not_hide_other_experiments(nnictl, an_experiment, corrupt):
     an_experiment("abc11111")
     entry = Registry.of_user().folder / "abc11111.json"
     entry.unlink()
-    entry.mkdir() if corrupt is None else entry.write_bytes(corrupt)
+    is_file = isinstance(corrupt, bytes)
+    entry.write_bytes(corrupt) if is_file else corrupt(entry)
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, [line.split()[:2] for line in out.splitlines()[1:]]) == (
         0,
         [["abc11111", "UNREADABLE"], ["abd22222", "NOT"]],
     )
-    problem = f"cannot read {entry}: it does not name the experiment's folder; "
+    why = "it does not name the experiment's folder" if is_file else "it is a "
+    problem = f"cannot {'read' if is_file else 'use'} {entry}: {why}"
     assert f"WARNING: experiment abc11111: {problem}" in err
     code, _, err = nnictl("trial", "ls", "abc11111")
     assert (code, err.startswith(f"ERROR: {problem}")) == (1, True)
     assert nnictl("trial", "ls", "abd22222")[0] == 0
+
+
+def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment, tmp_path, monkeypatch):
+    folder = an_experiment("abc11111")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    assert nnictl("trial", "ls", "abc11111")[0] == 1
+    for experiment_id in ("abc11111", None):
+        assert register(folder.path, experiment_id) == "abc11111"
+    assert nnictl("trial", "ls", "abc11111")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["nothing"], "cannot use nothing as an experiment: it has no folder db; name the experiment's own folder"),
+        (["abc11111", "abd22222"], "cannot find experiment 'abd22222' in abc11111: it has experiment abc11111; use "),
+        (["copy/abc11111"], "cannot add experiment abc11111 of copy/abc11111: this user has another one with that id"),
+    ],
+)
+@pytest.mark.parametrize("command", ["resume", "view"])
+def test_a_folder_that_is_not_the_experiments_is_refused(
+    nnictl, an_experiment, monkeypatch, command, arguments, problem
+):
+    folder = an_experiment("abc11111").path
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(folder, "copy/abc11111")
+    code, _, err = nnictl(command, "--experiment_dir", *arguments)
+    assert (code, err.startswith(f"ERROR: {problem}")) == (1, True), err
+    assert [each.path for each in Registry.of_user().all()] == [folder]
+
+
+@pytest.mark.parametrize("command", ["resume", "view"])
+def test_a_resume_without_an_id_asks_for_it_or_for_the_folder(nnictl, command):
+    code, _, err = nnictl(command)
+    assert (code, "Missing argument 'ID', or --experiment-dir DIR; " in err) == (1, True), err
 
 
 @pytest.mark.parametrize("corrupt", [b"", b"[]", b"{}", b'{"pid": 1'])
