@@ -89,10 +89,11 @@ class Tree:
 
     def place_of(
         self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
-    ) -> tuple[int, int] | None:
-        """Returns the line and column, from 1, of the last step of the path in the text; None if no step is in the text."""
-        steps = list(self.steps_to(path, spelling))
-        return place((steps[-1][0] or steps[-1][1]).start_mark) if steps else None
+    ) -> tuple[int, int]:
+        """Returns the line and column, from 1, of the last step of the path that is in the text; without one, of its start."""
+        steps = [(None, self.root), *self.steps_to(path, spelling)]
+        node = steps[-1][0] or steps[-1][1]
+        return (1, 1) if node is None else place(node.start_mark)
 
 
 def place(mark: yaml.Mark) -> tuple[int, int]:

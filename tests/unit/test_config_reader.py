@@ -183,7 +183,7 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
     assert diagnostics(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
-        "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
+        "experiment.yml:1: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
@@ -461,8 +461,8 @@ def test_numbers_with_an_exponent_are_numbers(diagnostics):
         ),
         ("", "search_space.json:1: cannot read search_space.json: not JSON at column 1"),
         ('{"lr":\n nope}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
-        ("[]", "search_space.json: cannot use the search space: [] is not a mapping"),
-        ("{}", "search_space.json: cannot use the search space: it names no hyper-parameter"),
+        ("[]", "search_space.json:1: cannot use the search space: [] is not a mapping"),
+        ("{}", "search_space.json:1: cannot use the search space: it names no hyper-parameter"),
         (
             SPACE.replace("1]", "NaN]"),
             "search_space.json: cannot read search_space.json: NaN is not a JSON number",

@@ -15,6 +15,9 @@ Place: TypeAlias = tuple[str | int, ...]
 """The path of a value in a file: keys, and indices of items."""
 # Messages truncate long values: their start is enough to find them.
 MAX_SHOWN_CHARACTERS = 60
+# Less similar words seldom mean the same: "demotuner" and "metistuner" have 0.63. In short words each letter counts more:
+# "TEP" and "TPE" have 0.67.
+_SHORT, _MIN_SIMILARITY = 6, (0.6, 0.7)
 # The limit for each kind of error in each part of a file. A faulty generator can cause thousands.
 MAX_DIAGNOSTICS = 100
 
@@ -104,7 +107,7 @@ def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use") ->
     """The remedy for an unknown word: the nearest known word, and the list of all."""
     known = list(known)
     by_folded = {name.casefold(): name for name in known}
-    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=1)
+    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT])
     if nearest:
         return f"did you mean {by_folded[nearest[0]]}? (known: {', '.join(known)})"
     return f"{verb} one of {', '.join(known)}"

@@ -106,8 +106,11 @@ class Document:
 
     def diagnostic(self, place: Place, message: str) -> Diagnostic:
         """A diagnostic at a place of `value`, or at its nearest parent that is in the file; `message` has marked keys."""
-        found = None if self.root is None else self.root.place_of(self.dialect.path(place), folded)
-        line, column = found or (None, None)
+        line, column = (
+            (None, None)
+            if self.root is None
+            else self.root.place_of(self.dialect.path(place), folded)
+        )
         return Diagnostic(self.file, line, column, self.dialect.key(place), self.dialect.text(message))
 
 

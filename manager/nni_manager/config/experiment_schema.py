@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator
 
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
-from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, text, whole
+from nni_manager.config.schema import Schema, flag, is_placeholder, line, mapping, must_be, refusal, text, whole
 from nni_manager.config.units import duration_s, megabytes
 
 _HOST_NAME = re.compile(
@@ -154,8 +155,8 @@ class _PodKeys(Schema):
     gpu_number: int = whole(0, 99999, "0", v1="gpuNum")
     cpu_number: int = whole(1, 99999, "1", v1="cpuNum")
     memory_size: Size = must_be("a whole number of MB, or a size such as 8gb", "8192", v1="memoryMB")
-    docker_image: str = text("the name of an image", _IMAGE, v1="image")
-    private_registry_auth_path: str | None = text(
+    docker_image: str = line("the name of an image", _IMAGE, v1="image")
+    private_registry_auth_path: str | None = line(
         "the path of a Docker login file", "~/.docker/config.json", None
     )
     shared_memory_size: Size | None = must_be(
@@ -199,8 +200,8 @@ class StorageKeys(Schema):
     storage_type: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
         "one of nfs, azureStorage, pvc", "nfs", None, v1="storage"
     )
-    server: str | None = text("the address of an NFS server", "10.10.10.10", None, v1="nfs.server")
-    path: str | None = text(
+    server: str | None = line("the address of an NFS server", "10.10.10.10", None, v1="nfs.server")
+    path: str | None = line(
         "the path that the server exports, or the mount point of the claim's volume on this machine",
         "/var/nfs/nni",
         None,
@@ -247,12 +248,12 @@ class OpenpaiServiceKeys(_ServiceKeys):
     The first schema's GPU, CPU and memory numbers in `paiConfig` are defaults for those of `trial`.
     """
 
-    host: str = text(
+    host: str = must_be(
         "the host of OpenPAI, or local for the built-in cluster on this machine",
         "https://openpai.example.com",
         pattern=r"^\S+$",
     )
-    username: str | None = text("the name of your account there", "ada", None, v1="userName")
+    username: str | None = line("the name of your account there", "ada", None, v1="userName")
     token: str | None = must_be(
         "a token from your OpenPAI profile page, without blanks",
         "eyJhbGciOi...",
@@ -263,20 +264,20 @@ class OpenpaiServiceKeys(_ServiceKeys):
     password: str | None = text("your password there", "'...'", None, repr=False, v1="passWord")
     trial_cpu_number: int | None = whole(1, 99999, "1", None, v1="/trial.cpuNum")
     trial_memory_size: SizeFrom100 | None = must_be(_SIZE_FROM_100, "8192", None, v1="/trial.memoryMB")
-    docker_image: str | None = text("the name of an image", _IMAGE, None, v1="/trial.image")
-    virtual_cluster: str | None = text(
+    docker_image: str | None = line("the name of an image", _IMAGE, None, v1="/trial.image")
+    virtual_cluster: str | None = line(
         "the name of a virtual cluster", "default", None, v1="/trial.virtualCluster"
     )
-    local_storage_mount_point: str = text(
+    local_storage_mount_point: str = line(
         "a folder of this machine", "/local/mnt", v1="/trial.nniManagerNFSMountPath"
     )
-    container_storage_mount_point: str = text(
+    container_storage_mount_point: str = line(
         "an absolute path in the container", "/mnt/confignfs-data", v1="/trial.containerNFSMountPath"
     )
-    storage_config_name: str | None = text(
+    storage_config_name: str | None = line(
         "the name of a storage of OpenPAI", "confignfs-data", None, v1="/trial.paiStorageConfigName"
     )
-    openpai_config_file: str | None = text(
+    openpai_config_file: str | None = line(
         "the path of an OpenPAI job file", "job.yml", None, v1="/trial.paiConfigPath"
     )
     gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True)
@@ -284,6 +285,14 @@ class OpenpaiServiceKeys(_ServiceKeys):
     memory_mb: SizeFrom100 | None = must_be(_SIZE_FROM_100, "8192", None, alias="memoryMB", only_v1=True)
     max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, only_v1=True)
     use_active_gpu: bool = flag("false", False, only_v1=True)
+
+    @field_validator("host")
+    @classmethod
+    def _has_a_name(cls, host: str) -> str:
+        name = urlsplit(host if "://" in host else f"https://{host}").hostname or ""
+        if ":" not in name and not all(name.removesuffix(".").split(".")):  # a name, or an IPv6 address
+            raise ValueError(host)
+        return host
 
     @field_validator("container_storage_mount_point")
     @classmethod
@@ -304,9 +313,9 @@ class _KubernetesServiceKeys(_ServiceKeys):
 class FrameworkControllerServiceKeys(_KubernetesServiceKeys):
     """`trainingService` of FrameworkController."""
 
-    service_account_name: str | None = text("the name of a service account", "frameworkbarrier", None)
+    service_account_name: str | None = line("the name of a service account", "frameworkbarrier", None)
     task_roles: list[TaskRoleKeys] | None = text("a list of roles", f"[{ROLE}]", None, v1="/trial.taskRoles")
-    config_path: str | None = text("the path of a Framework template", "framework.yml", None)
+    config_path: str | None = line("the path of a Framework template", "framework.yml", None)
 
 
 class KubeflowServiceKeys(_KubernetesServiceKeys):
@@ -339,7 +348,7 @@ class ExperimentKeys(Schema):
     max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum")
     max_trial_duration: Duration = _duration("30m")
     max_trial_retry: int = whole(0, 99, "2", 0)
-    search_space_file: str | None = text(
+    search_space_file: str | None = line(
         "the path of a JSON file", "search_space.json", None, v1="searchSpacePath"
     )
     # The reader checks the search space.

@@ -148,6 +148,7 @@ class _Reading:
         self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
+        self._warn_of_timeouts_of_built_ins()
         self._checked_args("assessor", ASSESSOR_ARGS)
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
@@ -302,6 +303,10 @@ class _Reading:
         storage = self._absolute(place, self.service.get(place[-1]))
         if storage is not None and (why := openpai.reason_against_storage(storage, is_local)) is not None:
             self._refuse(place, why)
+        if self.service.get("openpaiConfigFile") is not None and self.raw.get("trialCommand") is not None:
+            self._warn(
+                "«trialCommand» has no effect: the job file of «trainingService.openpaiConfigFile» has the commands; remove it"
+            )
         return storage, *self._job_file(self.service.get("openpaiConfigFile"))
 
     def _refuse_placeholders(self, *exempt: str) -> None:
@@ -385,6 +390,12 @@ class _Reading:
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
         if wrong is not None:
             self._report((kind, wrong[0]), wrong[1])
+
+    def _warn_of_timeouts_of_built_ins(self) -> None:
+        for section in ("tuner", "assessor"):
+            keys = self._within(section)
+            if keys.get("callTimeout") is not None and not any(keys.get(key) for key in OWN_KEYS):
+                self._warn(f"{ref((section, 'callTimeout'))} has no effect: only your own class can exceed it; remove it")
 
     def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
         """The folder of the user's own class; None if the file names none."""

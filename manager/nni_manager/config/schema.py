@@ -29,6 +29,8 @@ _PLACEHOLDER = re.compile(
     r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
 )
 _SENTENCE = "sentence"
+# Without control characters, and with something else than blanks.
+_LINE = r"^[^\x00-\x1f\x7f]*[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$"
 # The metadata of a field about v1 files: its paths there, and a mark of keys that only v1 files have.
 V1_PATHS, ONLY_V1 = "x-v1", "x-only-v1"
 # The types that YAML infers for unquoted scalars: 2024, 1.10, no, 2024-01-01.
@@ -84,6 +86,11 @@ def must_be(
 def text(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
     """A field that must be text that is not empty."""
     return must_be(what, example, default, min_length=1, **rules)
+
+
+def line(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be one line of text that is not blank."""
+    return must_be(what, example, default, pattern=_LINE, **rules)
 
 
 def whole(least: int, most: int | None, example: str, default: Any = ..., **rules: Any) -> Any:

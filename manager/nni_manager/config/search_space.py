@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of, remedy_for_unknown, shown
+from nni_manager.config.other_spaces import in_nni_notation
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -219,7 +220,11 @@ class _Reader:
         key, remedy = key_of(path), f"write a hyper-parameter as {_EXAMPLE}"
         if not isinstance(raw, dict):
             return self._invalid(path, f"{key}: {shown(raw)} is not a mapping", remedy)
-        for extra in map(str, raw.keys() - {"_type", "_value"}):
+        if raw.keys().isdisjoint(("_type", "_value")) and (other := in_nni_notation(raw)) is not None:
+            library, translated = other
+            what = f"{key}: it has the notation of {library}"
+            return self._invalid(path, what, f"write {json.dumps(translated, ensure_ascii=False, default=str)}")
+        for extra in (str(each) for each in raw if each not in ("_type", "_value")):
             self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep only _type and _value")
         missing = [name for name in ("_type", "_value") if name not in raw]
         if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from nni_manager.config.diagnostics import (
 from nni_manager.config.dialect import EACH, Dialect, Keys, with_indices
 from nni_manager.config.document import Document
 
+_SNAKE_CASE = re.compile("[^_]+(_[^_]+)+")
 # The arguments that users most often indent too little.
 _OF_ALGORITHMS = ("optimize_mode", "seed")
 
@@ -108,7 +110,7 @@ class Translation:
 
     def known_name(self, key: Any, place: Keys) -> str:
         """The known key of the mapping at `place` that differs from `key` at most in its spelling; else `key` itself."""
-        if not isinstance(key, str) or not (self.knows_any_case or "_" in key):
+        if not isinstance(key, str) or not (self.knows_any_case or _SNAKE_CASE.fullmatch(key)):
             return str(key)
         known = {folded(name): name for name in self.children.get(place, ())}
         return known.get(folded(key), key)

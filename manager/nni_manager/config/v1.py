@@ -129,7 +129,8 @@ class _FromV1(Translation):
         self.word = table.get(document.value, _PLATFORM)
         self.platform = _PLATFORM_OF.get(self.word, "local") if isinstance(self.word, str) else "local"
         self.section = SECTIONS[table.PLATFORMS[self.platform]][0]
-        self.storage = _kind_of_storage(table.get(document.value, self.section))
+        on_kubernetes = self.platform in table.KUBERNETES
+        self.storage = _kind_of_storage(table.get(document.value, self.section)) if on_kubernetes else None
         known = table.keys_on(self.platform)
         super().__init__(
             document,

@@ -48,9 +48,9 @@ class JobDocument:
 
     def diagnostic(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolDiagnostic:
         """Returns a diagnostic at this path, or at its nearest ancestor in the text."""
-        root = self.tree.root
-        at = self.tree.place_of(path) or ((1, 1) if root is None else yaml_reader.place(root.start_mark))
-        return ProtocolDiagnostic(self.file, *at, key_of(path), message, path, violation)
+        return ProtocolDiagnostic(
+            self.file, *self.tree.place_of(path), key_of(path), message, path, violation
+        )
 
     def invalid_value(self, path: Path, problem: str) -> ProtocolDiagnostic:
         """Returns a diagnostic of the value at this path. `problem` ends with the remedy."""
