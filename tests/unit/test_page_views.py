@@ -130,6 +130,33 @@ def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, 
     assert message_summary(reason, message) == line
 
 
+_OF_PYENV = """\
+pyenv: python3.5: command not found
+
+The `python3.5' command exists in these Python versions:
+  3.5.3
+
+Note: See 'pyenv help global' for tips on allowing both
+      python2 and python3 to be found at the same time.
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (_OF_PYENV, "pyenv: python3.5: command not found"),
+        ("bash: line 1: trian.py: command not found\nbye\n", "bash: line 1: trian.py: command not found"),
+        ("sh: 1: trian.py: not found\n", "sh: 1: trian.py: not found"),
+        ("env: 'python4': No such file or directory\n", "env: 'python4': No such file or directory"),
+        ("a: not found\nwent on\nb: not found\nbye\n", "b: not found"),
+        ("step 1\nstep 2\n", "step 2"),
+    ],
+)
+def test_the_summary_names_the_command_that_was_not_found(message, line):
+    assert message_summary("non-zero exit", message, 127) == line
+    assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
+
+
 def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
     config = dataclasses.replace(played.snapshot().config, trial_command="python größe.py")
     assert "größe.py" in configuration_view(config)["text"]

@@ -159,7 +159,7 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "end": _ms(trial.ended_at_s),
         "reason": reason,
         "exitCode": trial.exit_code,
-        "message": message_summary(reason or "", trial.message)[:_MAX_MESSAGE],
+        "message": message_summary(reason or "", trial.message, trial.exit_code)[:_MAX_MESSAGE],
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
