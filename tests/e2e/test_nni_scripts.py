@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from real_experiment import RealExperiment
 
+from nni_manager.cli.log_commands import PRINTED_BY_NNI
+
 NNI_VERSION = "3.0"
 
 # Like NNI's examples: argparse defaults overridden by the tuner, a dict metric, numpy scalars, and a NaN.
@@ -132,6 +134,21 @@ def python_with_nni():
                 )
             (folder / "complete").touch()
     return python
+
+
+@pytest.mark.peer
+@pytest.mark.timeout(600)
+def test_the_real_nni_package_redirects_stdout_in_the_known_format(python_with_nni, tmp_path):
+    names = ("NNI_OUTPUT_DIR", "NNI_SYS_DIR")
+    environ = {"NNI_PLATFORM": "local", "NNI_TRIAL_JOB_ID": "t", "NNI_EXP_ID": "e", "NNI_TRIAL_SEQ_ID": "0"}
+    done = subprocess.run(
+        [python_with_nni, "-c", "import nni; print('hello')"],
+        env=environ | dict.fromkeys(names, str(tmp_path)),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b""
+    assert PRINTED_BY_NNI.search((tmp_path / "trial.log").read_bytes())
 
 
 @pytest.mark.peer

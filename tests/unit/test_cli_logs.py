@@ -83,6 +83,31 @@ def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output)
     assert capsys.readouterr() == (output, "")
 
 
+@pytest.mark.parametrize("options", [[], ["--follow"]])
+def test_output_that_nnis_package_has_redirected_is_printed(a_trial, capsys, options):
+    folder, save = a_trial
+    printed = "[2026-01-02 03:04:05] PRINT hello\n"
+    written(folder, "")
+    written(folder, f"keeper's line\n{printed}", stream=Stream.KEEPER)
+    save(TrialState.SUCCEEDED)
+    assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"keeper's line\n{printed}"
+    assert err.startswith("WARNING: stdout of trial aB3dE is empty: NNI's package has redirected it to ")
+    assert main.run(["log", "trial", "abc", "-T", "aB3", "--tail", "1"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("stdout", ["", "one\n"])
+def test_the_keepers_log_is_not_printed_for_stdout(a_trial, capsys, stdout):
+    folder, _ = a_trial
+    written(folder, stdout)
+    of_nni = "[2026-01-02 03:04:05] PRINT hello\n"
+    written(folder, f"keeper's line\n{of_nni if stdout else ''}", stream=Stream.KEEPER)
+    assert main.run(["log", "trial", "abc", "-T", "aB3"]) == 0
+    assert capsys.readouterr() == (stdout, "")
+
+
 @pytest.mark.parametrize("other", ["--tail", "--follow"])
 def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     words = [other, "1"] if other == "--tail" else [other]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
+import re
 import shutil
 import sys
 import time
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 # Users do not notice this delay, and a poll needs only a few system calls.
 _FOLLOW_INTERVAL_S = 0.2
 _BLOCK_BYTES = 1 << 16
+PRINTED_BY_NNI = re.compile(rb"^\[[^\]\n]+\] PRINT ", re.MULTILINE)
+"""A line that a trial has printed, as NNI's own package writes it to trial.log. Source: NNI v3.0, nni/runtime/log.py."""
+_SEARCHED_BYTES = 1 << 20
 
 
 log = group("log", "Show logs.", "nnictl log stderr", "nnictl log trial --trial-id aB3dE")
@@ -167,6 +172,8 @@ def log_trial(
             read_bytes = file.tell()
         if follow:
             trial_log.follow(place, read_bytes)
+        if stream == "stdout":
+            trial_log.print_redirected(selection)
     output.trial_warning(known.trial(trial["id"]) if follow else trial)
 
 
@@ -212,6 +219,19 @@ class _TrialLog:
         while (place := self.place()) is None and not self.known.stored.trial_is_over(self.trial_id):
             time.sleep(_FOLLOW_INTERVAL_S)
         return place or self.place()
+
+    def print_redirected(self, selection: _Selection) -> None:
+        """If stdout is empty because NNI's package has redirected it to trial.log, print that."""
+        place, other = self.place(), dataclasses.replace(self, stream="trial.log").place()
+        if place is None or place.path.lstat().st_size or other is None:
+            return
+        with open(other.open(), "rb") as file:
+            if PRINTED_BY_NNI.search(file.read(_SEARCHED_BYTES)):
+                output.warning(
+                    f"stdout of trial {self.trial_id} is empty: NNI's package has redirected it to {other.path}, which follows"
+                )
+                file.seek(0)
+                selection.print_from(file)
 
     def follow(self, place: LogLocation, read_bytes: int) -> None:
         """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
