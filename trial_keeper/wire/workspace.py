@@ -145,6 +145,10 @@ class Workspace:
     trials = _Inside("root", "trials")
     """One folder per trial."""
 
+    def code_snapshots(self) -> list[Path]:
+        """All snapshots of the training code, by name."""
+        return sorted(self.root.glob("code-*.tar.gz"))
+
     def code_snapshot(self, digest: str) -> Path:
         """The snapshot of training code with this digest."""
         return self.file(f"code-{digest}.tar.gz")

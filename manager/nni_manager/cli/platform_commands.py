@@ -95,7 +95,7 @@ def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str 
 
 def _left_in(workspace: Workspace) -> list[Path]:
     trials = sorted(workspace.trials.iterdir()) if workspace.trials.is_dir() else []
-    return [*trials, *sorted(workspace.root.glob("code-*.tar.gz"))]
+    return [*trials, *workspace.code_snapshots()]
 
 
 def _clean(workspace: Workspace) -> int:

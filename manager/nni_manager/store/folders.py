@@ -148,7 +148,12 @@ class ExperimentFolder:
         for path in (workspace.trials, workspace.sdk, workspace.sdk / "nni_sdk"):
             _refuse(why_no_folder(path, remedy))
         logs = (self.manager_log, self.manager_stdout, self.manager_stderr)
-        replaced = (workspace.manager_json, workspace.run_sh, *(workspace.sdk / "nni_sdk").glob("*.py"))
+        replaced = (
+            workspace.manager_json,
+            workspace.run_sh,
+            *workspace.code_snapshots(),
+            *(workspace.sdk / "nni_sdk").glob("*.py"),
+        )
         read = (self.ended_sessions, self._certificate, *self.jobs.glob("*.json"))
         for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):
             for path in paths:
