@@ -172,7 +172,7 @@ def _cluster_of_this_machine(
         local_openpai.stop(state)
         storages = {**options.storages, wanted.name: str(_shown_at(pai, wanted))}
         known = local_openpai.start(state, replace(options, storages=storages))
-    service = known or local_openpai.start(state)
+    service = local_openpai.with_valid_token(known or local_openpai.start(state))
     if wanted is None:
         return _client_of(service, retry_policy)
     found, expected = Path(service.process.options.storages[wanted.name]), _shown_at(pai, wanted)
@@ -189,7 +189,12 @@ def _client_of(service: Service, retry_policy: ClientRetryPolicy | None) -> Open
 
     access = service.credentials
     return OpenPai(
-        service.process.address, access.user, token=access.token, retry_policy=retry_policy, is_own=True
+        service.process.address,
+        access.user,
+        token=access.token,
+        newer_token=lambda: (service.state.credentials() or access).token,
+        retry_policy=retry_policy,
+        is_own=True,
     )
 
 

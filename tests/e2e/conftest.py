@@ -1,6 +1,5 @@
 """A home with its own OpenPAI, in which tests run nnictl."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path

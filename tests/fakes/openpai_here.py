@@ -107,7 +107,12 @@ class OpenPaiHere:
         """Keys of an experiment file: ada's jobs run train.py here, with the workspace on storage `team` at its own path."""
         (storage,) = (each.path for each in self.cluster.settings.storages if each.name == "team")
         shared = {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)}
-        trial = {"command": "python3 train.py", "codeDir": ".", "image": "anything", "paiStorageConfigName": "team"}
+        trial = {
+            "command": "python3 train.py",
+            "codeDir": ".",
+            "image": "anything",
+            "paiStorageConfigName": "team",
+        }
         return {
             "trainingServicePlatform": "pai",
             "trial": {**trial, "gpuNum": 0, "cpuNum": 1, "memoryMB": 256, **shared},

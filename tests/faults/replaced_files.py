@@ -55,7 +55,9 @@ def resume_and_restore(resume, root, whole, names):
     left = list(names)
     while told := resume():
         last = told.strip().splitlines()[-1]
-        named = [name for name in left if re.search(rf"(?<![\w-]){re.escape(Path(name).name)}(?![\w-])", last)]
+        named = [
+            name for name in left if re.search(rf"(?<![\w-]){re.escape(Path(name).name)}(?![\w-])", last)
+        ]
         has_remedy = re.match(r"(ERROR: )?cannot .*; \w+", last) and "--debug" not in last
         if len(named) != 1 or not has_remedy or "Traceback" in told:
             return f"the message names no file and remedy: {told}"

@@ -28,7 +28,6 @@ from replaced_files import (
     without_roots_privilege,
 )
 
-from nni_manager.local_openpai import daemon
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 

@@ -64,7 +64,9 @@ def resume_with(whole, folder, damage, before):
         except AssertionError:
             told = copy.folder.manager_stderr.read_text()
             assert copy.manager.poll() is not None, f"the manager neither starts nor ends: {told}"
-            assert as_it_is(copy.folder) == damaged_database, "the resume was refused, but changed the database"
+            assert as_it_is(copy.folder) == damaged_database, (
+                "the resume was refused, but changed the database"
+            )
             return told
         return ""
 

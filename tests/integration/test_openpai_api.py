@@ -165,6 +165,36 @@ def test_tokens_are_listed_without_their_signature_and_can_be_revoked(here):
     assert here.stored[-1] == here.accounts.to_json()
 
 
+def test_a_password_is_set_by_its_user_with_the_old_one_or_by_an_administrator(here):
+    ada, bob, program = (
+        here.client("ada", application=False),
+        here.client("bob", application=False),
+        here.client("bob"),
+    )
+
+    def set_password(client, name, new, old=None):
+        fields = {"newPassword": new} | ({} if old is None else {"oldPassword": old})
+        return client.put(f"/api/v2/users/{name}/password", json=fields)
+
+    def can_log_in(password):
+        fields = {"username": "bob", "password": password}
+        return here.client(None).post("/api/v2/authn/basic/login", json=fields).status_code == 200
+
+    refused(set_password(bob, "ada", "new password", "ada's password"), 403, "ForbiddenUserError")
+    refused(set_password(program, "bob", "new password", "bob's password"), 403, "ForbiddenUserError")
+    refused(set_password(bob, "bob", "new password"), 400, "InvalidParametersError")
+    refused(set_password(bob, "bob", "new password", "no password"), 400, "IncorrectPasswordError")
+    assert can_log_in("bob's password")
+    assert set_password(bob, "bob", "new password", "bob's password").status_code == 200
+    assert (can_log_in("new password"), can_log_in("bob's password")) == (True, False)
+    refused(set_password(ada, "bob", "short"), 400, "InvalidParametersError")
+    refused(set_password(ada, "eve", "bob's password"), 400, "NoUserError")
+    assert set_password(ada, "bob", "bob's password").status_code == 200
+    assert can_log_in("bob's password")
+    assert not here.accounts.user("bob").is_admin
+    assert here.stored[-1] == here.accounts.to_json()
+
+
 def test_users_are_managed_by_administrators_and_not_by_application_tokens(here):
     ada, bob, program = (
         here.client("ada", application=False), here.client("bob", application=False), here.client("ada")

@@ -34,6 +34,8 @@ from nni_manager.local_openpai.settings import (
     storage_of,
     virtual_cluster_of,
 )
+from nni_manager.training_service_factory import running_here
+from nni_manager.training_services.openpai.connection import Unauthenticated
 
 NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"
 
@@ -65,11 +67,12 @@ def nnictl(tmp_path, state):
     """Runs nnictl in a separate home with this state folder; returns exit code, stdout and stderr."""
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "user state")}
 
-    def run(*arguments):
+    def run(*arguments, stdin=""):
         done = subprocess.run(
             [sys.executable, "-c", NNICTL, "openpai", *arguments, "--state-dir", str(state.path)],
             env=environ,
             cwd=tmp_path,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -293,6 +296,68 @@ def test_a_revoked_owner_token_is_replaced_at_the_next_start(state):
     assert again.credentials.token != there.credentials.token
     assert again.credentials.user == there.credentials.user
     assert client_of(again).get(JOBS).status_code == 200
+
+
+def test_a_service_whose_owner_has_logged_out_runs_and_start_makes_a_new_token(nnictl, state, tmp_path):
+    there = start(state)
+    assert (
+        client_of(there).submit(a_job_of(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")).status_code
+        == 202
+    )
+    assert client_of(there).delete("/api/v2/authn/basic/logout").status_code == 200
+    code, out, err = nnictl("status")
+    assert (code, "OpenPAI runs on this machine" in out) == (0, True)
+    assert f"the token of {there.credentials.user} is not valid: somebody has revoked it" in err
+    assert json.loads(nnictl("status", "--json")[1])["tokenIsValid"] is False
+    assert nnictl("user")[0] == 1
+    code, out, err = nnictl("start")
+    assert (code, err) == (0, "")
+    assert "Made a new token for OpenPAI on this machine" in out
+    again = daemon.running(state)
+    assert again.token_is_valid
+    assert again.credentials.token != there.credentials.token
+    (tmp_path / "go").touch()
+    client = client_of(again)
+    wait_until(lambda: client.get(JOBS).json()[0]["state"] == "SUCCEEDED", "the job has ended")
+    assert client.get(JOBS).json()[0]["retries"] == 0
+
+
+def test_a_client_of_this_machine_takes_the_token_that_start_has_made(state, monkeypatch):
+    monkeypatch.setattr(StateFolder, "of_user", lambda: state)
+    there = start(state)
+    with contextlib.closing(running_here()) as client:
+        assert client.jobs() == []
+        assert client_of(there).delete("/api/v2/authn/basic/logout").status_code == 200
+        with pytest.raises(Unauthenticated, match="run `nnictl openpai start`, which makes a new token"):
+            client.jobs()
+        daemon.with_valid_token(daemon.running(state))
+        assert client.jobs() == []
+
+
+def test_the_owner_sets_a_password_for_clients_that_log_in_by_password(nnictl, state):
+    there = start(state)
+    guest, name = Client(f"http://{there.process.address}", None), there.credentials.user
+
+    def log_in(password):
+        return guest.post("/api/v2/authn/basic/login", json={"username": name, "password": password})
+
+    message = refused(log_in("a password"), 400, "IncorrectPasswordError")
+    assert message.endswith("sets a password with `nnictl openpai user --set-password`.")
+    code, out, _ = nnictl("user")
+    assert (code, name in out, "`nnictl openpai user --set-password`" in out) == (0, True, True)
+    code, _, err = nnictl("user", "--set-password", stdin="short\n")
+    assert (code, err) == (
+        1,
+        f"ERROR: cannot set the password of {name}: cannot use a password of 5 characters; use at least 6\n",
+    )
+    code, out, err = nnictl("user", "--set-password", stdin="a password\n")
+    assert (code, out.startswith(f"INFO: Set the password of {name}"), err) == (0, True, "")
+    assert Client(guest.root, log_in("a password").json()["token"]).get(JOBS).status_code == 200
+    assert client_of(there).get(JOBS).status_code == 200
+    daemon.stop(state)
+    assert "a password" not in state.accounts.read_text()
+    guest = Client(f"http://{at_hand(state).process.address}", None)
+    assert log_in("a password").status_code == 200
 
 
 # ---- lifecycle

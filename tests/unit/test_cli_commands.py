@@ -218,7 +218,9 @@ def test_a_corrupt_database_does_not_hide_other_experiments(nnictl, an_experimen
     assert "WARNING: experiment abc11111: cannot " in err
 
 
-@pytest.mark.parametrize("corrupt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize(
+    "corrupt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", Path.mkdir, os.mkfifo]
+)
 def test_a_corrupt_registry_entry_does_not_hide_other_experiments(nnictl, an_experiment, corrupt):
     an_experiment("abc11111")
     entry = Registry.of_user().folder / "abc11111.json"
@@ -251,9 +253,18 @@ def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment,
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["nothing"], "cannot use nothing as an experiment: it has no folder db; name the experiment's own folder"),
-        (["abc11111", "abd22222"], "cannot find experiment 'abd22222' in abc11111: it has experiment abc11111; use "),
-        (["copy/abc11111"], "cannot add experiment abc11111 of copy/abc11111: this user has another one with that id"),
+        (
+            ["nothing"],
+            "cannot use nothing as an experiment: it has no folder db; name the experiment's own folder",
+        ),
+        (
+            ["abc11111", "abd22222"],
+            "cannot find experiment 'abd22222' in abc11111: it has experiment abc11111; use ",
+        ),
+        (
+            ["copy/abc11111"],
+            "cannot add experiment abc11111 of copy/abc11111: this user has another one with that id",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["resume", "view"])

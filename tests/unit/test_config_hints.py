@@ -7,12 +7,22 @@ import pytest
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.reader import read_experiment_file
 
-HEAD = {"authorName": "ada", "experimentName": "digits", "trialConcurrency": 1, "searchSpacePath": "space.json"}
+HEAD = {
+    "authorName": "ada",
+    "experimentName": "digits",
+    "trialConcurrency": 1,
+    "searchSpacePath": "space.json",
+}
 TUNER = {"builtinTunerName": "TPE", "classArgs": {"optimize_mode": "maximize"}}
-LOCAL = {**HEAD, "trainingServicePlatform": "local", "tuner": TUNER, "trial": {"command": "true", "codeDir": "."}}
+LOCAL = {
+    **HEAD,
+    "trainingServicePlatform": "local",
+    "tuner": TUNER,
+    "trial": {"command": "true", "codeDir": "."},
+}
 PAI_TRIAL = {
-    **{"command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 1000, "image": "python:3"},
-    **{"nniManagerNFSMountPath": ".", "containerNFSMountPath": "/mnt/data", "paiStorageConfigName": "data"},
+    "command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 1000, "image": "python:3",
+    "nniManagerNFSMountPath": ".", "containerNFSMountPath": "/mnt/data", "paiStorageConfigName": "data",
 }
 PAI_CONFIG = {"userName": "ada", "token": "t", "host": "openpai.example.com"}
 PAI = {**HEAD, "trainingServicePlatform": "pai", "tuner": TUNER, "trial": PAI_TRIAL, "paiConfig": PAI_CONFIG}
@@ -49,13 +59,18 @@ def only_message(read):
 @pytest.mark.parametrize(
     ("keys", "what"),
     [
-        ({**PAI, "paiConfig": {**PAI_CONFIG, "nfs": {"server": "10.0.0.1", "path": "/nni"}}}, "paiConfig.nfs"),
+        (
+            {**PAI, "paiConfig": {**PAI_CONFIG, "nfs": {"server": "10.0.0.1", "path": "/nni"}}},
+            "paiConfig.nfs",
+        ),
         ({**PAI, "paiConfig": {**PAI_CONFIG, "storage": "nfs"}}, "paiConfig.storage"),
         ({**LOCAL, "localConfig": {"pvc": {"path": "/nni"}}}, "localConfig.pvc"),
     ],
 )
 def test_storage_on_a_platform_without_it_is_one_message_in_the_words_of_the_file(only_message, keys, what):
-    assert only_message(keys).message.startswith(f"cannot use {what}: there is no such key here; remove it or use one of ")
+    assert only_message(keys).message.startswith(
+        f"cannot use {what}: there is no such key here; remove it or use one of "
+    )
 
 
 @pytest.mark.parametrize("value", ["\n", " ", "a\nb", "a\tb", "a\x1b"])
@@ -71,7 +86,9 @@ def test_a_host_without_a_name_is_refused(only_message, host):
     assert message.startswith(f'cannot use paiConfig.host: "{host}" is not the host of OpenPAI'), message
 
 
-@pytest.mark.parametrize("host", ["local", "a_b", "a.b.", "10.0.0.1:80", "http://[::1]:80/pai", "https://a.example.com/x"])
+@pytest.mark.parametrize(
+    "host", ["local", "a_b", "a.b.", "10.0.0.1:80", "http://[::1]:80/pai", "https://a.example.com/x"]
+)
 def test_a_host_with_a_name_is_used(read, host):
     assert read({**PAI, "paiConfig": {**PAI_CONFIG, "host": host}}).pai.host == host
 
@@ -79,11 +96,17 @@ def test_a_host_with_a_name_is_used(read, host):
 @pytest.mark.parametrize("key", ["localConfig_", "_localConfig", "local__config"])
 def test_a_key_of_the_first_schema_with_a_stray_underscore_is_unknown(only_message, key):
     message = only_message({**LOCAL, key: {"reuse": True}}).message
-    assert message.startswith(f"cannot use {key}: there is no such key here; did you mean localConfig?"), message
+    assert message.startswith(f"cannot use {key}: there is no such key here; did you mean localConfig?"), (
+        message
+    )
 
 
 def test_a_key_of_the_first_schema_in_snake_case_is_known(read):
-    keys = {**LOCAL, "trial": {"command": "true", "code_dir": "."}, "local_config": {"max_trial_num_per_gpu": 2}}
+    keys = {
+        **LOCAL,
+        "trial": {"command": "true", "code_dir": "."},
+        "local_config": {"max_trial_num_per_gpu": 2},
+    }
     assert read(keys).local.max_trials_per_gpu == 2
 
 
@@ -123,7 +146,10 @@ def test_a_word_that_resembles_no_known_word_gets_no_suggestion(only_message):
         ("W&B", {"distribution": "normal", "mu": 0, "sigma": 1}, ["normal", [0, 1]]),
         (
             "Optuna",
-            {"name": "FloatDistribution", "attributes": {"step": None, "low": 1e-5, "high": 0.1, "log": True}},
+            {
+                "name": "FloatDistribution",
+                "attributes": {"step": None, "low": 1e-5, "high": 0.1, "log": True},
+            },
             ["loguniform", [1e-5, 0.1]],
         ),
         (
@@ -137,7 +163,11 @@ def test_a_word_that_resembles_no_known_word_gets_no_suggestion(only_message):
             ["qloguniform", [1, 9, 1]],
         ),
         ("Optuna", {"type": "float", "low": 0.0, "high": 1.0, "step": 0.25}, ["quniform", [0.0, 1.0, 0.25]]),
-        ("Optuna", {"name": "CategoricalDistribution", "attributes": {"choices": ["a", "b"]}}, ["choice", ["a", "b"]]),
+        (
+            "Optuna",
+            {"name": "CategoricalDistribution", "attributes": {"choices": ["a", "b"]}},
+            ["choice", ["a", "b"]],
+        ),
     ],
 )
 def test_a_hyper_parameter_in_the_notation_of_another_library_is_shown_in_nnis(
@@ -150,7 +180,9 @@ def test_a_hyper_parameter_in_the_notation_of_another_library_is_shown_in_nnis(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
-@pytest.mark.parametrize("other", [{"min": 0, "max": "b"}, {"values": 3}, {"values": []}, {"low": 0}, {"distribution": "beta"}])
+@pytest.mark.parametrize(
+    "other", [{"min": 0, "max": "b"}, {"values": 3}, {"values": []}, {"low": 0}, {"distribution": "beta"}]
+)
 def test_a_hyper_parameter_in_no_known_notation_gets_an_example(read, other):
     with pytest.raises(ConfigInvalid) as refused:
         read(LOCAL, {"lr": other})

@@ -58,7 +58,12 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @options.experiment_dir_option
 @options.start_options
 def resume(
-    experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, debug: bool, foreground: bool
+    experiment_id: str | None,
+    experiment_dir: Path | None,
+    host: str,
+    port: int | None,
+    debug: bool,
+    foreground: bool,
 ) -> int:
     """Resume an experiment whose manager is not running."""
     from nni_manager.client import manager_process, manager_stop, preflight
@@ -91,7 +96,9 @@ def resume(
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
 @options.host_option
 @options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
-def view(experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, foreground: bool) -> int:
+def view(
+    experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, foreground: bool
+) -> int:
     """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process, manager_stop, preflight
 

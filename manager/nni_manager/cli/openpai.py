@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import http
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import click
 
 from nni_manager.cli.options import FILE, example, group, json_option
 from nni_manager.client import output
+from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.daemon import Service, StateFolder
@@ -23,6 +26,7 @@ openpai = group(
 )
 
 
+_REVOKED = "somebody has revoked it, or logged out with it; `nnictl openpai start` makes a new one"
 _state_dir = click.option(
     "--state-dir",
     type=FILE,
@@ -87,6 +91,11 @@ def start(
     if found is None:
         _show(daemon.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
+    if not found.token_is_valid:
+        daemon.stop(state)
+        made = "Made a new token for OpenPAI on this machine, because the last one was revoked"
+        _show(daemon.start(state, wanted), as_json, made)
+        return
     if wanted != options:
         output.warning(
             "options have no effect: OpenPAI runs already; run `nnictl openpai stop-service` first"
@@ -129,6 +138,47 @@ def status(state_dir: Path | None, as_json: bool) -> int:
     return 1
 
 
+@openpai.command(epilog=example("nnictl openpai user", "nnictl openpai user --set-password"))
+@click.option(
+    "--set-password", is_flag=True, help="Ask for a password, or read it from stdin, and store its hash."
+)
+@_state_dir
+@json_option
+def user(set_password: bool, state_dir: Path | None, as_json: bool) -> None:
+    """Print your account on OpenPAI on this machine, or set its password.
+
+    A token is enough for nnictl. Clients that log in by name and password need a password.
+    """
+    from nni_manager.local_openpai import daemon
+
+    state = _state(state_dir)
+    found = daemon.running(state)
+    if found is None:
+        raise UserError(f"cannot find OpenPAI in {state.path}; start it with `nnictl openpai start`")
+    if not found.token_is_valid:
+        raise UserError(f"cannot use the token of {found.credentials.user}: {_REVOKED}")
+    name = found.credentials.user
+    if set_password:
+        if sys.stdin.isatty():
+            password = click.prompt(
+                f"New password of {name}", hide_input=True, confirmation_prompt=True, err=True
+            )
+        else:
+            password = sys.stdin.readline().rstrip("\n")
+        status, answer = daemon.ask(found, "PUT", f"/users/{name}/password", {"newPassword": password})
+        if status != http.HTTPStatus.OK:
+            raise UserError(f"cannot set the password of {name}: {answer.get('message', f'status {status}')}")
+    if as_json:
+        output.print_json({"user": name, "host": found.process.address, "passwordWasSet": set_password})
+    elif set_password:
+        output.info(f"Set the password of {name}; clients log in at http://{found.process.address}")
+    else:
+        output.plain(f"user      {name}")
+        output.plain(
+            "password  `nnictl openpai user --set-password` sets one, for clients that log in by password"
+        )
+
+
 def _state(state_dir: Path | None) -> StateFolder:
     from nni_manager.local_openpai.daemon import StateFolder
 
@@ -137,6 +187,8 @@ def _state(state_dir: Path | None) -> StateFolder:
 
 def _show(service: Service, as_json: bool, headline: str) -> None:
     process, credentials = service.process, service.credentials
+    if not service.token_is_valid:
+        output.warning(f"the token of {credentials.user} is not valid: {_REVOKED}")
     storages = process.options.storages
     if as_json:
         output.print_json(
@@ -145,6 +197,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
                 "host": process.address,
                 "user": credentials.user,
                 "token": credentials.token,
+                "tokenIsValid": service.token_is_valid,
                 "storages": dict(storages),
                 "sandbox": process.options.sandbox,
                 "stateDir": str(service.state.path),
@@ -158,6 +211,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
     output.plain(f"host   http://{process.address}")
     output.plain(f"user   {credentials.user}")
     output.plain(f"token  {credentials.token}")
+    output.plain("       for clients that log in by password: `nnictl openpai user --set-password`")
     for name, folder in storages.items():
         output.plain(f"storage {name}: {folder}, for tasks at /mnt/{name}")
     output.plain()

@@ -107,7 +107,9 @@ def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use") ->
     """The remedy for an unknown word: the nearest known word, and the list of all."""
     known = list(known)
     by_folded = {name.casefold(): name for name in known}
-    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT])
+    nearest = difflib.get_close_matches(
+        word.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY[len(word) > _SHORT]
+    )
     if nearest:
         return f"did you mean {by_folded[nearest[0]]}? (known: {', '.join(known)})"
     return f"{verb} one of {', '.join(known)}"

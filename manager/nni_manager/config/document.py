@@ -107,9 +107,7 @@ class Document:
     def diagnostic(self, place: Place, message: str) -> Diagnostic:
         """A diagnostic at a place of `value`, or at its nearest parent that is in the file; `message` has marked keys."""
         line, column = (
-            (None, None)
-            if self.root is None
-            else self.root.place_of(self.dialect.path(place), folded)
+            (None, None) if self.root is None else self.root.place_of(self.dialect.path(place), folded)
         )
         return Diagnostic(self.file, line, column, self.dialect.key(place), self.dialect.text(message))
 

@@ -16,7 +16,17 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_vali
 
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
-from nni_manager.config.schema import Schema, flag, is_placeholder, line, mapping, must_be, refusal, text, whole
+from nni_manager.config.schema import (
+    Schema,
+    flag,
+    is_placeholder,
+    line,
+    mapping,
+    must_be,
+    refusal,
+    text,
+    whole,
+)
 from nni_manager.config.units import duration_s, megabytes
 
 _HOST_NAME = re.compile(

@@ -36,7 +36,10 @@ def _is_complete(found: Mapping[str, Any]) -> bool:
     values = found["_value"]
     if found["_type"] == "choice":
         return isinstance(values, list) and bool(values)
-    return all(isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each) for each in values)
+    return all(
+        isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
+        for each in values
+    )
 
 
 def _of(kind: str, values: Any) -> dict[str, Any]:

@@ -395,7 +395,9 @@ class _Reading:
         for section in ("tuner", "assessor"):
             keys = self._within(section)
             if keys.get("callTimeout") is not None and not any(keys.get(key) for key in OWN_KEYS):
-                self._warn(f"{ref((section, 'callTimeout'))} has no effect: only your own class can exceed it; remove it")
+                self._warn(
+                    f"{ref((section, 'callTimeout'))} has no effect: only your own class can exceed it; remove it"
+                )
 
     def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
         """The folder of the user's own class; None if the file names none."""

@@ -223,7 +223,9 @@ class _Reader:
         if raw.keys().isdisjoint(("_type", "_value")) and (other := in_nni_notation(raw)) is not None:
             library, translated = other
             what = f"{key}: it has the notation of {library}"
-            return self._invalid(path, what, f"write {json.dumps(translated, ensure_ascii=False, default=str)}")
+            return self._invalid(
+                path, what, f"write {json.dumps(translated, ensure_ascii=False, default=str)}"
+            )
         for extra in (str(each) for each in raw if each not in ("_type", "_value")):
             self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep only _type and _value")
         missing = [name for name in ("_type", "_value") if name not in raw]

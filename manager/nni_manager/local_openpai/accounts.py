@@ -26,6 +26,11 @@ MIN_PASSWORD = 6
 MAX_TOKENS_OF_A_USER = 1_000
 
 # 16 MiB and about 30 ms per guess. Source: RFC 7914; OWASP's minimum for interactive logins.
+# The owner of the state directory has no password before the first `--set-password`; no answer shows who is the owner.
+_INCORRECT = (
+    "User name or password is incorrect. The owner of this service sets a password with "
+    "`nnictl openpai user --set-password`."
+)
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
 # A random value of the length of a user's hash; no password matches this value.
 _NOBODYS_PASSWORD = f"{secrets.token_hex(16)}:{secrets.token_hex(32)}"
@@ -129,6 +134,14 @@ class Accounts:
             raise ApiError("ConflictUserError", f"User name {user.name} already exists.")
         self._users[user.name] = user
 
+    def replace_user(self, user: User) -> None:
+        """Store another password of an existing user. Tokens stay valid.
+
+        Raises:
+            ApiError: NoUserError.
+        """
+        self._users[self.user(user.name).name] = user
+
     def remove_user(self, name: str) -> None:
         """Remove a user and all of their tokens.
 
@@ -230,7 +243,7 @@ def check_password(user: User, password: str) -> None:
     """
     salt, _, expected = user.password.partition(":")
     if not hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected)):
-        raise ApiError("IncorrectPasswordError", "User name or password is incorrect.")
+        raise ApiError("IncorrectPasswordError", _INCORRECT)
 
 
 def payload_of(caller: Caller) -> dict[str, Any]:

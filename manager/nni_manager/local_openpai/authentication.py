@@ -63,6 +63,7 @@ class Authenticator:
             Route("/users", authenticated(self.add_user), methods=["POST"]),
             Route("/users/{user}", authenticated(self.user), methods=["GET"]),
             Route("/users/{user}", authenticated(self.remove_user), methods=["DELETE"]),
+            Route("/users/{user}/password", authenticated(self.set_password), methods=["PUT"]),
         ]
 
     def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -165,6 +166,23 @@ class Authenticator:
         self._store(self._accounts)
         log.info("%s added user %s", caller.name, name)
         return JSONResponse({"message": "User is created successfully"}, status_code=201)
+
+    async def set_password(self, request: Request, caller: Caller) -> Response:
+        """Set a user's password. All but administrators need the old one, and only for themselves."""
+        fields, name = await fields_of(request), request.path_params["user"]
+        user = self._accounts.user(name)
+        if not (caller.user.is_admin and (caller.token.is_owners or not caller.token.is_application)):
+            if caller.token.is_application or caller.name != name:
+                raise ApiError(
+                    "ForbiddenUserError", f"User {caller.name} is not allowed to do this operation."
+                )
+            await self._throttle.check(user, text_in(fields, "oldPassword"), source_of(request.client))
+        password = text_in(fields, "newPassword")
+        changed = await asyncio.to_thread(new_user, name, password, is_admin=user.is_admin)
+        self._accounts.replace_user(changed)
+        self._store(self._accounts)
+        log.info("%s set the password of user %s", caller.name, name)
+        return JSONResponse({"message": "update user password successfully."})
 
     async def remove_user(self, request: Request, caller: Caller) -> Response:
         """Remove a user; their jobs stay."""

@@ -90,7 +90,8 @@ class Cluster:
             for path in (self._paths.state_dir, self._paths.containers, self._paths.logs):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = why_unusable(self._paths.lock, "remove it") or why_unusable_database(
-                self._paths.database, f"restore it from a copy, or remove {self._paths.database}* to start without any job"
+                self._paths.database,
+                f"restore it from a copy, or remove {self._paths.database}* to start without any job",
             )
             if why:
                 raise StateDirUnusable(why)

@@ -6,6 +6,7 @@ The daemon is a separate process that outlives the process that started it.
 from __future__ import annotations
 
 import contextlib
+import http
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,11 +94,12 @@ class ServiceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The running daemon and its credentials."""
+    """The running daemon and its credentials. `token_is_valid` False: somebody has revoked the owner's token."""
 
     state: StateFolder
     process: ServiceProcess
     credentials: Credentials
+    token_is_valid: bool = True
 
 
 class StateFolder:
@@ -243,20 +245,26 @@ def running(state: StateFolder) -> Service | None:
         return None  # still starting
     service = Service(state, process, credentials)
     wake(state)
-    return service if _answers(service) else None
+    try:
+        status, _ = ask(service, "GET", "/tokens/check")
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    is_known = status in (http.HTTPStatus.OK, http.HTTPStatus.UNAUTHORIZED)
+    return replace(service, token_is_valid=status == http.HTTPStatus.OK) if is_known else None
 
 
-def _answers(service: Service) -> bool:
-    """True if the daemon answers. An answer of another process on the daemon's port does not count."""
+def ask(service: Service, verb: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Ask the REST API of the daemon with the owner's token; return the status and the document of the answer.
+
+    Raises:
+        OSError, ValueError, http.client.HTTPException: no answer, or that of another process on the daemon's port.
+    """
     host, port = service.process.host, service.process.options.port
-    headers = {"Authorization": f"Bearer {service.credentials.token}"}
+    headers = {"Authorization": f"Bearer {service.credentials.token}", "Content-Type": "application/json"}
     with contextlib.closing(VerifiedConnection(host, port, timeout=_ANSWERS_TIMEOUT_S)) as connection:
-        try:
-            connection.request("GET", "/api/v2/tokens/check", headers=headers)
-            answer = connection.getresponse()
-            return answer.status == 200 and bool(json.loads(answer.read()))
-        except (OSError, ValueError, http.client.HTTPException):
-            return False
+        connection.request(verb, f"/api/v2{path}", None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
 
 
 def wake(state: StateFolder) -> None:
@@ -323,6 +331,18 @@ def start(state: StateFolder, options: Options | None = None) -> Service:
     open_files.restore_limit(child.pid)  # a manager, which has raised its limit, may start the daemon
     _started.append(child)
     return service
+
+
+def with_valid_token(service: Service) -> Service:
+    """The running daemon with a token that it accepts: one whose token was revoked is replaced. Its tasks continue.
+
+    Raises:
+        ServiceFailed, ShutdownTimeout, FolderUnusable.
+    """
+    if service.token_is_valid:
+        return service
+    stop(service.state)
+    return start(service.state, service.process.options)
 
 
 def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Service:

@@ -19,7 +19,9 @@ from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_no_folder, why_unusable, why_unusable_database
 from trial_keeper.wire.workspace import Workspace, replace_file
 
-_ADD_AGAIN = "remove it, then name the experiment's folder with `nnictl resume {0} --experiment_dir <logDir>/{0}`"
+_ADD_AGAIN = (
+    "remove it, then name the experiment's folder with `nnictl resume {0} --experiment_dir <logDir>/{0}`"
+)
 # Any user may create files in such a folder, but remove only their own files.
 WORLD_WRITABLE_STICKY = 0o1777
 

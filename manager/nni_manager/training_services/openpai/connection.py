@@ -240,6 +240,8 @@ class PaiConnection:
                 )
             case 401 if self._password:
                 return Unauthenticated(f"{refusal}; correct paiConfig.passWord")
+            case 401 if self._is_own:
+                return Unauthenticated(f"{refusal}; run `nnictl openpai start`, which makes a new token")
             case 401:
                 remedy = "create a new token on OpenPAI's profile page (application tokens do not expire)"
                 return Unauthenticated(f"{refusal}; {remedy}, and write it into the experiment file")
