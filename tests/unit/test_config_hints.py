@@ -21,8 +21,15 @@ LOCAL = {
     "trial": {"command": "true", "codeDir": "."},
 }
 PAI_TRIAL = {
-    "command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 1000, "image": "python:3",
-    "nniManagerNFSMountPath": ".", "containerNFSMountPath": "/mnt/data", "paiStorageConfigName": "data",
+    "command": "true",
+    "codeDir": ".",
+    "gpuNum": 0,
+    "cpuNum": 1,
+    "memoryMB": 1000,
+    "image": "python:3",
+    "nniManagerNFSMountPath": ".",
+    "containerNFSMountPath": "/mnt/data",
+    "paiStorageConfigName": "data",
 }
 PAI_CONFIG = {"userName": "ada", "token": "t", "host": "openpai.example.com"}
 PAI = {**HEAD, "trainingServicePlatform": "pai", "tuner": TUNER, "trial": PAI_TRIAL, "paiConfig": PAI_CONFIG}

@@ -253,8 +253,8 @@ def register(path: Path, given: str | None) -> str:
     for other in registry.all():
         if other.experiment_id == folder.experiment_id and other != folder and other.has_database():
             raise UserError(
-                f"cannot add experiment {folder.experiment_id} of {path}: this user has another one with that id, in {other.path}; "
-                f"save and delete that one with `nnictl experiment save` and `nnictl experiment delete`"
+                f"cannot add experiment {folder.experiment_id} of {path}: this user has another one with that id, in "
+                f"{other.path}; save and delete that one with `nnictl experiment save` and `nnictl experiment delete`"
             )
     registry.add(folder)
     return folder.experiment_id
