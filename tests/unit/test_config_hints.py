@@ -1,4 +1,4 @@
-"""One mistake in an experiment file is one message, at its line, in the words of the file's schema."""
+"""One error in an experiment file is one message, at its line, in the words of the file's schema."""
 
 import json
 
