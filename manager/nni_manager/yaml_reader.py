@@ -34,6 +34,8 @@ _PLAIN_PROBLEMS = {
     ),
     "could not find expected ':'": _NO_COLON,
     "found character '\\t' that cannot start any token": "a line begins with a tab; indent with spaces",
+    "found character '-' that cannot start any token": "in brackets, a dash alone is not a value; put it in quotes",
+    "found character '?' that cannot start any token": "in brackets, a question mark alone is not a value; put it in quotes",
     "found unexpected end of stream": "a quote is not closed; close it",
     "found another document": "a second document starts here, after ---; keep one document per file",
 }

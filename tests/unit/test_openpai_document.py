@@ -53,6 +53,14 @@ def read_or_refused(text):
             'a: [:8080, "b":1, c:, d :e]\nf: {g: :9}',
             {"a": [":8080", {"b": 1}, {"c": None}, "d :e"], "f": {"g": ":9"}},
         ),
+        ("{a: 1, : 0}", {"a": 1, "null": 0}),
+        ("a: {: 0}\nb: {:}\nc: {\n: 1}", {"a": {"null": 0}, "b": {"null": None}, "c": {"null": 1}}),
+        ("a: [: 0, b, : 1]", {"a": [{"null": 0}, "b", {"null": 1}]}),
+        ("a: {b : c, : {: 1},}", {"a": {"b": "c", "null": {"null": 1}}}),
+        (
+            "a: [-a, --, ?b, ::]\nb: {-: 1, ?: 2}",
+            {"a": ["-a", "--", "?b", {":": None}], "b": {"-": 1, "?": 2}},
+        ),
         ("a: x\r\nb: y\r\n", {"a": "x", "b": "y"}),
         ("", None),
         ("# nothing", None),
@@ -118,6 +126,16 @@ def test_a_text_has_the_value_that_js_yaml_returns(text, value):
             "a: 9999-99-99",
             'line 1, column 4: cannot read the job: the date "9999-99-99" is out of range; put it in quotes',
         ),
+        (
+            "a: [-]",
+            "line 1, column 5: cannot read the job: in brackets, a dash alone is not a value; put it in quotes",
+        ),
+        ("a: [b, - ]", "line 1, column 8: cannot read the job: "),
+        (
+            "a: {b: ?}",
+            "line 1, column 8: cannot read the job: in brackets, a question mark alone is not a value; put it",
+        ),
+        ("a: {: : 1}", "line 1, column 7: cannot read the job: expected the node content, but found ':'"),
         ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
     ],
 )

@@ -193,8 +193,17 @@ class _Loader(yaml_reader.PositionedLoader):
         """True if a question mark starts a key. A question mark at the start of a word does not, also in brackets."""
         return self.peek(1) in _BLANKS
 
+    def fetch_value(self) -> None:
+        """A colon and its value. In brackets, a colon at the start of an entry has an empty key: `{: 0}`."""
+        if self.flow_level and self.allow_simple_key:
+            here = self.get_mark()
+            self.tokens.append(yaml.KeyToken(here, here))
+        super().fetch_value()
+
     def check_plain(self) -> bool:
-        """True if a plain scalar starts here."""
+        """True if a plain scalar starts here. In brackets, a dash or a question mark alone is none."""
+        if self.flow_level and self.peek() in "-?" and self.peek(1) in f"{_BLANKS},[]{{}}":
+            return False
         return bool(super().check_plain()) or (self.flow_level > 0 and self.peek() in ":?")
 
     def scan_plain(self) -> yaml.ScalarToken:
