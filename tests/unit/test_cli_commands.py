@@ -245,8 +245,13 @@ def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment,
     folder = an_experiment("abc11111")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     assert nnictl("trial", "ls", "abc11111")[0] == 1
-    for experiment_id in ("abc11111", None):
-        assert register(folder.path, experiment_id) == "abc11111"
+    (tmp_path / "link").symlink_to(folder.path.parent)
+    for experiment_id, path in (
+        ("abc11111", folder.path),
+        (None, folder.path),
+        (None, tmp_path / "link" / "abc11111"),
+    ):
+        assert register(path, experiment_id) == "abc11111"
     assert nnictl("trial", "ls", "abc11111")[0] == 0
 
 

@@ -222,8 +222,11 @@ class _TrialLog:
 
     def print_redirected(self, selection: _Selection) -> None:
         """If stdout is empty because NNI's package has redirected it to trial.log, print that."""
-        place, other = self.place(), dataclasses.replace(self, stream="trial.log").place()
-        if place is None or place.path.lstat().st_size or other is None:
+        place = self.place()
+        if place is None or place.path.lstat().st_size:
+            return
+        other = dataclasses.replace(self, stream="trial.log").place()
+        if other is None:
             return
         with open(other.open(), "rb") as file:
             if PRINTED_BY_NNI.search(file.read(_SEARCHED_BYTES)):

@@ -251,7 +251,9 @@ def register(path: Path, given: str | None) -> str:
         )
     registry = folders.Registry.of_user()
     for other in registry.all():
-        if other.experiment_id == folder.experiment_id and other != folder and other.has_database():
+        if other.experiment_id == folder.experiment_id and other.has_database():
+            if other.path.samefile(path):
+                return other.experiment_id
             raise UserError(
                 f"cannot add experiment {folder.experiment_id} of {path}: this user has another one with that id, in "
                 f"{other.path}; save and delete that one with `nnictl experiment save` and `nnictl experiment delete`"
