@@ -274,7 +274,7 @@ extras:
         (
             "host: 127.0.0.1",
             "host: http://",
-            "as the host of OpenPAI: it is not an address; write e.g. openpai.example.com",
+            "is not the host of OpenPAI, or local for the built-in cluster on this machine; write e.g. host: https://openpai",
         ),
     ],
 )
