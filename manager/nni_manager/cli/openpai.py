@@ -92,9 +92,8 @@ def start(
         _show(daemon.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
     if not found.token_is_valid:
-        daemon.stop(state)
         made = "Made a new token for OpenPAI on this machine, because the last one was revoked"
-        _show(daemon.start(state, wanted), as_json, made)
+        _show(daemon.with_valid_token(found, wanted), as_json, made)
         return
     if wanted != options:
         output.warning(

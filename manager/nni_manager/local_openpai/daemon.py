@@ -152,7 +152,11 @@ class StateFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # An experiment may have created the storage folder before the daemon's first start.
             entries = {entry.name for entry in self.path.iterdir()} - {self.storage.name}
-            if entries and self._lock.path.name not in entries:
+            # A lost lock file does not make the folder another program's.
+            is_ours = (
+                self._lock.path.name in entries or {self._process_json.name, self.accounts.name} <= entries
+            )
+            if entries and not is_ours:
                 raise FolderUnusable(
                     f"cannot use {self.path} as state directory: it contains other files, such as {min(entries)}; "
                     "choose a new or an empty folder with --state-dir"
@@ -333,8 +337,10 @@ def start(state: StateFolder, options: Options | None = None) -> Service:
     return service
 
 
-def with_valid_token(service: Service) -> Service:
-    """The running daemon with a token that it accepts: one whose token was revoked is replaced. Its tasks continue.
+def with_valid_token(service: Service, options: Options | None = None) -> Service:
+    """The running daemon with a token that it accepts: one whose token was revoked is restarted, and its tasks continue.
+
+    `options` are for a restart; None: those that the daemon has.
 
     Raises:
         ServiceFailed, ShutdownTimeout, FolderUnusable.
@@ -342,7 +348,7 @@ def with_valid_token(service: Service) -> Service:
     if service.token_is_valid:
         return service
     stop(service.state)
-    return start(service.state, service.process.options)
+    return start(service.state, options or service.process.options)
 
 
 def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Service:
