@@ -55,16 +55,24 @@ def resume_and_restore(resume, root, whole, names):
     left = list(names)
     while told := resume():
         last = told.strip().splitlines()[-1]
-        named = [
-            name for name in left if re.search(rf"(?<![\w-]){re.escape(Path(name).name)}(?![\w-])", last)
-        ]
+        # Two files may have the same name, so a whole path counts before a name.
+        named = _found_in(last, {name: str(root / name) for name in left})
+        named = named or _found_in(last, {name: Path(name).name for name in left})
         has_remedy = re.match(r"(ERROR: )?cannot .*; \w+", last) and "--debug" not in last
-        if len(named) != 1 or not has_remedy or "Traceback" in told:
+        if not named or not has_remedy or "Traceback" in told:
             return f"the message names no file and remedy: {told}"
-        print(f"{named[0]}: {last}")
-        _restore(root / named[0], whole / named[0])
-        left.remove(named[0])
+        print(f"{', '.join(named)}: {last}")
+        for name in named:
+            _restore(root / name, whole / name)
+            left.remove(name)
     return ""
+
+
+def _found_in(message, texts):
+    """The keys whose text is in the message, not as a part of a longer file name."""
+    return [
+        key for key, text in texts.items() if re.search(rf"(?<![\w.-]){re.escape(text)}(?![\w-])", message)
+    ]
 
 
 def _restore(path, whole):

@@ -49,8 +49,9 @@ nni.report_final_result(number)
 """
 # Empty files, which `state_files` leaves out.
 _LOCKS = tuple(f"state/trial-keeper/openpai/{name}" for name in ("owner.lock", "cluster/lock"))
-# Logs, code, and what only people read: neither the manager nor the service depends on them.
-_NO_STATE = re.compile(r"^work/|/code/|/logs/")
+# Logs, code, and what only people read: neither the manager nor the service depends on them. One file of the SDK stands for all:
+# which of them a trial's Python has compiled depends on when its machine was lost.
+_NO_STATE = re.compile(r"^work/|/code/|/logs/|/sdk/nni_sdk/(?!trial\.py)")
 
 
 class LostHome:
