@@ -32,6 +32,8 @@ def read_or_refused(text):
         ('{\n\t"a": 1\n}', {"a": 1}),
         ("a:\tb", {"a": "b"}),
         ("a: b\t# c", {"a": "b"}),
+        ("a: x\ty \t z\t\n  w\nb\tc: 1\n", {"a": "x\ty \t z w", "b\tc": 1}),
+        ("a: [x\ty,\tz\t]", {"a": ["x\ty", "z"]}),
         ("- a\n-\tb", ["a", "b"]),
         ("a: |\n  x:\ty\n  z", {"a": "x:\ty\nz\n"}),
         ("a: yes\nb: 1.0", {"a": "yes", "b": 1}),

@@ -215,6 +215,18 @@ class _Loader(yaml_reader.PositionedLoader):
         finally:
             self.__dict__.pop("peek", None)
 
+    def scan_plain_spaces(self, indent: int, start_mark: yaml.Mark) -> list[str]:
+        """The blanks after a word of a plain scalar: a tab before another word belongs to the text."""
+        length = 0
+        while self.peek(length) in " \t":
+            length += 1
+        blanks: str = self.prefix(length)
+        if "\t" in blanks:
+            self.forward(length)
+            if self.peek() not in "\0\r\n":
+                return [blanks]
+        return super().scan_plain_spaces(indent, start_mark) or []
+
     def _peek_without_question_mark(self, index: int = 0) -> str:
         found: str = yaml.reader.Reader.peek(self, index)
         return "x" if found == "?" else found
