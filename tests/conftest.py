@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import secrets
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ for profile, examples in EXAMPLES.items():
         profile, deadline=None, max_examples=examples, derandomize=profile != "thorough"
     )
 hypothesis.settings.load_profile("default")
+_OWN = pytest.StashKey[Path]()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,6 +43,18 @@ def signals_of_a_terminal() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Each run has a temporary folder of its own.
+
+    In pytest's, a second run of the same user would close the way of other users to the files of the first one.
+    """
+    if config.option.basetemp is None:
+        config.option.basetemp = config.stash[_OWN] = Path(
+            tempfile.gettempdir(), f"keeper-tests-{secrets.token_hex(4)}"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,6 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         limit_s = marker.args[0] if marker is not None else float(item.config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(scaled_s(limit_s)), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove this run's temporary folder, unless a test has failed."""
+    own = session.config.stash.get(_OWN, None)
+    if exitstatus == 0 and own is not None:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
