@@ -28,7 +28,7 @@ while number in (2, 3):
 nni.report_final_result(number)
 """
 # Logs and the output of trials: the manager does not depend on them.
-_NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|^sdk/nni_sdk/(?!trial\.py)")
+_NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|/__pycache__/|^sdk/nni_sdk/(?!trial\.py)")
 
 
 def a_lost_experiment(folder):
