@@ -1,7 +1,17 @@
 """The API for training code: `import nni_sdk as nni` in a script that was written for NNI.
 
-Uses only the standard library, and imports almost nothing of it at start: the import delays every trial.
+Uses only the standard library, and imports almost nothing of it at start: the import delays every trial. Runs on Python 3.7 and
+later, whatever the keeper runs on. `nni_sdk.records` is the manager's half of the format and needs the manager's Python.
 """
+
+import sys
+
+# Any Python from 2.7 on can read this file, so an older one gets a sentence instead of a SyntaxError.
+if sys.version_info < (3, 7):
+    raise ImportError(
+        "cannot use nni_sdk with Python %d.%d: it needs Python 3.7 or later; run this script with a newer Python"
+        % sys.version_info[:2]
+    )
 
 from nni_sdk.errors import SdkError
 from nni_sdk.trial import (
@@ -43,11 +53,11 @@ _MODULES = ("utils", "tuner", "assessor")
 _HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name):  # type: (str) -> object
     if name in _MODULES or name in _HOMES:
         from importlib import import_module
 
-        module = import_module(f"nni_sdk.{_HOMES.get(name, name)}")
+        module = import_module("nni_sdk." + _HOMES.get(name, name))
         return module if name in _MODULES else getattr(module, name)
     hint = "; write `from nni_manager.experiment import Experiment`" if name == "experiment" else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise AttributeError("module {!r} has no attribute {!r}{}".format(__name__, name, hint))

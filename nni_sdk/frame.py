@@ -20,7 +20,7 @@ _INFINITY = float("inf")
 _MAX_INT = 2**1024  # no float is larger; Python raises when it prints ints of some thousand digits
 
 
-def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int, value: object) -> bytes:
+def encode(parameter_id: "int | str", trial_job_id: str, type_: str, sequence: int, value: object) -> bytes:
     """Return the frame of one metric, ready for a single write.
 
     `type_` is `PERIODICAL` or `FINAL`. `value` is anything that `value_json` accepts. Pure ASCII.
@@ -32,7 +32,7 @@ def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int
     return frame(frame_head(parameter_id, trial_job_id, type_), sequence, value_json(value))
 
 
-def frame_head(parameter_id: int | str, trial_job_id: str, type_: str) -> str:
+def frame_head(parameter_id: "int | str", trial_job_id: str, type_: str) -> str:
     """Return the part of a frame's JSON that is the same for all metrics of one type in one trial."""
     from json import dumps  # already loaded to read the parameter file
 
@@ -113,29 +113,28 @@ def _unwrapped(value: "Any") -> object:
     raise TypeError(type(value).__qualname__)
 
 
-def _fault(value: object, place: str) -> str | None:
+def _fault(value: object, place: str) -> "str | None":
     """Describe the first part of `value` that JSON cannot represent, with its place; None if there is none."""
-    match value:
-        case None | str() | float() | bool():
-            return None
-        case int():
-            try:
-                int.__repr__(value)
-            except ValueError:
-                return f"{place} is an int with more digits than Python prints"
-            return None
-        case dict():
-            for key in value:
-                if not isinstance(key, str | int | float | None):
-                    return f"a key of {place} is {_named(key)}: {key!r}"
-            children = [(item, f"{place}[{key!r}]") for key, item in value.items()]
-        case list() | tuple():
-            children = [(item, f"{place}[{index}]") for index, item in enumerate(value)]
-        case _:
-            try:
-                children = [(_unwrapped(value), place)]
-            except TypeError:
-                return f"{place} is {_named(value)}"
+    if value is None or isinstance(value, (str, float, bool)):
+        return None
+    if isinstance(value, int):
+        try:
+            int.__repr__(value)
+        except ValueError:
+            return f"{place} is an int with more digits than Python prints"
+        return None
+    if isinstance(value, dict):
+        for key in value:
+            if not (key is None or isinstance(key, (str, int, float))):
+                return f"a key of {place} is {_named(key)}: {key!r}"
+        children = [(item, f"{place}[{key!r}]") for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        children = [(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    else:
+        try:
+            children = [(_unwrapped(value), place)]
+        except TypeError:
+            return f"{place} is {_named(value)}"
     for child, child_place in children:
         fault = _fault(child, child_place)
         if fault is not None:

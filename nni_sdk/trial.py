@@ -137,7 +137,7 @@ class TrialContext:
             if written < len(data):
                 self._append_after(None, data)
 
-    def _append_after(self, error: OSError | None, data: bytes) -> None:
+    def _append_after(self, error: "OSError | None", data: bytes) -> None:
         """Retry the write after a short write, or if other code has closed the descriptor.
 
         Writes the whole record again, not its rest: another process may have appended in between. A reader skips the partial
@@ -192,7 +192,7 @@ def get_next_parameter() -> "Any":
     return _trial.parameter_file()["parameters"]
 
 
-def get_current_parameter(tag: str | None = None) -> "Any":
+def get_current_parameter(tag: "str | None" = None) -> "Any":
     """Return the parameters that `get_next_parameter` returned, or their member `tag`; None before its first call.
 
     Raises:

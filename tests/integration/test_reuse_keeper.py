@@ -11,6 +11,7 @@ from amounts import amount
 from attempts import attempt_id
 from deadlines import DEADLINE_S
 from fake_manager import Site
+from pythons import each_of, python_of
 from real_experiment import wait_until
 
 from trial_keeper.exit_codes import KeeperExit
@@ -345,6 +346,19 @@ def test_a_failed_warm_import_makes_trials_start_cold(site):
         assert job.run(f"{sys.executable} train.py") == b"fine\n"
     assert "no_such_module" in job.log
     assert "as a fork" not in job.log
+
+
+@pytest.mark.parametrize("python", each_of({"3.7": python_of("3.7")}))
+def test_a_python_that_is_too_old_for_warm_starts_starts_cold_which_is_logged_once(site, python):
+    (site.code / "train.py").write_text("import sys; print(sys.version_info[:2])\n")
+    job = Job(site, warm_imports=("json",))
+    for _ in range(100):
+        assert job.run(f"{python} train.py") == b"(3, 7)\n"
+        if "older than Python 3.8" in job.log:
+            break
+    assert job.run(f"{python} train.py") == b"(3, 7)\n"
+    assert job.log.count("older than Python 3.8") == 1
+    assert job.leave() == 0
 
 
 def test_trials_start_cold_after_the_warm_interpreter_died(site):

@@ -19,6 +19,7 @@ from amounts import amount
 from deadlines import DEADLINE_S, scaled_s
 from hypothesis import given
 from hypothesis import strategies as st
+from pythons import each_of, python_of
 from real_experiment import wait_until
 
 from nni_sdk.records import decode
@@ -32,22 +33,7 @@ TRIAL = {"PYTHONUNBUFFERED": "1", "NNI_PLATFORM": "local"}
 READY_S = scaled_s(60.0)
 
 
-def other_pythons():
-    """The Pythons of this machine, by minor version, from PATH and pyenv."""
-    found = {}
-    for minor in range(8, 15):
-        pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"), reverse=True)
-        candidates = [*map(str, pyenv), shutil.which(f"python3.{minor}")]
-        usable = (
-            path
-            for path in candidates
-            if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode
-        )
-        found[minor] = next(usable, None)
-    return found
-
-
-PYTHONS = other_pythons()
+PYTHONS = {f"3.{minor}": python_of(f"3.{minor}") for minor in range(8, 15)}
 
 
 @dataclass
@@ -234,17 +220,6 @@ ENDINGS = [
 ]
 
 
-def versions():
-    return [
-        pytest.param(
-            path,
-            id=f"3.{minor}",
-            marks=[pytest.mark.skipif(path is None, reason=f"no Python 3.{minor} here")],
-        )
-        for minor, path in PYTHONS.items()
-    ]
-
-
 def comparable(result):
     """The result without what differs between any two runs."""
     return [re.sub(r"0x[0-9a-f]+|<Thread\(\S+, started \d+|started \d+", "", str(part)) for part in result]
@@ -253,14 +228,14 @@ def comparable(result):
 def endings_for(python):
     """All endings for the newest Python, the oldest and the one of the tests. In short, the others have a third each."""
     usable = [path for path in PYTHONS.values() if path]
-    in_full = (usable[0], PYTHONS.get(sys.version_info.minor), usable[-1])
+    in_full = (usable[0], PYTHONS.get(f"3.{sys.version_info.minor}"), usable[-1])
     if python in in_full:
         return ENDINGS
     others = [path for path in usable if path not in in_full]
     return ENDINGS[others.index(python) % amount(3, 1) :: amount(3, 1)]
 
 
-@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize("python", each_of(PYTHONS))
 def test_a_script_has_the_same_exit_code_and_output_as_in_its_own_process(warm_of, site, python):
     interpreter = warm_of(python=python)
     site.write("", "helper.py")
@@ -275,7 +250,7 @@ def test_a_script_has_the_same_exit_code_and_output_as_in_its_own_process(warm_o
             (site.folder / "kept").unlink()
 
 
-@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize("python", each_of(PYTHONS))
 @pytest.mark.parametrize(
     "script", ["train.py", "./train.py", "../{}/train.py", "src/train.py", "link.py", "{}/train.py"]
 )
@@ -295,7 +270,7 @@ def test_a_script_sees_the_same_process_state_as_in_its_own_process(warm_of, sit
 @pytest.mark.parametrize(
     ("variable", "is_unbuffered"), [(None, False), (None, True), ("1", False), ("1", True)]
 )
-@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize("python", each_of(PYTHONS))
 def test_output_is_buffered_as_in_a_separate_process(warm_of, site, python, variable, is_unbuffered):
     site.write(
         "import sys\nfor s in sys.stdin, sys.stdout, sys.stderr:\n"
@@ -559,7 +534,7 @@ def runs_of(site, interpreter, script="train.py"):
     return int(number), is_cached == "True"
 
 
-@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize("python", each_of(PYTHONS))
 def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, python):
     interpreter = warm_of("json", python=python)
     site.write(IS_CACHED.format(1))
@@ -934,7 +909,7 @@ def test_a_fork_that_the_system_refuses_makes_the_trial_start_plainly_and_states
 
 
 @pytest.mark.parametrize("stdout", ["full", "writable"])
-@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize("python", each_of(PYTHONS))
 def test_output_of_the_last_objects_ends_a_trial_as_it_ends_a_script_alone(warm_of, site, python, stdout):
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n" if stdout == "full" else ""
     site.write(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import io
 import json
 import math
@@ -44,6 +45,7 @@ _EXAMPLES = {
     "report_intermediate_result": "'''@nni.report_intermediate_result(loss)'''",
     "report_final_result": "'''@nni.report_final_result(accuracy)'''",
 }
+_QUOTES = ("'", '"', '"""', "'''")
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _RUNTIME = "nni_sdk.annotated"
 # What the parser raises. ValueError: NUL in the text. The last two: too deep nesting.
@@ -293,7 +295,7 @@ class _Reader:
             if call.keywords or len(call.args) != _EXPANDED[kind]:
                 wanted = "exactly one value and no name" if _EXPANDED[kind] else "no arguments"
                 raise _AnnotationInvalid(node.lineno, f"@nni.{kind}: it takes {wanted}", example)
-            values = ", ".join(map(ast.unparse, call.args))
+            values = ", ".join(map(_code_of, call.args))
             self._calling.append(_Edit(*self._span(node), f"{kind}({values})"))
             return None
         if not call.args:
@@ -584,9 +586,32 @@ def _nni_name(function: ast.expr) -> str | None:
     return None
 
 
+def _code_of(node: ast.expr) -> str:
+    """The expression as code that every Python reads.
+
+    From Python 3.12 on, an f-string may contain its own quote, and `ast.unparse` uses that. It then gets the quote that older
+    ones choose.
+    """
+    texts: dict[str, str] = {}
+
+    class Texts(ast.NodeTransformer):
+        def visit_JoinedStr(self, text: ast.JoinedStr) -> ast.expr:
+            code, name = ast.unparse(text), f"_text_{len(texts)}_"
+            if code[1] in code[2:-1] and not code.startswith(code[1] * 3, 1):
+                quote = next((each for each in _QUOTES if each not in code[2:-1]), code[1])
+                code = f"f{quote}{code[2:-1]}{quote}"
+            texts[name] = code
+            return ast.Name(name)
+
+    code = ast.unparse(Texts().visit(copy.deepcopy(node)))
+    for name, text in texts.items():
+        code = code.replace(name, text)
+    return code
+
+
 def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
     """The option of an expression: a JSON scalar has its own value, any other expression its source text."""
-    code = ast.unparse(node)
+    code = _code_of(node)
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
