@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from nni_sdk.tuner import NoMoreTrialError as NoMoreTrialError
     from nni_sdk.utils import ClassArgsValidator as ClassArgsValidator
 
+__version__ = "3.0"
+"""The version of NNI whose names these are; `nni.__version__` where nni is this package."""
+
 get_next_parameters = get_next_parameter
 """The older of NNI's two names for `get_next_parameter`."""
 
@@ -51,6 +54,8 @@ __all__ = [
 # Imported on first use, as in NNI: `nni.utils` works without its own import, as do the names for custom tuners.
 _MODULES = ("utils", "tuner", "assessor")
 _HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
+# What NNI has and we lack. An ImportError reaches the user of `from nni import trace`; an AttributeError loses its text there.
+_ABSENT = ("dump", "enable_global_logging", "load", "silence_stdout", "trace", "training_update")
 
 
 def __getattr__(name):  # type: (str) -> object
@@ -59,5 +64,13 @@ def __getattr__(name):  # type: (str) -> object
 
         module = import_module("nni_sdk." + _HOMES.get(name, name))
         return module if name in _MODULES else getattr(module, name)
-    hint = "; write `from nni_manager.experiment import Experiment`" if name == "experiment" else ""
-    raise AttributeError("module {!r} has no attribute {!r}{}".format(__name__, name, hint))
+    if name in ("Experiment", "experiment"):
+        from nni_sdk.aliases import experiment_module
+
+        return experiment_module() if name == "experiment" else getattr(experiment_module(), name)
+    if name in _ABSENT:
+        raise ImportError(
+            "cannot find nni.{0}: nni is nni_sdk in this Python, which has no such function; remove the use of {0}, "
+            "or install the package nni in this Python, which is then used instead".format(name)
+        )
+    raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))

@@ -1,6 +1,7 @@
-"""Redirects scripts to nni_manager: replacing `nni` by `nni_sdk` yields `from nni_sdk.experiment import Experiment`."""
+"""The Python Experiment API under the name that replacing `nni` by `nni_sdk` yields. It is a part of the manager."""
 
-raise ImportError(
-    "cannot import experiments from nni_sdk, which is for training code; write `from nni_manager.experiment import Experiment` "
-    "(`pip install 'trial-keeper[manager]'` installs it)"
-)
+import sys
+
+from nni_sdk.aliases import experiment_module
+
+sys.modules[__name__] = experiment_module()

@@ -16,8 +16,8 @@ def trial_environ(
     """Return the container's variables without the keeper's own, plus NNI's variables of a trial.
 
     NNI_PLATFORM is `local` on every platform: the real `nni` package then appends its metrics to a file, as nni_sdk does.
-    The workspace's nni_sdk comes last on the Python path, for a Python without one. Its folder contains no other package, so user
-    code may pin any version.
+    The workspace's nni_sdk, and its nni for a Python without that package, come last on the Python path. Their folder contains no
+    other package, so user code may pin any version.
     Source: NNI v3.0 trial environment variables.
     """
     environ = without_settings(container) | {

@@ -6,6 +6,7 @@
         code-<digest>.tar.gz                a snapshot of the training code, for jobs without access to the code folder
         checkpoints/                        what trials resume from, if the tuner supports it
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
+        sdk/nni/                            `import nni` where no package nni is installed
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
             stop.json                       written by the manager to stop the trial when no stream can deliver the request
@@ -139,11 +140,16 @@ class Workspace:
     run_sh = _Inside("root", "run.sh")
     """The script that every job runs."""
     sdk = _Inside("root", "sdk")
-    """The folder on a trial's Python path; it holds the package nni_sdk and nothing else."""
+    """The folder on a trial's Python path; it holds `sdk_packages` and nothing else."""
     checkpoints = _Inside("root", "checkpoints")
     """The checkpoints from which later trials resume, if the tuner supports that."""
     trials = _Inside("root", "trials")
     """One folder per trial."""
+
+    @property
+    def sdk_packages(self) -> tuple[Path, Path]:
+        """The packages nni_sdk and nni."""
+        return self.sdk / "nni_sdk", self.sdk / "nni"
 
     def code_snapshots(self) -> list[Path]:
         """All snapshots of the training code, by name."""

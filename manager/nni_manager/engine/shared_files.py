@@ -117,7 +117,7 @@ class SharedFiles:
         _write_sdk(workspace)
         replace_file(workspace.run_sh, run_script.encode())
         replace_file(workspace.manager_json, document.to_bytes())
-        sdk = sorted((workspace.sdk / "nni_sdk").glob("*.py"))
+        sdk = sorted(workspace.sdk.glob("*/*.py"))
         if self.share is not None and code_snapshot is not None:
             self.share.send(workspace.file(code_snapshot), is_fixed=True)
         folders = filter(Path.is_dir, (workspace.trials, workspace.checkpoints))
@@ -250,12 +250,15 @@ class SharedFiles:
 
 
 def _write_sdk(workspace: Workspace) -> None:
-    """Write this manager's nni_sdk for trials whose Python has none. Files with the same content are left unchanged."""
-    package = workspace.sdk / "nni_sdk"
-    for folder in (workspace.sdk, package):
+    """Write this manager's nni_sdk and nni for trials whose Python has none. Files with the same content are left unchanged."""
+    own = Path(nni_sdk.__file__).parent
+    for folder in (workspace.sdk, *workspace.sdk_packages):
         folder.mkdir(0o755, exist_ok=True)
-    for source in Path(nni_sdk.__file__).parent.glob("*.py"):
-        content, copy, found = source.read_bytes(), package / source.name, None
+    packages = zip((own, own / "fallback/nni"), workspace.sdk_packages, strict=True)
+    for source, copy in (
+        (each, package / each.name) for origin, package in packages for each in origin.glob("*.py")
+    ):
+        content, found = source.read_bytes(), None
         with contextlib.suppress(FileNotFoundError, PermissionError, UnsafePath):
             found = read_beneath(workspace.root, copy, len(content)).data
         if found != content:

@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from nni_manager.nni_compat import install_import_aliases
+from nni_sdk.aliases import install_import_aliases
 
 
 def main() -> None:

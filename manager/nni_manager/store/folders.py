@@ -147,14 +147,14 @@ class ExperimentFolder:
         """
         self.check_files()
         workspace, remedy = self.workspace, "move it away, and the manager creates a new one"
-        for path in (workspace.trials, workspace.sdk, workspace.sdk / "nni_sdk"):
+        for path in (workspace.trials, workspace.sdk, *workspace.sdk_packages):
             _refuse(why_no_folder(path, remedy))
         logs = (self.manager_log, self.manager_stdout, self.manager_stderr)
         replaced = (
             workspace.manager_json,
             workspace.run_sh,
             *workspace.code_snapshots(),
-            *(workspace.sdk / "nni_sdk").glob("*.py"),
+            *workspace.sdk.glob("*/*.py"),
         )
         read = (self.ended_sessions, self._certificate, *self.jobs.glob("*.json"))
         for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):

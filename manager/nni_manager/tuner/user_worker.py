@@ -25,7 +25,7 @@ import threading
 import traceback
 from typing import Any
 
-from nni_manager.nni_compat import install_import_aliases
+from nni_sdk.aliases import install_import_aliases
 
 # Between the scores of the manager and of a trial (500 more): if memory is full, the kernel kills a trial first.
 _OOM_SCORE = 250
