@@ -302,7 +302,7 @@ def test_a_custom_algorithm_is_listed_until_it_is_unregistered(nnictl, home):
 
 def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
     shown = json.loads(nnictl("algo", "show", "TPE")[1])
-    assert shown["classArgs"]["optimize_mode"]["default"] == "maximize"
+    assert shown["classArgs"]["optimize_mode"]["default"] == "minimize"
     names = {(row["kind"], row["name"]) for row in json.loads(nnictl("algo", "list", "--json")[1])}
     assert {("tuner", "TPE"), ("advisor", "Hyperband"), ("assessor", "Medianstop")} <= names
     assert json.loads(nnictl("algo", "show", "Hyperband")[1])["classArgs"]["eta"]["default"] == 3

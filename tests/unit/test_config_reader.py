@@ -152,7 +152,7 @@ def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: TPE\n  includeIntermediateResults: true")
     text += "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: 3}}\n"
     config = read_experiment_file(write(text))
-    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 3})
+    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 3}, optimize_mode="maximize")
     assert config.tuner.include_intermediate_results
     assert ExperimentSpec.from_json(config.to_json()) == config
     assert make_assessment(config) is not None

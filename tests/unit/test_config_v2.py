@@ -100,7 +100,7 @@ def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
 
 def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
     config = read(place, LOCAL + "assessor: {name: Medianstop, classArgs: {start_step: 2}}\n")
-    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2})
+    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2}, optimize_mode="maximize")
     ((_, key, message),) = diagnostics(place, LOCAL + "assessor: {name: Median}\n")
     assert key == "assessor.name"
     assert message.startswith('cannot use assessor.name: "Median" is not a built-in assessor')

@@ -38,17 +38,23 @@ _NOBODY = 65534
 TOKEN = "f00d"
 SIGNER = Signer("expABCDE", "job", lambda job_id: TOKEN if job_id == "job" else f"{TOKEN} of {job_id}")
 FRAME = encode(0, "abcde", "PERIODICAL", 0, 1.5)
-SDK = {path.name: path.read_bytes() for path in Path(nni_sdk.__file__).parent.glob("*.py")}
+SDK_FOLDER = Path(nni_sdk.__file__).parent
+SDK = {path.name: path.read_bytes() for path in SDK_FOLDER.glob("*.py")}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_workspace_contains_the_managers_sdk_and_no_other_package(tmp_path: Path) -> None:
+def test_a_workspace_contains_the_managers_sdk_and_the_fallback_of_nni_and_no_other_package(
+    tmp_path: Path,
+) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
-    assert [path.name for path in workspace.sdk.iterdir()] == ["nni_sdk"]
+    assert sorted(path.name for path in workspace.sdk.iterdir()) == ["nni", "nni_sdk"]
+    assert contents(workspace.sdk / "nni") == {
+        "__init__.py": (SDK_FOLDER / "fallback/nni/__init__.py").read_bytes()
+    }
     assert contents(workspace.sdk / "nni_sdk") == SDK
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
 

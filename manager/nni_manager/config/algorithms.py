@@ -30,8 +30,14 @@ class RandomArgs(Schema):
     seed: int | None = must_be("a whole number from 0 to 4294967295", "1", None, ge=0, le=2**32 - 1)
 
 
-class TpeArgs(RandomArgs):
-    """classArgs of TPE. The default of `optimize_mode` is that of NNI's documentation; NNI's code had minimize.
+class MinimizingArgs(RandomArgs):
+    """classArgs of a tuner that minimizes by default. Source: NNI v1.9 and v2.10, the tuners' code."""
+
+    optimize_mode: OptimizeMode = must_be("maximize or minimize", "maximize", "minimize")
+
+
+class TpeArgs(MinimizingArgs):
+    """classArgs of TPE.
 
     `parallel_optimize` and `constant_liar_type` are accepted and have no effect: running trials always
     count as bad ones, so that concurrent trials do not sample the same region.
@@ -166,7 +172,7 @@ class QmcArgs(RandomArgs):
 CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "TPE": TpeArgs,
     "Random": RandomArgs,
-    "Anneal": RandomArgs,
+    "Anneal": MinimizingArgs,
     "Evolution": EvolutionArgs,
     "Hyperband": HyperbandArgs,
     "BatchTuner": RandomArgs,
@@ -183,6 +189,8 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
 }
 ADVISORS = ("Hyperband", "BOHB")
 """The tuners that NNI calls advisors."""
+WITHOUT_DIRECTION = ("Random", "BatchTuner", "GridSearch", "QMC")
+"""The tuners that learn nothing from results: `optimize_mode` determines only the best trial."""
 
 
 class AssessorArgs(Schema):
@@ -192,13 +200,19 @@ class AssessorArgs(Schema):
     optimize_mode: OptimizeMode | None = must_be("maximize or minimize", "maximize", None)
 
 
-class MedianstopArgs(AssessorArgs):
+class _MaximizingArgs(AssessorArgs):
+    """classArgs of an assessor that maximizes by default, whatever the tuner does. Source: NNI v1.9 and v2.10."""
+
+    optimize_mode: OptimizeMode | None = must_be("maximize or minimize", "maximize", "maximize")
+
+
+class MedianstopArgs(_MaximizingArgs):
     """classArgs of Medianstop."""
 
     start_step: int = whole(0, None, "0", 0)
 
 
-class CurvefittingArgs(AssessorArgs):
+class CurvefittingArgs(_MaximizingArgs):
     """classArgs of Curvefitting."""
 
     epoch_num: int = whole(1, None, "20")
@@ -290,6 +304,7 @@ ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
     "WilcoxonPruner": WilcoxonPrunerArgs,
     "NopPruner": AssessorArgs,
 }
+ASSESSORS_WITHOUT_DIRECTION = ("NopPruner", "ThresholdPruner")
 
 
 @dataclass(frozen=True, slots=True)

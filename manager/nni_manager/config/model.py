@@ -64,11 +64,15 @@ class TunerConfig:
 
 @dataclass(frozen=True, slots=True)
 class AssessorConfig:
-    """The assessor, which stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner."""
+    """The assessor, which stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner.
+
+    `optimize_mode` None: that of `class_args`, or the tuner's, in experiments of version 0.6.
+    """
 
     name: str
     class_args: dict[str, Any]
     own: UserClass | None = None
+    optimize_mode: OptimizeMode | None = None
 
 
 @dataclass(frozen=True, slots=True)

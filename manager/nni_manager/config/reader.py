@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nni_manager.config import model, openpai
-from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
+from nni_manager.config.algorithms import (
+    ASSESSOR_ARGS,
+    ASSESSORS_WITHOUT_DIRECTION,
+    CLASS_ARGS,
+    WITHOUT_DIRECTION,
+    AssessorArgs,
+    RandomArgs,
+    reason_against_space,
+)
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.diagnostics import (
@@ -149,7 +157,9 @@ class _Reading:
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
         self._warn_of_timeouts_of_built_ins()
-        self._checked_args("assessor", ASSESSOR_ARGS)
+        assessor_args = self._checked_args("assessor", ASSESSOR_ARGS)
+        if class_args is not None:
+            self._warn_of_directions(class_args, assessor_args)
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
@@ -215,6 +225,7 @@ class _Reading:
                 self._name_of("assessor"),
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
+                None if assessor_args is None else assessor_args.optimize_mode or class_args.optimize_mode,
             ),
             # Roles and job files have their own commands.
             trial_command=""
@@ -390,6 +401,23 @@ class _Reading:
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
         if wrong is not None:
             self._report((kind, wrong[0]), wrong[1])
+
+    def _warn_of_directions(self, tuner: RandomArgs, assessor: AssessorArgs | None) -> None:
+        """Name the direction that nobody has chosen, and an assessor that stops the better trials."""
+        name, mode = self._within(self._proposer).get("name"), tuner.optimize_mode
+        is_chosen = "optimize_mode" in tuner.model_fields_set or name in WITHOUT_DIRECTION
+        if name in CLASS_ARGS and not is_chosen:
+            place = ref((self._proposer, "classArgs", "optimize_mode"))
+            self._warn(
+                f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
+            )
+        judge, other = self._within("assessor").get("name"), assessor and assessor.optimize_mode
+        if other not in (None, mode) and judge not in ASSESSORS_WITHOUT_DIRECTION:
+            place = ref(("assessor", "classArgs", "optimize_mode"))
+            self._warn(
+                f"{judge} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
+                f"write {mode} as {place}"
+            )
 
     def _warn_of_timeouts_of_built_ins(self) -> None:
         for section in ("tuner", "assessor"):

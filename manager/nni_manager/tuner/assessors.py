@@ -217,5 +217,6 @@ def make_assessment(config: ExperimentSpec, log_folder: Path | None = None) -> A
     if config.assessor.own is not None:
         return Assessment(UserAssessor(config.assessor.own, config.assessor.class_args, log_folder))
     args = ASSESSOR_ARGS[config.assessor.name].model_validate(config.assessor.class_args)
-    optimize_mode = args.optimize_mode or config.tuner.optimize_mode
+    written: OptimizeMode | None = config.assessor.class_args.get("optimize_mode")
+    optimize_mode = config.assessor.optimize_mode or written or config.tuner.optimize_mode
     return Assessment(ASSESSORS[config.assessor.name](optimize_mode, args))

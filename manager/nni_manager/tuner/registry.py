@@ -126,5 +126,7 @@ def make_tuner(
     """
     if config.tuner.own is not None:
         return UserTuner(config.tuner.own, config.tuner.class_args, config.search_space_raw, log_folder)
-    args = CLASS_ARGS[config.tuner.name].model_validate(config.tuner.class_args)
+    # The direction is the stored one: defaults may differ from those of the version that created the experiment.
+    class_args = config.tuner.class_args | {"optimize_mode": config.tuner.optimize_mode}
+    args = CLASS_ARGS[config.tuner.name].model_validate(class_args)
     return TUNERS[config.tuner.name](config.search_space, args, checkpoints)

@@ -1,0 +1,123 @@
+"""The direction of a search that the experiment file does not name: NNI's own default, said in a warning."""
+
+import dataclasses
+
+import pytest
+
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.tuner.assessors import make_assessment
+from nni_manager.tuner.registry import make_tuner
+
+V1 = """\
+authorName: ada
+experimentName: digits
+trialConcurrency: 1
+trainingServicePlatform: local
+searchSpacePath: space.json
+trial: {command: python3 train.py, codeDir: .}
+"""
+# Source: NNI v1.9 and v2.10, the constructors of tuners, advisors and assessors.
+OF_NNI = {
+    "TPE": "minimize",
+    "Anneal": "minimize",
+    "Evolution": "maximize",
+    "SMAC": "maximize",
+    "GPTuner": "maximize",
+    "MetisTuner": "maximize",
+    "PBTTuner": "maximize",
+    "Hyperband": "maximize",
+    "BOHB": "maximize",
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    (tmp_path / "space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+
+    def read_file(*sections):
+        path = tmp_path / "config.yml"
+        path.write_text(V1 + "".join(f"{each}\n" for each in sections))
+        return read_experiment_file(path)
+
+    return read_file
+
+
+def stops(config, value):
+    """True if the assessor stops a trial with this value beside three that ended with 0.5."""
+    assessment = make_assessment(config)
+    for number in range(3):
+        assert assessment.report(f"ended{number}", 0, [0.5])
+        assessment.end(f"ended{number}", has_succeeded=True)
+    return not assessment.report("new", 0, [value])
+
+
+@pytest.mark.parametrize(("name", "mode"), OF_NNI.items())
+def test_a_tuner_has_nnis_own_direction_and_a_warning_says_so(read, name, mode):
+    section = "advisor: {builtinAdvisorName" if name in ("Hyperband", "BOHB") else "tuner: {builtinTunerName"
+    config = read(f"{section}: {name}}}")
+    assert config.tuner.optimize_mode == mode
+    proposer = section.partition(":")[0]
+    assert config.warnings == (
+        f"{name} will {mode} the results, its default, because {proposer}.classArgs.optimize_mode is not set; "
+        "write maximize or minimize there",
+    )
+    for written in ("maximize", "minimize"):
+        config = read(f"{section}: {name}, classArgs: {{optimize_mode: {written}}}}}")
+        assert (config.tuner.optimize_mode, config.warnings) == (written, ())
+
+
+def test_every_tuner_of_nni_that_learns_is_compared():
+    # These learn nothing, or are not NNI's.
+    others = {"Random", "BatchTuner", "GridSearch", "QMC", "CmaEs", "NSGAII", "GP"}
+    assert CLASS_ARGS.keys() == OF_NNI.keys() | others
+
+
+def test_a_tuner_without_a_direction_gives_no_warning(read):
+    config = read("tuner: {builtinTunerName: Random}")
+    assert (config.tuner.optimize_mode, config.warnings) == ("maximize", ())
+
+
+@pytest.mark.parametrize(
+    ("assessor", "mode"),
+    [
+        ("Medianstop", "maximize"),
+        ("Curvefitting, classArgs: {epoch_num: 9}", "maximize"),
+        ("MedianPruner", "minimize"),
+    ],
+)
+def test_an_assessor_has_its_own_direction_and_a_conflict_is_a_warning(read, assessor, mode):
+    tuner = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: minimize}}"
+    config = read(tuner, f"assessor: {{builtinAssessorName: {assessor}}}")
+    name = assessor.partition(",")[0]
+    conflict = (
+        f"{name} will maximize the results and the tuner will minimize them, so the better trials will be stopped; "
+        "write minimize as assessor.classArgs.optimize_mode",
+    )
+    assert config.assessor.optimize_mode == mode
+    assert config.warnings == (() if mode == "minimize" else conflict)
+    if name == "Medianstop":
+        assert (stops(config, 0.0), stops(config, 1.0)) == (True, False)
+
+
+def test_a_stored_experiment_keeps_its_directions(read):
+    """An experiment of version 0.6: the tuner maximized by default, and the assessor had no direction of its own."""
+    config = read("tuner: {builtinTunerName: TPE}", "assessor: {builtinAssessorName: Medianstop}")
+    tuner = dataclasses.replace(config.tuner, optimize_mode="maximize")
+    text = dataclasses.replace(config, tuner=tuner).to_json()
+    assert '"optimize_mode": "maximize"}' in text
+    text = text.replace(', "optimize_mode": "maximize"}', "}")
+    stored = ExperimentSpec.from_json(text)
+    assert (stored.tuner.optimize_mode, stored.assessor.optimize_mode) == ("maximize", None)
+    assert make_tuner(stored)._sign == -1.0
+    assert make_tuner(config)._sign == 1.0
+    for mode, stopped in (("maximize", 0.0), ("minimize", 1.0)):
+        tuner = dataclasses.replace(stored.tuner, optimize_mode=mode)
+        assert stops(dataclasses.replace(stored, tuner=tuner), stopped)
+        assert not stops(dataclasses.replace(stored, tuner=tuner), 1.0 - stopped)
+
+
+def test_every_assessor_follows_the_tuner_unless_nni_has_another_default():
+    defaults = {name: args.model_fields["optimize_mode"].default for name, args in ASSESSOR_ARGS.items()}
+    assert {name for name, mode in defaults.items() if mode is not None} == {"Medianstop", "Curvefitting"}
