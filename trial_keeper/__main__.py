@@ -25,6 +25,7 @@ GRACE_S = f"{PREFIX}GRACE_S"
 HELP = """\
 usage: trial-keeper [--grace-s N] [--help] [--version]
        trial-keeper doctor [--json]
+       trial-keeper ctl COMMAND ...
 
 Runs the trial of one job and delivers its metrics and logs to the manager. trial-keeper is the first process of a task. Do not
 start it by hand: the jobs that `nnictl create --config FILE` creates start it, and environment variables configure it.
@@ -32,6 +33,9 @@ start it by hand: the jobs that `nnictl create --config FILE` creates start it, 
 `trial-keeper doctor`, run inside a container of a job, checks everything that a keeper depends on: its settings, the shared
 storage, the clock, the manager's version and address, the token, bash, GPUs. It prints one line per check, with the remedy.
 It changes nothing and does not disturb a running trial.
+
+`trial-keeper ctl` is `nnictl`, for a Python where NNI's own package has installed its command of that name, or has removed ours.
+`trial-keeper ctl --help` lists its commands.
 
 On SIGTERM, SIGINT or SIGHUP the keeper sends SIGTERM to the trial. After the grace period, or on a second signal, the keeper
 kills everything that the trial has started.
@@ -51,6 +55,7 @@ doctor: 0 when no check failed, 1 otherwise.
 
 example:
   kubectl exec POD -- trial-keeper doctor
+  trial-keeper ctl create --config exp.yml
 """
 
 
@@ -71,8 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         case ["doctor"] | ["doctor", "--json"]:
             return _run_doctor(as_json=len(arguments) > 1)
+        case ["ctl", *command]:
+            return _run_nnictl(command)
     _complain(
-        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
+        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor, "
+        "doctor --json or ctl COMMAND only"
     )
     return UserError.exit_code
 
@@ -101,6 +109,24 @@ def _run_doctor(*, as_json: bool) -> int:
         # The reader has closed the pipe; Python would report that again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+
+
+def _run_nnictl(arguments: list[str]) -> int:
+    """Run nnictl, which a keeper's image need not have."""
+    import importlib
+
+    try:
+        nnictl = importlib.import_module("nni_manager.cli.main")
+    except ModuleNotFoundError as error:
+        if error.name not in ("nni_manager", "click"):
+            raise
+        _complain(
+            "cannot run nnictl: this Python lacks the manager; run `pip install 'trial-keeper[manager]'` in this Python"
+        )
+        return UserError.exit_code
+    sys.argv[1:] = arguments
+    nnictl.main()
+    return 0
 
 
 def _run_job(environ: Mapping[str, str]) -> int:

@@ -39,6 +39,7 @@ from nni_manager.web.api import ManagerApi
 from nni_manager.web.experiment_routes import ExperimentBackend
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
+from trial_keeper.programs import foreign_nnictl
 
 log = logging.getLogger("nni_manager")
 
@@ -102,6 +103,11 @@ def main() -> int:
             gc.set_threshold(*_COLLECTION)
             sys.setswitchinterval(_SWITCH_S)
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
+            if (foreign := foreign_nnictl()) is not None:
+                log.warning(
+                    "%s, which a shell finds first, is another package's nnictl; write `trial-keeper ctl` instead",
+                    foreign,
+                )
             manager = _Manager(config, folder, arguments.host, arguments.port, parent_death_pipe)
             return asyncio.run(manager.run(lease))
     except (NniManagerError, OSError) as error:

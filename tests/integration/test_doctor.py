@@ -84,6 +84,7 @@ def test_a_healthy_container_gets_one_line_per_check(site):
     assert lines[-1] == "no check failed"
     assert [line.split()[1] for line in lines[:-1]] == [
         "settings", "bash", "mount", "write", "space", "clock", "manager", "version", "name", "tcp", "tls", "grpc", "gpu",
+        "nnictl",
     ]  # fmt: skip
     assert {line.split()[0] for line in lines[:-1]} <= {"OK", "SKIP", "WARN"}
     assert f"experiment {EXPERIMENT}, job {TRIAL}" in lines[0]

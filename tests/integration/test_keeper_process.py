@@ -542,7 +542,8 @@ def test_an_unknown_argument_is_an_error_in_one_line(site):
     assert (result.returncode, result.stdout) == (100, "")
     assert (
         result.stderr
-        == "cannot use '--verbose now': trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only\n"
+        == "cannot use '--verbose now': trial-keeper takes --grace-s N, --help, --version, doctor, doctor --json or "
+        "ctl COMMAND only\n"
     )
 
 

@@ -69,7 +69,6 @@ if __name__ == "__main__":
     shown(extract_scalar_history, [1, {"default": 2}, {"loss": 3}])
     shown(Proposing().generate_multiple_parameters, [0, 1, 2, 3])
     shown(Assessor().assess_trial, "id", [])
-    shown(getattr, nni, "experiment")
     shown(getattr, nni, "nothing")
     print(AssessResult.Good, OptimizeMode("minimize"), MetricType.FINAL, nni.NoMoreTrialError, nni.ClassArgsValidator)
     shown(nni.report_final_result, {"default": 0.75})

@@ -24,6 +24,7 @@ CHECKS = [
     "tls",
     "grpc",
     "gpu",
+    "nnictl",
 ]
 
 FIRST_TWO = ".".join(__version__.split(".")[:2])

@@ -23,6 +23,7 @@ from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
+from trial_keeper.programs import foreign_nnictl
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
@@ -125,6 +126,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         for name, check in network_checks:
             yield from at_each(name, check, document.addresses, values)
     yield bounded("gpu", check_gpus)
+    yield bounded("nnictl", check_nnictl)
 
 
 def bounded(name: str, check: Check, limit_s: float = MAX_CHECK_S) -> Finding:
@@ -175,6 +177,16 @@ def check_bash() -> Finding:
     except (OSError, subprocess.SubprocessError) as error:
         return _fail(f"{path} does not work: {error}", "repair bash in the image")
     return _ok(f"{path}, version {done.stdout.strip()}")
+
+
+def check_nnictl() -> Finding:
+    """Name a command of another package that hides ours."""
+    foreign = foreign_nnictl()
+    if foreign is None:
+        return _ok("no other package's nnictl hides that of trial-keeper")
+    return _warn(
+        f"{foreign}, which a shell finds first, is another package's", "write `trial-keeper ctl` for `nnictl`"
+    )
 
 
 def check_gpus() -> Finding:
