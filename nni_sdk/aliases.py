@@ -5,7 +5,6 @@ users, and by scripts of the Python Experiment API. Source: NNI v2.10 and v3.0, 
 """
 
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
     `experiment_is_ours`: `nni.experiment` is ours even then.
     """
     try:
-        import_module("nni")
+        __import__("nni")
     except ModuleNotFoundError as error:
         if error.name != "nni":
             raise
@@ -60,7 +59,7 @@ def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
 
 def use_sdk() -> None:
     """Make `nni` this SDK in this process, without a search for the real package."""
-    sys.modules["nni"] = import_module("nni_sdk")
+    sys.modules["nni"] = sys.modules["nni_sdk"]
     _find(dict(_OF_SDK, **_OF_MANAGER))
 
 
@@ -127,6 +126,8 @@ def experiment_module() -> "ModuleType":
 
 
 def _imported(name: str) -> "ModuleType":
+    from importlib import import_module
+
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
