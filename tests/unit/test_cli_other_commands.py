@@ -302,6 +302,7 @@ def test_a_custom_algorithm_is_listed_until_it_is_unregistered(nnictl, home):
 
 def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
     shown = json.loads(nnictl("algo", "show", "TPE")[1])
+    assert json.loads(nnictl("algo", "show", "tpe")[1]) == shown
     assert shown["classArgs"]["optimize_mode"]["default"] == "minimize"
     names = {(row["kind"], row["name"]) for row in json.loads(nnictl("algo", "list", "--json")[1])}
     assert {("tuner", "TPE"), ("advisor", "Hyperband"), ("assessor", "Medianstop")} <= names

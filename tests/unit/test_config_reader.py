@@ -271,12 +271,12 @@ WRONG_VALUES = {
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
     },
     "builtinTunerName: TPE": {
-        "builtinTunerName: BOHb": 'cannot use tuner.builtinTunerName: "BOHb" is not a built-in tuner; did you mean BOHB?',
+        "builtinTunerName: BOHBB": 'cannot use tuner.builtinTunerName: "BOHBB" is not a built-in tuner; did you mean BOHB?',
         "builtinTunerName: '{your_tuner}'": "cannot use tuner.builtinTunerName: it is a placeholder of an example; write e.g. b",
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
         "builtinTunerName: GridSearch": "GridSearch cannot enumerate the values of lr; use choice,",
         "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",
-        "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
+        "builtinTunerName: tep": 'cannot use tuner.builtinTunerName: "tep" is not a built-in tuner; '
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
         "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className together with tuner.builtinTunerName: "
@@ -376,9 +376,9 @@ def test_a_missing_tuner_is_an_error_unless_there_is_an_advisor(diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = diagnostics(replace={tuner: ""})
     assert "cannot do without tuner: it proposes the parameters of trials" in line
-    (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohb}\n"})
+    (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohbb}\n"})
     assert (
-        'cannot use advisor.builtinAdvisorName: "bohb" is not a built-in advisor; did you mean BOHB?' in line
+        'cannot use advisor.builtinAdvisorName: "bohbb" is not a built-in advisor; did you mean BOHB?' in line
     )
 
 

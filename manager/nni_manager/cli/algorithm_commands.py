@@ -34,12 +34,17 @@ def list_algorithms(as_json: bool) -> None:
 @json_anyway
 def show(name: str) -> None:
     """Print a tuner or an assessor as JSON, with the classArgs of a built-in one."""
-    found = [row for row in _algorithms() if row["name"] == name]
+    rows = list(_algorithms())
+    # A registered one may differ from a built-in one in the case alone.
+    found = [row for row in rows if row["name"] == name]
+    found = found or [
+        row for row in rows if row["name"].lower() == name.lower() and row["source"] == "built in"
+    ]
     if not found:
         raise UserError(f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` lists them")
     for row in found:
         if row["source"] == "built in":
-            row["classArgs"] = _class_args(row["kind"], name)
+            row["classArgs"] = _class_args(row["kind"], row["name"])
     output.print_json(found[0] if len(found) == 1 else found)
 
 

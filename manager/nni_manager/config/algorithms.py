@@ -15,11 +15,11 @@ from pydantic import ConfigDict, field_validator, model_validator
 from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
-from nni_manager.config.schema import Schema, flag, must_be, refusal, whole
+from nni_manager.config.schema import Schema, flag, mapping, must_be, refusal, whole
 from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
-# Tuners for architecture search, and tuners whose libraries are no longer maintained.
-_UNSUPPORTED_TUNERS = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
+# Tuners for architecture search, and tuners whose libraries are no longer maintained; also NNI 2.10's names, in lower case.
+_UNSUPPORTED_TUNERS = ("dngo", "dngotuner", "networkmorphism", "ppo", "ppotuner", "regularizedevolutiontuner")
 
 
 class RandomArgs(Schema):
@@ -36,6 +36,23 @@ class MinimizingArgs(RandomArgs):
     optimize_mode: OptimizeMode = must_be("maximize or minimize", "maximize", "minimize")
 
 
+class TpeArguments(Schema):
+    """`tpe_args` of TPE, with the names of NNI 2.10. Without a key, Optuna's default applies.
+
+    Only the first two have an effect: Optuna's sampler has its own weights, and no liars, see `TpeArgs`.
+    """
+
+    model_config = ConfigDict(alias_generator=None)
+    n_startup_jobs: int | None = whole(1, 99999, "20", None)
+    n_ei_candidates: int | None = whole(1, 99999, "24", None)
+    constant_liar_type: Literal["best", "worst", "mean"] | None = must_be(
+        "best, worst or mean", "worst", None
+    )
+    linear_forgetting: int | None = whole(1, 99999, "25", None)
+    prior_weight: float | None = must_be("a number above 0", "1.0", None, gt=0, le=1e6)
+    gamma: float | None = must_be("a number above 0", "0.25", None, gt=0, le=1e6)
+
+
 class TpeArgs(MinimizingArgs):
     """classArgs of TPE.
 
@@ -45,6 +62,7 @@ class TpeArgs(MinimizingArgs):
 
     parallel_optimize: bool = flag("true", False)
     constant_liar_type: Literal["min", "max", "mean"] = must_be("min, max or mean", "min", "min")
+    tpe_args: TpeArguments | None = mapping("{n_startup_jobs: 20}", None)
 
 
 class EvolutionArgs(RandomArgs):
@@ -187,6 +205,7 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "BOHB": BohbArgs,
     "PBTTuner": PbtArgs,
 }
+_NAMES_OF_NNI_2_10 = {"batch": "BatchTuner", "metis": "MetisTuner", "pbt": "PBTTuner"}
 ADVISORS = ("Hyperband", "BOHB")
 """The tuners that NNI calls advisors."""
 WITHOUT_DIRECTION = ("Random", "BatchTuner", "GridSearch", "QMC")
@@ -334,6 +353,27 @@ NEEDS = {
 }
 
 
+def name_of(kind: Literal["tuner", "advisor", "assessor"], name: str, class_args: object) -> str:
+    """Return our name of a built-in algorithm for any spelling and for NNI 2.10's names; another name as it is.
+
+    GP is NNI's Gaussian process (`GPTuner`) if an argument is that tuner's, else Optuna's (`GP`).
+    """
+    known = ASSESSOR_ARGS if kind == "assessor" else CLASS_ARGS
+    if name not in known and kind != "advisor" and _is_registered(kind, name):
+        return name
+    lower = name.lower()
+    found = next((each for each in known if each.lower() == lower), name)
+    found = _NAMES_OF_NNI_2_10.get(lower, found) if kind == "tuner" else found
+    if found == "GP" and isinstance(class_args, Mapping):
+        ours = GpSamplerArgs.model_fields
+        return (
+            "GPTuner"
+            if any(each in GpArgs.model_fields and each not in ours for each in class_args)
+            else "GP"
+        )
+    return found
+
+
 def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) -> str | None:
     """The reason why this algorithm is unavailable, with the remedy; None when it is available."""
     known = {"tuner": CLASS_ARGS, "advisor": ADVISORS, "assessor": ASSESSOR_ARGS}[kind]
@@ -346,7 +386,7 @@ def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) 
         )
     if text in known or (kind != "advisor" and _is_registered(kind, text)):
         return None
-    if kind == "tuner" and text in _UNSUPPORTED_TUNERS:
+    if kind == "tuner" and text.lower() in _UNSUPPORTED_TUNERS:
         return f"{text} is not supported; use TPE or Evolution"
     return f"{shown(name)} is not a built-in {kind}; {remedy_for_unknown(text, known)}"
 

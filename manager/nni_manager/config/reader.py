@@ -5,10 +5,13 @@ One class reads a file: all checks share the list of diagnostics and the paths t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic_core import PydanticCustomError
 
 from nni_manager.config import model, openpai
 from nni_manager.config.algorithms import (
@@ -18,6 +21,8 @@ from nni_manager.config.algorithms import (
     WITHOUT_DIRECTION,
     AssessorArgs,
     RandomArgs,
+    TpeArgs,
+    name_of,
     reason_against_space,
 )
 from nni_manager.config.annotated_code import read_code
@@ -143,6 +148,7 @@ class _Reading:
         self.reads_code = reads_code
         self.document = document
         self.raw: dict[str, Any] = document.value
+        self._name_algorithms()
         self.service = self._within("trainingService")
         self.platform = _platform_of(document)
         self.diagnostics = list(document.diagnostics)
@@ -157,6 +163,7 @@ class _Reading:
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
         self._warn_of_timeouts_of_built_ins()
+        self._warn_of_tpe_args(class_args)
         assessor_args = self._checked_args("assessor", ASSESSOR_ARGS)
         if class_args is not None:
             self._warn_of_directions(class_args, assessor_args)
@@ -341,6 +348,15 @@ class _Reading:
             self._report(place, message)
             return path, None
 
+    def _name_algorithms(self) -> None:
+        """Replace each spelling of a built-in algorithm's name by ours. The schema reports a damaged list of registered ones."""
+        kinds: tuple[Literal["tuner", "advisor", "assessor"], ...] = ("tuner", "advisor", "assessor")
+        for kind in kinds:
+            section = self.raw.get(kind)
+            if isinstance(section, dict) and isinstance(section.get("name"), str):
+                with contextlib.suppress(PydanticCustomError):
+                    section["name"] = name_of(kind, section["name"], section.get("classArgs"))
+
     def _within(self, section: str) -> Mapping[str, Any]:
         found = self.raw.get(section)
         return found if isinstance(found, Mapping) else {}
@@ -417,6 +433,16 @@ class _Reading:
             self._warn(
                 f"{judge} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
                 f"write {mode} as {place}"
+            )
+
+    def _warn_of_tpe_args(self, tuner: RandomArgs | None) -> None:
+        given = tuner.tpe_args if isinstance(tuner, TpeArgs) else None
+        for name in (
+            () if given is None else sorted(given.model_fields_set - {"n_startup_jobs", "n_ei_candidates"})
+        ):
+            place = ref(("tuner", "classArgs", "tpe_args", name))
+            self._warn(
+                f"{place} has no effect: the sampler of TPE is Optuna's, which has no such setting; remove it"
             )
 
     def _warn_of_timeouts_of_built_ins(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import optuna
 
-from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.algorithms import CLASS_ARGS, TpeArguments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import BaseTuner
@@ -60,6 +60,16 @@ def _settings(args: _Args) -> dict[str, Any]:
     return settings
 
 
+def _tpe_settings(given: TpeArguments | None) -> dict[str, int]:
+    """NNI's `tpe_args` as Optuna's settings. Source: NNI v2.10, tpe_tuner.py; Optuna v5, TPESampler."""
+    settings = (
+        {}
+        if given is None
+        else {"n_startup_trials": given.n_startup_jobs, "n_ei_candidates": given.n_ei_candidates}
+    )
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def _gp(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampler:
     return optuna.samplers.GPSampler(
         seed=seeds.trial,
@@ -89,7 +99,7 @@ def _over_a_study(
 
 
 TUNERS: dict[str, _MakeTuner] = {
-    "TPE": _over_a_study(lambda seeds, space, args: Tpe(seeds, space)),
+    "TPE": _over_a_study(lambda seeds, space, args: Tpe(seeds, space, **_tpe_settings(args.tpe_args))),
     "Random": _over_a_study(
         lambda seeds, space, args: optuna.samplers.RandomSampler(seed=seeds.trial), learns=False
     ),

@@ -1,0 +1,124 @@
+"""Names and arguments of NNI 2.10's algorithms: any case, its shorter names, GP and `tpe_args`."""
+
+import pytest
+
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, NEEDS
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register
+from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.samplers import SamplerSeeds
+
+FILE = """\
+experimentName: digits
+trialConcurrency: 1
+searchSpaceFile: space.json
+trialCommand: python3 train.py
+trialCodeDirectory: .
+trainingService: {platform: local}
+"""
+CHOSEN = "classArgs: {optimize_mode: minimize"
+# Source: NNI v2.10, builtin_algorithms.yml.
+SHORTER = {"Batch": "BatchTuner", "Metis": "MetisTuner", "PBT": "PBTTuner"}
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("NNI_CONFIG_DIR", raising=False)
+    (tmp_path / "space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+
+    def read_file(*sections):
+        path = tmp_path / "config.yml"
+        path.write_text(FILE + "".join(f"{each}\n" for each in sections))
+        return read_experiment_file(path)
+
+    return read_file
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CLASS_ARGS if name not in ("BatchTuner", "GridSearch", "GP")]
+)
+def test_a_tuner_is_known_in_any_case(read, monkeypatch, name):
+    monkeypatch.setattr("nni_manager.config.algorithms.NEEDS", {})
+    for written in (name, name.lower(), name.upper()):
+        config = read(f"tuner: {{name: {written}, {CHOSEN}}}}}")
+        assert (config.tuner.name, config.warnings) == (name, ())
+
+
+@pytest.mark.parametrize(("name", "ours"), SHORTER.items())
+def test_the_shorter_names_of_nni_2_10_are_known(read, tmp_path, name, ours):
+    space = '{"combine_params": {"_type": "choice", "_value": [{"x": 1}]}}'
+    (tmp_path / "space.json").write_text(
+        space if name == "Batch" else '{"x": {"_type": "uniform", "_value": [0, 1]}}'
+    )
+    for written in (name, name.lower()):
+        assert read(f"tuner: {{name: {written}, {CHOSEN}}}}}").tuner.name == ours
+
+
+def test_advisors_and_assessors_are_known_in_any_case(read):
+    for written, name in (("hyperband", "Hyperband"), ("bohb", "BOHB")):
+        assert read(f"advisor: {{name: {written}, {CHOSEN}}}}}").tuner.name == name
+    for name, args in ASSESSOR_ARGS.items():
+        needs_arguments = name == "ThresholdPruner" or any(
+            each.is_required() for each in args.model_fields.values()
+        )
+        if not needs_arguments and (name not in NEEDS or NEEDS[name].is_met):
+            tuner = "tuner: {name: Random}"
+            assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
+
+
+def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypatch):
+    monkeypatch.setattr("nni_manager.config.algorithms.NEEDS", {})
+    for written in ("GP", "gp"):
+        for arguments in (
+            "utility: ucb, kappa: 5",
+            "nu: 2.5",
+            "cold_start_num: 5",
+            "selection_num_warm_up: 100",
+        ):
+            assert read(f"tuner: {{name: {written}, {CHOSEN}, {arguments}}}}}").tuner.name == "GPTuner"
+        for arguments in ("n_startup_trials: 5", "deterministic_objective: true", "seed: 1"):
+            assert read(f"tuner: {{name: {written}, {CHOSEN}, {arguments}}}}}").tuner.name == "GP"
+    assert read("tuner: {name: GP}").tuner.name == "GP"
+
+
+@pytest.mark.parametrize("name", ["DNGO", "dngotuner", "PPO", "NetworkMorphism", "RegularizedEvolutionTuner"])
+def test_what_is_not_supported_says_what_to_use(read, name):
+    with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use TPE or Evolution"):
+        read(f"tuner: {{name: {name}}}")
+
+
+def test_a_registered_algorithm_keeps_its_name(read, tmp_path):
+    register(RegisteredAlgorithm("tuner", "pbt", "mine.Mine", None, tmp_path), set())
+    config = read("tuner: {name: pbt}")
+    assert (config.tuner.name, config.tuner.own.class_name) == ("pbt", "mine.Mine")
+    assert read(f"tuner: {{name: PBT, {CHOSEN}}}}}").tuner.name == "PBTTuner"
+
+
+def test_tpe_args_with_a_meaning_are_optunas_settings_and_the_others_give_a_warning(read):
+    arguments = "n_startup_jobs: 3, n_ei_candidates: 7"
+    config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}}}}}}}")
+    assert config.warnings == ()
+    assert sampler_of(config) == (3, 7)
+    assert sampler_of(read(f"tuner: {{name: TPE, {CHOSEN}}}}}")) == (10, 24)
+    others = {"constant_liar_type": "null", "linear_forgetting": 25, "prior_weight": 1.0, "gamma": 0.25}
+    arguments = ", ".join(f"{name}: {value}" for name, value in others.items())
+    config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}, n_startup_jobs: 3}}}}}}")
+    assert sampler_of(config) == (3, 24)
+    assert config.warnings == tuple(
+        f"tuner.classArgs.tpe_args.{name} has no effect: the sampler of TPE is Optuna's, which has no such setting; remove it"
+        for name in sorted(others)
+    )
+
+
+def sampler_of(config):
+    """The number of random trials, and of candidates, of the TPE sampler."""
+    sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0), {})
+    return sampler._n_startup_trials, sampler._n_ei_candidates
+
+
+def test_an_unknown_tpe_arg_is_an_error(read):
+    with pytest.raises(ConfigInvalid, match=r"n_startup_job: there is no such key here; .*n_startup_jobs"):
+        read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{n_startup_job: 3}}}}}}")
