@@ -85,7 +85,7 @@ def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypat
 
 
 @pytest.mark.parametrize("name", ["DNGO", "dngotuner", "PPO", "NetworkMorphism", "RegularizedEvolutionTuner"])
-def test_what_is_not_supported_says_what_to_use(read, name):
+def test_an_unsupported_tuner_is_refused_with_another_to_use(read, name):
     with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use TPE or Evolution"):
         read(f"tuner: {{name: {name}}}")
 

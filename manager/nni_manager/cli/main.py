@@ -32,6 +32,7 @@ from nni_manager.cli import (
     webui,
 )
 from nni_manager.cli.banner import print_commands
+from nni_manager.cli.nni_spellings import translated
 from nni_manager.cli.options import INTERRUPTED
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError
@@ -64,7 +65,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, and return its exit code. Each user error is one line on stderr, with exit code 1."""
     try:
-        code = cli.main(list(arguments), prog_name="nnictl", standalone_mode=False)
+        code = cli.main(translated(cli, arguments), prog_name="nnictl", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
