@@ -56,6 +56,7 @@ ALL_TYPES = {
 ENUMERATING = ("BatchTuner", "GridSearch")
 DIVIDE_A_BUDGET = ("BOHB", "Hyperband", "PBTTuner")
 CHECKPOINTS = Path("checkpoints")
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def kinds(*left_out):
@@ -403,7 +404,14 @@ GRID = {
 BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.2, "n": [1]}, {"lr": 0.1}]}}
 
 
-@pytest.fixture(params=[("GridSearch", GRID, 3 * 5 * 2), ("BatchTuner", BATCH, 3)], ids=["grid", "batch"])
+# Its grids end, because it has only eleven values.
+REFINED = {"q": {"_type": "qloguniform", "_value": [1, 30, 3]}}
+
+
+@pytest.fixture(
+    params=[("GridSearch", GRID, 3 * 5 * 2), ("GridSearch", REFINED, 11), ("BatchTuner", BATCH, 3)],
+    ids=["grid", "refined", "batch"],
+)
 def a_list(request):
     """A factory of a tuner with a finite list of points, and the length of the list."""
     name, raw, count = request.param
@@ -452,6 +460,49 @@ def test_a_grid_contains_every_combination_including_nested_values():
     nets = ["plain", {"_name": "deep", "inner": 1}, {"_name": "deep", "inner": 2}]
     assert [point["net"] for point in points[::10]] == nets
     assert len({json.dumps(point) for point in points}) == 30
+
+
+@pytest.mark.parametrize(
+    "case", json.loads((GOLDEN / "refining_grid.json").read_text()), ids=lambda case: "-".join(case["space"])
+)
+def test_a_refining_grid_has_the_points_of_nnis_grid_search(case):
+    """Source: the output of GridSearchTuner of nni 2.10.1, in order; null is its end."""
+    tuner = make_of("GridSearch", case["space"])
+    for number, expected in enumerate(case["points"]):
+        suggestion = tuner.ask(number)
+        if expected is None:
+            assert suggestion is None
+        else:
+            assert suggestion.parameters == approximately(expected)
+
+
+def approximately(parameters):
+    return {
+        name: approximately(each)
+        if isinstance(each, dict)
+        else pytest.approx(each, rel=1e-9)
+        if isinstance(each, float)
+        else each
+        for name, each in parameters.items()
+    }
+
+
+def test_a_refining_grid_continues_after_a_restore_without_repeating_a_point():
+    space = {"x": {"_type": "uniform", "_value": [0, 1]}, "y": {"_type": "normal", "_value": [0, 1]}}
+    whole = run(make_of("GridSearch", space), range(60), lambda parameters: 1.0)
+    assert len({json.dumps(each.parameters) for each in whole}) == 60
+    for known in (1, 10, 30):
+        rebuilt = make_of("GridSearch", space)
+        rebuilt.restore(stored(whole[:known]))
+        assert proposed(run(rebuilt, range(known, 60), lambda parameters: 1.0)) == proposed(whole[known:])
+
+
+def test_the_quantiles_of_a_quantised_normal_distribution_end():
+    tuner = make_of("GridSearch", {"x": {"_type": "qnormal", "_value": [0, 1, 2]}})
+    points = []
+    while (suggestion := tuner.ask(len(points))) is not None:
+        points.append(suggestion.parameters["x"])
+    assert sorted(points) == [-8, -6, -4, -2, 0, 2, 4, 6, 8]
 
 
 def test_a_huge_grid_starts_without_being_enumerated():

@@ -17,7 +17,7 @@ from nni_manager.config.model import (
 )
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register, registry_file
-from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
+from nni_manager.config.search_space import SearchSpace, Uniform
 from nni_manager.errors import InternalError, UserError
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
@@ -274,7 +274,6 @@ WRONG_VALUES = {
         "builtinTunerName: BOHBB": 'cannot use tuner.builtinTunerName: "BOHBB" is not a built-in tuner; did you mean BOHB?',
         "builtinTunerName: '{your_tuner}'": "cannot use tuner.builtinTunerName: it is a placeholder of an example; write e.g. b",
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
-        "builtinTunerName: GridSearch": "GridSearch cannot enumerate the values of lr; use choice,",
         "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",
         "builtinTunerName: tep": 'cannot use tuner.builtinTunerName: "tep" is not a built-in tuner; '
         "did you mean TPE?",
@@ -339,16 +338,6 @@ def test_the_error_for_a_tuner_without_its_library_contains_the_install_command(
     assert reason is not None
     assert "CmaEs requires cmaes, which is not installed; run `pip install 'trial-keeper[tuners]'`" in reason
     assert algorithms.reason_against("tuner", "TPE") is None
-
-
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_the_error_for_a_grid_over_a_continuous_parameter_names_it_at_any_depth(kind):
-    deep = {"_name": "n", "x": {"_type": kind, "_value": [1, 2]}}
-    space = parse_search_space({"a": {"_type": "choice", "_value": [1, deep]}})
-    assert "cannot enumerate the values of a[1].x" in (
-        algorithms.reason_against_space("GridSearch", space) or ""
-    )
-    assert algorithms.reason_against_space("TPE", space) is None
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,18 @@ Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
 from nni_manager.config.schema import Schema, flag, mapping, must_be, refusal, whole
-from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
+from nni_manager.config.search_space import Choice, SearchSpace, contains
 
 # Tuners for architecture search, and tuners whose libraries are no longer maintained; also NNI 2.10's names, in lower case.
 _UNSUPPORTED_TUNERS = ("dngo", "dngotuner", "networkmorphism", "ppo", "ppotuner", "regularizedevolutiontuner")
@@ -400,15 +400,7 @@ def _is_registered(kind: AlgorithmKind, name: str) -> bool:
 
 def reason_against_space(name: str, space: SearchSpace) -> str | None:
     """The reason why this tuner cannot use the search space, as a sentence; None when it can."""
-    if name == "BatchTuner":
-        return _reason_against_batch(space)
-    wrong = next(_not_countable(space, ()), None) if name == "GridSearch" else None
-    if wrong is None:
-        return None
-    return (
-        f"cannot use the search space: GridSearch cannot enumerate the values of {wrong}; use choice, quniform or "
-        f"randint for {wrong}, or another tuner"
-    )
+    return _reason_against_batch(space) if name == "BatchTuner" else None
 
 
 def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]) -> list[str]:
@@ -432,14 +424,3 @@ def _reason_against_batch(space: SearchSpace) -> str | None:
         "cannot use the search space: BatchTuner requires one choice of mappings as the search space; write the search "
         'space as {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1, "size": 16}, {"lr": 0.2, "size": 32}]}}'
     )
-
-
-def _not_countable(space: SearchSpace, above: tuple[str | int, ...]) -> Iterator[str]:
-    """The keys of the parameters that have no finite list of values."""
-    for name, parameter in space.parameters.items():
-        if isinstance(parameter, Choice):
-            for index, option in enumerate(parameter.options):
-                if isinstance(option, Nested):
-                    yield from _not_countable(option.space, (*above, name, index))
-        elif not isinstance(parameter, QUniform | RandInt):
-            yield key_of((*above, name))

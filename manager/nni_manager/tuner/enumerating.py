@@ -14,6 +14,7 @@ from typing import Any
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
 from nni_manager.tuner.base import KeyedTuner, PastTrial, Suggestion, natural, reading_metadata_of
+from nni_manager.tuner.refining_grid import RefiningGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,14 @@ class Points:
 
     count: int
     at: Callable[[int], Any]
+
+    def has(self, index: int) -> bool:
+        """True if there is a value at the index."""
+        return index < self.count
+
+    def is_repeated(self, index: int) -> bool:
+        """True if an earlier index has the same value."""
+        return False
 
 
 class EnumeratingTuner(KeyedTuner[int]):
@@ -32,7 +41,7 @@ class EnumeratingTuner(KeyedTuner[int]):
 
     learns = False
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: Points | RefiningGrid) -> None:
         """The points are requested one by one, in order."""
         super().__init__()
         self._points = points
@@ -42,9 +51,9 @@ class EnumeratingTuner(KeyedTuner[int]):
 
     def propose(self, trial_key: int) -> Suggestion | None:
         """See `KeyedTuner`."""
-        while self._next < self._points.count and self._is_known(self._next):
+        while self._points.has(self._next) and self._is_known(self._next):
             self._next += 1
-        if self._next >= self._points.count:
+        if not self._points.has(self._next):
             return None
         index = self._next
         self.note(trial_key, index)
@@ -52,7 +61,7 @@ class EnumeratingTuner(KeyedTuner[int]):
         return Suggestion(copy.deepcopy(self._points.at(index)), {"index": index})
 
     def _is_known(self, index: int) -> bool:
-        if index in self._proposed:
+        if index in self._proposed or self._points.is_repeated(index):
             return True
         return bool(self._known_elsewhere) and _canonical(self._points.at(index)) in self._known_elsewhere
 
@@ -67,7 +76,7 @@ class EnumeratingTuner(KeyedTuner[int]):
         for trial in trials:
             with reading_metadata_of(trial):
                 index = natural(trial.metadata["index"])
-                if index >= self._points.count:
+                if not self._points.has(index):
                     raise ValueError(index)
             self.note(trial.key, index)
             if trial.ended:
@@ -89,7 +98,7 @@ def batch(space: SearchSpace) -> Points:
 def grid(space: SearchSpace) -> Points:
     """Every combination; the last hyper-parameter changes first. Combinations are computed by index, never held in memory.
 
-    `reason_against_space` must accept the space.
+    Each hyper-parameter must have a list of values (`is_countable`).
     """
     axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
 
@@ -101,6 +110,16 @@ def grid(space: SearchSpace) -> Points:
         return {name: values[name] for name in axes}
 
     return Points(math.prod(axis.count for axis in axes.values()), at)
+
+
+def is_countable(space: SearchSpace) -> bool:
+    """True if each hyper-parameter, also of the options, has a list of values."""
+    return all(
+        all(is_countable(each.space) for each in parameter.options if isinstance(each, Nested))
+        if isinstance(parameter, Choice)
+        else isinstance(parameter, QUniform | RandInt)
+        for parameter in space.parameters.values()
+    )
 
 
 def _axis_of(parameter: Parameter) -> Points:

@@ -13,10 +13,11 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
-from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid
+from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid, is_countable
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.population import PopulationTuner
+from nni_manager.tuner.refining_grid import RefiningGrid
 from nni_manager.tuner.samplers import (
     Anneal,
     Evolution,
@@ -106,7 +107,9 @@ TUNERS: dict[str, _MakeTuner] = {
     "Anneal": _over_a_study(lambda seeds, space, args: Anneal(seeds)),
     "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
     "BatchTuner": lambda space, args, _: EnumeratingTuner(batch(space)),
-    "GridSearch": lambda space, args, _: EnumeratingTuner(grid(space)),
+    "GridSearch": lambda space, args, _: EnumeratingTuner(
+        grid(space) if is_countable(space) else RefiningGrid(space)
+    ),
     "Hyperband": lambda space, args, _: Hyperband(space, args),
     "BOHB": lambda space, args, _: Bohb(space, args),
     "PBTTuner": PopulationTuner,
