@@ -497,6 +497,12 @@ def test_a_refining_grid_continues_after_a_restore_without_repeating_a_point():
         assert proposed(run(rebuilt, range(known, 60), lambda parameters: 1.0)) == proposed(whole[known:])
 
 
+def test_an_index_beyond_all_trials_is_refused_without_computing_its_grid():
+    tuner = make_of("GridSearch", TWO_FLOATS)
+    with pytest.raises(InternalError, match="is not of this search space"):
+        tuner.restore([PastTrial(0, {}, {"index": 10**9}, 1.0, ended=True)])
+
+
 def test_the_quantiles_of_a_quantised_normal_distribution_end():
     tuner = make_of("GridSearch", {"x": {"_type": "qnormal", "_value": [0, 1, 2]}})
     points = []

@@ -30,6 +30,8 @@ from nni_manager.config.search_space import (
     multiple_of,
 )
 
+# More than an experiment can have trials, and few enough to be in memory: a stored index may come from another's archive.
+MAX_POINTS = 2**20
 _STANDARD = NormalDist()
 _FINEST = 2**-52
 _MAX_EXPONENT = math.log(sys.float_info.max)
@@ -63,6 +65,8 @@ class RefiningGrid:
 
     def has(self, index: int) -> bool:
         """True unless the grids end before the index."""
+        if index >= MAX_POINTS:
+            return False
         while not self._ends or index >= self._ends[-1]:
             level = len(self._ends)
             if level and self._grids.is_last(level - 1):
