@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from nni_manager.store.reader import StoreReader
 
 TRAIN = """
@@ -71,6 +73,37 @@ def test_an_experiment_resumes_with_a_fixed_user_tuner_and_ends_when_it_has_no_m
     heard = (experiment.folder.log / "tuner.log").read_text().splitlines()
     assert heard[-1] == "results so far [[0, 0, 'kept'], [1, 1, 'kept'], [2, 2, 'kept']]"
     assert (experiment.folder.log / "assessor.log").read_text().splitlines()[-1] == "seen [{'acc': 3}]"
+
+
+ITS_OWN = """
+from nni.tuner import Tuner
+
+class Mine(Tuner):
+    def update_search_space(self, search_space):
+        self.space = search_space
+    def generate_parameters(self, parameter_id, **kwargs):
+        return {"n": parameter_id, "space": self.space}
+"""
+
+
+@pytest.mark.parametrize("space", [None, {"n": {"from": 0, "to": 9}}], ids=["none", "its own form"])
+def test_a_users_tuner_gets_a_search_space_of_its_own_form_or_an_empty_one(a_real_experiment, space):
+    experiment = a_real_experiment(
+        TRAIN,
+        maxTrialNum=2,
+        tuner={"codeDir": ".", "className": "mine.Mine"},
+        files={"mine.py": ITS_OWN, "own.json": json.dumps(space)},
+        searchSpacePath="own.json" if space else None,
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE", "ERROR")
+    experiment.kill_manager()
+    experiment.start()
+    assert experiment.summary()["counts"]["SUCCEEDED"] == 2
+    with StoreReader(experiment.folder.database) as reader:
+        assert [trial.parameters for trial in reader.trials()] == [
+            {"n": number, "space": space or {}} for number in range(2)
+        ]
 
 
 GOES_ON = """

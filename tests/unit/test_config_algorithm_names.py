@@ -1,9 +1,14 @@
 """Names and arguments of NNI 2.10's algorithms: any case, its shorter names, GP and `tpe_args`."""
 
+import json
+
 import pytest
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, NEEDS
+from nni_manager.config.changes import changed
 from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.prior_results import results_of
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register
 from nni_manager.tuner.registry import make_tuner
@@ -29,9 +34,9 @@ def read(tmp_path, monkeypatch):
     monkeypatch.delenv("NNI_CONFIG_DIR", raising=False)
     (tmp_path / "space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
 
-    def read_file(*sections):
+    def read_file(*sections, file=FILE):
         path = tmp_path / "config.yml"
-        path.write_text(FILE + "".join(f"{each}\n" for each in sections))
+        path.write_text(file + "".join(f"{each}\n" for each in sections))
         return read_experiment_file(path)
 
     return read_file
@@ -122,3 +127,40 @@ def sampler_of(config):
 def test_an_unknown_tpe_arg_is_an_error(read):
     with pytest.raises(ConfigInvalid, match=r"n_startup_job: there is no such key here; .*n_startup_jobs"):
         read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{n_startup_job: 3}}}}}}")
+
+
+OWN = "tuner: {codeDirectory: ., className: mine.Mine}"
+FORMS = {
+    "none": None,
+    "empty": {},
+    "another form": {"lr": [0.1, 1], "layers": {"min": 1, "max": 4}},
+    "a type of its own": {
+        "net": {"_type": "layers", "_value": [1, 2]},
+        "lr": {"_type": "uniform", "_value": [0, 1]},
+    },
+}
+
+
+@pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
+def test_a_tuner_of_the_user_may_have_a_search_space_of_its_own_form_or_none(read, tmp_path, space):
+    (tmp_path / "mine.py").write_text("class Mine: pass\n")
+    (tmp_path / "space.json").write_text(json.dumps(space))
+    file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")
+    config = read(OWN, file=file)
+    assert (config.search_space_raw, dict(config.search_space.parameters)) == (space or {}, {})
+    warning = "the search space is of a form of its own: it is passed to the tuner's class unchecked"
+    assert config.warnings == ((warning,) if space else ())
+    assert ExperimentSpec.from_json(config.to_json()) == config
+    # Anybody may propose any parameters, and change the space.
+    assert results_of([{"parameter": {"anything": 1}, "value": 2}], config.search_space, config.tuner.name)
+    assert changed(config, "SEARCH_SPACE", {"searchSpace": {"other": [1]}}).search_space_raw == {"other": [1]}
+    with pytest.raises(ConfigInvalid):
+        read("tuner: {name: TPE}", file=file)
+
+
+def test_a_wrong_value_in_a_usual_search_space_is_also_an_error_with_the_users_tuner(read, tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine: pass\n")
+    for space in ({"lr": {"_type": "uniform", "_value": [1, 0]}}, [1]):
+        (tmp_path / "space.json").write_text(json.dumps(space))
+        with pytest.raises(ConfigInvalid):
+            read(OWN)

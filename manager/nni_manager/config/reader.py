@@ -50,7 +50,7 @@ from nni_manager.config.keys import KUBERNETES, PLATFORMS, SERVICE
 from nni_manager.config.kubernetes import kubernetes_of, paths_in, refuse_contradictions
 from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import AnySchema, check, is_placeholder
-from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.search_space import SearchSpace, read_search_space, space_of_own_form
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
@@ -481,6 +481,8 @@ class _Reading:
             if written is not None:
                 self._refuse(("searchSpace",), "«searchSpaceFile» is also set; keep one of the two")
             return self._checked_space(space, self.document, ("searchSpace",))
+        if written is None and self._own("tuner") is not None:
+            return {}, SearchSpace({})
         if written is None:
             key, what, example = self.document.dialect.space
             self._refuse((key,), f"it must be {what}; write e.g. {ref((key,), example)}", "do without")
@@ -505,6 +507,13 @@ class _Reading:
         self, raw: Any, document: Document, above: Place = ()
     ) -> tuple[dict[str, Any], SearchSpace | None]:
         """The search space at a place of a document."""
+        own = space_of_own_form(raw) if self._own("tuner") is not None else None
+        if own is not None:
+            if raw:
+                self._warn(
+                    "the search space is of a form of its own: it is passed to the tuner's class unchecked"
+                )
+            return raw, own
         space, problems = read_search_space(raw)
         for at, problem in problems[:MAX_DIAGNOSTICS]:
             within = f"cannot use {document.dialect.key(above)}." if above and at else "cannot use "

@@ -194,6 +194,17 @@ def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, st
     return (None if reader.problems else space), reader.problems
 
 
+def space_of_own_form(raw: Any) -> SearchSpace | None:
+    """An empty space for a document that only the user's own class can read; None for one of the usual form.
+
+    In the usual form, each hyper-parameter has a known `_type`; its other errors are the user's.
+    """
+    is_usual = not isinstance(raw, dict) or (
+        bool(raw) and all(isinstance(each, dict) and each.get("_type") in TYPES for each in raw.values())
+    )
+    return None if is_usual else SearchSpace({})
+
+
 class _Reader:
     """Reads the tree and collects errors; a placeholder replaces each invalid part."""
 
@@ -348,8 +359,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def contains(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
-    """The reasons why `parameters` is not a sample of `space`; empty when it is."""
-    return _problems_within(space, parameters, ())
+    """The reasons why `parameters` is not a sample of `space`; empty when it is. Only a user's class knows an empty space."""
+    return _problems_within(space, parameters, ()) if space.parameters else []
 
 
 def _problems_within(space: SearchSpace, parameters: Any, path: Path) -> list[str]:
