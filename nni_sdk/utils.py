@@ -6,6 +6,7 @@ from nni_sdk.errors import ParameterMistyped, ParameterUnknown
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypeVar
 
     Base = TypeVar("Base")
@@ -60,10 +61,43 @@ class MetricType:
 
 
 class ClassArgsValidator:
-    """Base class of validators for the classArgs of a registered tuner or assessor."""
+    """Base class of validators for the classArgs of a registered tuner or assessor.
+
+    The other methods make conditions for the package `schema`, which the validator's own code installs and uses.
+    """
 
     def validate_class_args(self, **kwargs: "Any") -> None:
         """Raise any exception if the arguments are invalid."""
+
+    def choices(self, key: str, *args: "Any") -> "Any":
+        """A condition: the argument `key` is one of the values."""
+        return _condition(lambda value: value in args, f"{key} must be one of {list(args)}")
+
+    def range(self, key: str, keyType: "Any", start: float, end: float) -> "Any":  # noqa: N803 - NNI's name
+        """A condition: the argument `key` has the type, and is from start to end, both included."""
+        wrong = f"{key} must be of type {keyType.__name__}, from {start} to {end}"
+        return _condition(lambda value: isinstance(value, keyType) and start <= value <= end, wrong)
+
+    def path(self, key: str) -> "Any":
+        """A condition: the argument `key` is the path of a file or folder that exists."""
+        import os
+
+        return _condition(
+            lambda value: isinstance(value, str) and os.path.exists(value), f"{key} must be an existing path"
+        )
+
+
+def _condition(is_met: "Callable[[Any], bool]", wrong: str) -> "Any":
+    from importlib import import_module
+
+    try:
+        schema = import_module("schema")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "cannot make a condition for classArgs: the package schema is not installed; run `pip install schema`",
+            name="schema",
+        ) from error
+    return schema.And(is_met, error=wrong)
 
 
 def extract_scalar_reward(value: "Any", scalar_key: str = "default") -> "float | int":

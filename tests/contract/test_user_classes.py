@@ -411,6 +411,30 @@ def test_a_class_args_validator_runs_before_the_class_is_created(a_tuner, tmp_pa
         a_tuner(validator="checks.V", most=2).ask(0)
 
 
+def test_a_validator_of_nni_is_written_with_conditions_of_the_package_schema(a_tuner, tmp_path):
+    (tmp_path / "checks.py").write_text(
+        "import schema\n"
+        "from nni.utils import ClassArgsValidator\n"
+        "class V(ClassArgsValidator):\n"
+        "    def validate_class_args(self, **kwargs):\n"
+        "        schema.Schema({\n"
+        "            'most': self.range('most', int, 1, 3),\n"
+        "            schema.Optional('how'): self.choices('how', 'fast', 'slow'),\n"
+        "            schema.Optional('file'): self.path('file'),\n"
+        "        }).validate(kwargs)\n"
+    )
+    for most in (1, 3):
+        assert a_tuner(validator="checks.V", most=most).ask(0).parameters["x"] == 0
+    for wrong, message in (
+        ({"most": 4}, "most must be of type int, from 1 to 3"),
+        ({"most": 1.5}, "most must be of type int, from 1 to 3"),
+        ({"most": 1, "how": "soon"}, r"how must be one of \['fast', 'slow'\]"),
+        ({"most": 1, "file": "/nowhere"}, "file must be an existing path"),
+    ):
+        with pytest.raises(UserCodeFailed, match=message):
+            a_tuner(validator="checks.V", **wrong).ask(0)
+
+
 ASSESSES = """
 from nni.assessor import Assessor, AssessResult
 class Mine(Assessor):
