@@ -54,8 +54,6 @@ __all__ = [
 # Imported on first use, as in NNI: `nni.utils` works without its own import, as do the names for custom tuners.
 _MODULES = ("utils", "tuner", "assessor")
 _HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
-# What NNI has and we lack. An ImportError reaches the user of `from nni import trace`; an AttributeError loses its text there.
-_ABSENT = ("dump", "enable_global_logging", "load", "silence_stdout", "trace", "training_update")
 
 
 def __getattr__(name):  # type: (str) -> object
@@ -64,13 +62,6 @@ def __getattr__(name):  # type: (str) -> object
 
         module = import_module("nni_sdk." + _HOMES.get(name, name))
         return module if name in _MODULES else getattr(module, name)
-    if name in ("Experiment", "experiment"):
-        from nni_sdk.aliases import experiment_module
+    from nni_sdk.aliases import attribute
 
-        return experiment_module() if name == "experiment" else getattr(experiment_module(), name)
-    if name in _ABSENT:
-        raise ImportError(
-            "cannot find nni.{0}: nni is nni_sdk in this Python, which has no such function; remove the use of {0}, "
-            "or install the package nni in this Python, which is then used instead".format(name)
-        )
-    raise AttributeError("module {!r} has no attribute {!r}".format(__name__, name))
+    return attribute(name)

@@ -1,7 +1,7 @@
 """NNI's import names for code that was written for NNI: `nni` is this SDK, and `nni.experiment` the Python Experiment API.
 
-Used where no real package `nni` is: by the fallback package of trials (`nni_sdk/fallback/nni`), by the processes of tuners of
-users, and by scripts of the Python Experiment API. Source: NNI v2.10 and v3.0, the public modules.
+Used where the real package is absent: in trials (`nni_sdk/fallback/nni`), in the processes of users' tuners, and in scripts of
+the Python Experiment API. Source: NNI v2.10 and v3.0, the public modules.
 """
 
 import sys
@@ -39,6 +39,15 @@ _ABSENT = {
     "nni.retiarii": "architecture search is not a part of trial-keeper; " + _INSTALL_NNI,
     "nni.smartparam": "write annotations in the training code, and useAnnotation in the experiment file",
 }
+# Functions that NNI has and nni_sdk has not.
+_ABSENT_FUNCTIONS = (
+    "dump",
+    "enable_global_logging",
+    "load",
+    "silence_stdout",
+    "trace",
+    "training_update",
+)
 
 
 def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
@@ -54,16 +63,16 @@ def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
         use_sdk()
     else:
         if experiment_is_ours:
-            _find(_OF_MANAGER)
+            _install_finder(_OF_MANAGER)
 
 
 def use_sdk() -> None:
     """Make `nni` this SDK in this process, without a search for the real package."""
     sys.modules["nni"] = sys.modules["nni_sdk"]
-    _find(dict(_OF_SDK, **_OF_MANAGER))
+    _install_finder(dict(_OF_SDK, **_OF_MANAGER))
 
 
-def _find(names: "dict[str, str]") -> None:
+def _install_finder(names: "dict[str, str]") -> None:
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder(names))
 
@@ -114,6 +123,24 @@ class _Alias:
         """Import our module."""
         if self._name is not None:
             sys.modules[module.__name__] = _imported(self._name)
+
+
+def attribute(name: str) -> object:
+    """Return an attribute of NNI's package that nni_sdk imports only on demand: `experiment` or `Experiment`.
+
+    Raises:
+        ImportError: NNI has the attribute and nni_sdk has not. In `from nni import trace`, an AttributeError would lose its text.
+        AttributeError: NNI has none either.
+    """
+    if name in ("experiment", "Experiment"):
+        module = experiment_module()
+        return module if name == "experiment" else getattr(module, name)
+    if name in _ABSENT_FUNCTIONS:
+        raise ImportError(
+            f"cannot find nni.{name}: nni is nni_sdk in this Python, which has no such function; "
+            f"remove the use of {name}, or {_INSTALL_NNI}"
+        )
+    raise AttributeError(f"module 'nni_sdk' has no attribute {name!r}")
 
 
 def experiment_module() -> "ModuleType":

@@ -148,7 +148,7 @@ def test_a_tuner_of_the_user_may_have_a_search_space_of_its_own_form_or_none(rea
     file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")
     config = read(OWN, file=file)
     assert (config.search_space_raw, dict(config.search_space.parameters)) == (space or {}, {})
-    warning = "the search space is of a form of its own: it is passed to the tuner's class unchecked"
+    warning = "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
     assert config.warnings == ((warning,) if space else ())
     assert ExperimentSpec.from_json(config.to_json()) == config
     # Anybody may propose any parameters, and change the space.

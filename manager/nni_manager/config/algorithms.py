@@ -364,14 +364,9 @@ def name_of(kind: Literal["tuner", "advisor", "assessor"], name: str, class_args
     lower = name.lower()
     found = next((each for each in known if each.lower() == lower), name)
     found = _NAMES_OF_NNI_2_10.get(lower, found) if kind == "tuner" else found
-    if found == "GP" and isinstance(class_args, Mapping):
-        ours = GpSamplerArgs.model_fields
-        return (
-            "GPTuner"
-            if any(each in GpArgs.model_fields and each not in ours for each in class_args)
-            else "GP"
-        )
-    return found
+    of_nni_alone = GpArgs.model_fields.keys() - GpSamplerArgs.model_fields
+    is_nnis_gp = found == "GP" and isinstance(class_args, Mapping) and not of_nni_alone.isdisjoint(class_args)
+    return "GPTuner" if is_nnis_gp else found
 
 
 def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from nni_manager.config.algorithms import reason_against_space
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.config.search_space import parse_search_space, space_of_own_form
+from nni_manager.config.search_space import parse_search_space
 from nni_manager.config.units import duration_s
 from nni_manager.errors import UserError
 
@@ -113,8 +113,7 @@ def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
             raise ChangeInvalid(
                 f"cannot use searchSpace: {shown(raw)} is not JSON; send the content of a search space file"
             ) from None
-    own = space_of_own_form(raw) if config.tuner.own is not None else None
-    space = parse_search_space(raw) if own is None else own
+    space = parse_search_space(raw, for_own_class=config.tuner.own is not None)
     if raw == config.search_space_raw:
         return config
     reason = reason_against_space(config.tuner.name, space)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from nni_manager.config.search_space import SearchSpace, parse_search_space, space_of_own_form
+from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.errors import InternalError
 
 Platform = Literal["local", "pai", "frameworkcontroller", "kubeflow"]
@@ -283,9 +283,9 @@ class ExperimentSpec:
             if fields.get("kubernetes") is not None:
                 _, fields["kubernetes"]["storage"] = fields["kubernetes"]["storage"]
             fields.setdefault("reuse", ReuseConfig())  # absent in the first format of the store
-            raw = fields["search_space_raw"]
-            own = space_of_own_form(raw) if fields["tuner"].get("own") is not None else None
-            fields["search_space"] = parse_search_space(raw) if own is None else own
+            fields["search_space"] = parse_search_space(
+                fields["search_space_raw"], for_own_class=fields["tuner"].get("own") is not None
+            )
             return _stored_form().validate_python(fields)
         except ValidationError as error:
             # `from None`: the text of the cause contains values, such as logins.

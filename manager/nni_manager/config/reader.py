@@ -50,7 +50,7 @@ from nni_manager.config.keys import KUBERNETES, PLATFORMS, SERVICE
 from nni_manager.config.kubernetes import kubernetes_of, paths_in, refuse_contradictions
 from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import AnySchema, check, is_placeholder
-from nni_manager.config.search_space import SearchSpace, read_search_space, space_of_own_form
+from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
@@ -427,11 +427,11 @@ class _Reading:
             self._warn(
                 f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
             )
-        judge, other = self._within("assessor").get("name"), assessor and assessor.optimize_mode
-        if other not in (None, mode) and judge not in ASSESSORS_WITHOUT_DIRECTION:
+        assessor_name, other = self._within("assessor").get("name"), assessor and assessor.optimize_mode
+        if other not in (None, mode) and assessor_name not in ASSESSORS_WITHOUT_DIRECTION:
             place = ref(("assessor", "classArgs", "optimize_mode"))
             self._warn(
-                f"{judge} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
+                f"{assessor_name} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
                 f"write {mode} as {place}"
             )
 
@@ -507,14 +507,11 @@ class _Reading:
         self, raw: Any, document: Document, above: Place = ()
     ) -> tuple[dict[str, Any], SearchSpace | None]:
         """The search space at a place of a document."""
-        own = space_of_own_form(raw) if self._own("tuner") is not None else None
-        if own is not None:
-            if raw:
-                self._warn(
-                    "the search space is of a form of its own: it is passed to the tuner's class unchecked"
-                )
-            return raw, own
-        space, problems = read_search_space(raw)
+        space, problems = read_search_space(raw, for_own_class=self._own("tuner") is not None)
+        if raw and space is not None and not space.parameters:
+            self._warn(
+                "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
+            )
         for at, problem in problems[:MAX_DIAGNOSTICS]:
             within = f"cannot use {document.dialect.key(above)}." if above and at else "cannot use "
             message = problem.replace("cannot use ", within, 1)

@@ -170,20 +170,27 @@ TYPES = ("choice", *_NUMERIC)
 _EXAMPLE = '{"_type": "uniform", "_value": [0, 1]}'
 
 
-def parse_search_space(raw: Any) -> SearchSpace:
-    """The search space that a JSON document describes.
+def parse_search_space(raw: Any, *, for_own_class: bool = False) -> SearchSpace:
+    """The search space that a JSON document describes; `for_own_class` as in `read_search_space`.
 
     Raises:
         ConfigInvalid: with every error of the document, without file and line.
     """
-    space, problems = read_search_space(raw)
+    space, problems = read_search_space(raw, for_own_class=for_own_class)
     if space is None:
         raise ConfigInvalid(Diagnostic("", None, None, key_of(path), message) for path, message in problems)
     return space
 
 
-def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, str]]]:
-    """The search space, or None and every error with its path in the document."""
+def read_search_space(
+    raw: Any, *, for_own_class: bool = False
+) -> tuple[SearchSpace | None, list[tuple[Path, str]]]:
+    """The search space, or None and every error with its path in the document.
+
+    `for_own_class`: the tuner is a class of the user, so a mapping without the built-in types is an empty search space.
+    """
+    if for_own_class and isinstance(raw, dict) and not _has_usual_form(raw):
+        return SearchSpace({}), []
     reader = _Reader()
     if not isinstance(raw, dict):
         reader.refuse((), f"the search space: {shown(raw)} is not a mapping", f'write {{"lr": {_EXAMPLE}}}')
@@ -194,15 +201,8 @@ def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, st
     return (None if reader.problems else space), reader.problems
 
 
-def space_of_own_form(raw: Any) -> SearchSpace | None:
-    """An empty space for a document that only the user's own class can read; None for one of the usual form.
-
-    In the usual form, each hyper-parameter has a known `_type`; its other errors are the user's.
-    """
-    is_usual = not isinstance(raw, dict) or (
-        bool(raw) and all(isinstance(each, dict) and each.get("_type") in TYPES for each in raw.values())
-    )
-    return None if is_usual else SearchSpace({})
+def _has_usual_form(raw: Mapping[str, Any]) -> bool:
+    return bool(raw) and all(isinstance(each, dict) and each.get("_type") in TYPES for each in raw.values())
 
 
 class _Reader:

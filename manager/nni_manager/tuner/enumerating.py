@@ -114,12 +114,13 @@ def grid(space: SearchSpace) -> Points:
 
 def is_countable(space: SearchSpace) -> bool:
     """True if each hyper-parameter, also of the options, has a list of values."""
-    return all(
-        all(is_countable(each.space) for each in parameter.options if isinstance(each, Nested))
-        if isinstance(parameter, Choice)
-        else isinstance(parameter, QUniform | RandInt)
-        for parameter in space.parameters.values()
-    )
+    return all(map(_is_countable, space.parameters.values()))
+
+
+def _is_countable(parameter: Parameter) -> bool:
+    if isinstance(parameter, Choice):
+        return all(is_countable(option.space) for option in parameter.options if isinstance(option, Nested))
+    return isinstance(parameter, QUniform | RandInt)
 
 
 def _axis_of(parameter: Parameter) -> Points:
