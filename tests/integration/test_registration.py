@@ -193,8 +193,13 @@ def test_leftovers_are_found_by_environment_ancestry_and_session(tmp_path):
 def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    wait_until(lambda: len(living_children()) == 2, "the daemon's child runs")
-    reap_orphans(is_marked(tmp_path))
+    # The child has the mark once it is no longer a fork of bash.
+    is_ours = is_marked(tmp_path)
+    wait_until(
+        lambda: any(is_ours(psutil.Process(pid).environ()) for pid in living_children()),
+        "the child is marked",
+    )
+    reap_orphans(is_ours)
     assert daemon.stdout.readline() == "still here\n"
     daemon.wait()
     daemon.stdout.close()
