@@ -54,7 +54,7 @@ class KubeApi:
         self._faults: dict[tuple[str, str], deque] = {}
         self.is_hung = threading.Event()
         self._connections: set[socket.socket] = set()
-        self._watch_epoch = 0
+        self.watch_epoch = 0
         self._is_closed = False
         self.port = 0
 
@@ -120,7 +120,7 @@ class KubeApi:
     def drop_watches(self):
         """Close the connections of all watches."""
         with self.store.changed:
-            self._watch_epoch += 1
+            self.watch_epoch += 1
             self.store.changed.notify_all()
 
     def forget_history(self):
@@ -141,13 +141,12 @@ class KubeApi:
     def may(self, token, verb, plural):
         return token in self.tokens and (verb, plural) not in self.denied and ("*", plural) not in self.denied
 
-    def watch(self, kind, query):
-        """The events of one watch; None means that nothing is sent at the moment."""
+    def watch(self, kind, query, epoch):
+        """The events of one watch; None means that nothing is sent at the moment. `epoch`: that of the request."""
         labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
         namespace, since = query["namespace"], query.get("resourceVersion", "")
         ends_at_s = time.monotonic() + float(query.get("timeoutSeconds", 1800))
         with self.store.changed:
-            epoch = self._watch_epoch
             found = [] if since not in ("", "0") else self.store.list(kind, namespace, labels, fields)
             since = int(since) if since not in ("", "0") else self.store.version
             at = self._first_after(since)
@@ -157,7 +156,7 @@ class KubeApi:
                 oldest = self.store.oldest
                 if since < oldest:
                     break
-                if epoch != self._watch_epoch:
+                if epoch != self.watch_epoch:
                     raise ConnectionAbortedError
                 if self._is_closed or time.monotonic() > ends_at_s:
                     break
@@ -362,6 +361,8 @@ class _Answering(BaseHTTPRequestHandler):
 
     def _route(self, path):
         api, token = self.server.api, self.headers.get("Authorization", "").removeprefix("Bearer ")
+        # Before the login is checked: a watch that was dropped meanwhile must not stay open with the old login.
+        self._epoch = api.watch_epoch
         match = _PATH.fullmatch(path)
         found = match.groupdict() if match else {}
         plural = found.get("plural") or path
@@ -419,7 +420,7 @@ class _Answering(BaseHTTPRequestHandler):
         elif part not in ("", "status") or (part == "status" and not kind.has_status):
             self._send_text(404, "404 page not found\n")
         elif verb == "watch":
-            self._stream(api.watch(kind, self._query))
+            self._stream(api.watch(kind, self._query, self._epoch))
         elif verb == "list":
             self._send(200, api.list(kind, self._query))
         elif verb == "get":

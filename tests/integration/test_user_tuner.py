@@ -98,8 +98,9 @@ def test_a_users_tuner_gets_a_search_space_of_its_own_form_or_an_empty_one(a_rea
     experiment.start()
     experiment.wait_for_status("DONE", "ERROR")
     experiment.kill_manager()
+    # The manager may have been killed before the last state was stored.
     experiment.start()
-    assert experiment.summary()["counts"]["SUCCEEDED"] == 2
+    assert experiment.wait_for_status("DONE", "ERROR")["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:
         assert [trial.parameters for trial in reader.trials()] == [
             {"n": number, "space": space or {}} for number in range(2)
