@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 # What .ci/run installs for some tests; without it they are skipped.
-OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium
+OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium nginx curl
 
 # What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
 RAY_TUNE := ray[tune]==2.60.0

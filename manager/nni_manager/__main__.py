@@ -36,7 +36,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import ManagerApi
-from nni_manager.web.experiment_routes import ExperimentBackend
+from nni_manager.web.backend_reads import ExperimentBackend
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.programs import foreign_nnictl
@@ -68,6 +68,11 @@ def main() -> int:
     parser.add_argument(
         "--port", type=int, required=True, help="the port of the HTTP API; keepers use the next port"
     )
+    parser.add_argument(
+        "--require_token",
+        action="store_true",
+        help="on loopback, require the token of this user's own programs, too",
+    )
     parser.add_argument("--debug", action="store_true", help="write a verbose log")
     parser.add_argument(
         "--view", action="store_true", help="serve the stored data read-only, even while a manager runs"
@@ -89,7 +94,9 @@ def main() -> int:
     try:
         if arguments.view:
             with folder.viewed():
-                asyncio.run(_view(folder, arguments.host, arguments.port, parent_death_pipe))
+                asyncio.run(
+                    _view(folder, arguments.host, arguments.port, arguments.require_token, parent_death_pipe)
+                )
             return 0
         folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
@@ -108,14 +115,18 @@ def main() -> int:
                     "%s, which a shell finds first, is another package's nnictl; write `trial-keeper ctl` instead",
                     foreign,
                 )
-            manager = _Manager(config, folder, arguments.host, arguments.port, parent_death_pipe)
+            manager = _Manager(
+                config, folder, arguments.host, arguments.port, arguments.require_token, parent_death_pipe
+            )
             return asyncio.run(manager.run(lease))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 
 
-async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pipe: int | None) -> None:
+async def _view(
+    folder: ExperimentFolder, host: str, port: int, require_token: bool, parent_death_pipe: int | None
+) -> None:
     """Serve the stored experiment, read-only, until a signal or the end of the parent process."""
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +137,9 @@ async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pip
     with StoreReader(folder.database) as reader:
         secret = reader.experiment().secret
     with contextlib.closing(StoredExperimentReader(folder)) as view:
-        web, process = _http_api(view, secret, host, port, certificate, must_end.set)
+        web, process = _http_api(
+            view, secret, host, port, certificate, must_end.set, require_token=require_token
+        )
         serving = loop.create_task(web.serve(sockets=[listener]))
         folder.write_process(process, is_view=True)
         await must_end.wait()
@@ -142,6 +155,7 @@ class _Manager:
     folder: ExperimentFolder
     host: str
     port: int
+    require_token: bool
     parent_death_pipe: int | None
     must_end: asyncio.Event = field(default_factory=asyncio.Event)
     end_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -182,7 +196,13 @@ class _Manager:
         )
         server = KeeperServer(engine.admission)
         web, process = _http_api(
-            engine, engine.stored.secret, self.host, self.port, for_people, self.end_requested.set
+            engine,
+            engine.stored.secret,
+            self.host,
+            self.port,
+            for_people,
+            self.end_requested.set,
+            require_token=self.require_token,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.must_end.set)
@@ -251,11 +271,13 @@ def _http_api(
     port: int,
     certificate: Certificate | None,
     end: Callable[[], None],
+    *,
+    require_token: bool,
 ) -> tuple[HttpServer, ManagerProcess]:
     """The server of the HTTP API, and the record by which clients find it."""
     folder = backend.folder
     session_auth = SessionAuth(secret, folder.experiment_id, folder.ended_sessions)
-    app = ManagerApi(backend, host, port, session_auth, end).app()
+    app = ManagerApi(backend, host, port, session_auth, end, require_token=require_token).app()
     path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
     process = ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256)
     return HttpServer(app, path), process

@@ -134,7 +134,7 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
     try:
         experiment.start()
         _wait_for_keepers(experiment, 1)
-        (trial,) = experiment.get("/trial-jobs")
+        (trial,) = experiment.get("/trials")
         attempt = AttemptNumbers(experiment.folder.workspace).folder(
             AttemptKey(trial["id"], attempt_id(0), "main-0")
         )

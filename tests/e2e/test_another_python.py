@@ -29,7 +29,7 @@ def test_a_python_without_nni_sdk_uses_the_copy_in_the_workspace(a_real_experime
     experiment = a_real_experiment(TRAIN, maxTrialNum=2, trial={"command": command, "codeDir": "."})
     experiment.start()
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
     sdk = experiment.folder.workspace.sdk / "nni_sdk" / "__init__.py"
     for trial in trials:

@@ -8,6 +8,7 @@ import psutil
 import pytest
 from deadlines import DEADLINE_S
 from fake_manager import KEY, TOKEN, Site
+from guarded_server import Guarded
 from real_containers import REPOSITORY, Container
 from real_experiment import wait_until
 
@@ -267,6 +268,22 @@ def test_a_base_image_with_another_python_is_refused_with_the_remedy(podman):
     build = str(REPOSITORY / "images" / "build.sh")
     with pytest.raises(AssertionError, match=r"cannot make wheels for .*; set PYTHON"):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
+
+
+def test_a_container_on_the_hosts_network_needs_the_token_of_a_manager_there(podman, a_container):
+    """It runs as the manager's user, and has the loopback of the machine."""
+    request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])"
+    server = Guarded(require_token=False)
+    try:
+        container = a_container(
+            *("--network", "host", "--entrypoint", "python3", podman.image("keeper"), "-c", request),
+            f"http://127.0.0.1:{server.port}/",
+        )
+        assert (container.wait(), server.done) == (1, 0)
+        assert "HTTP Error 401" in container.stderr
+        assert server.ask(token=None).status_code == 200
+    finally:
+        server.close()
 
 
 # ---- the manager's image

@@ -1,18 +1,14 @@
 """Training code written for NNI: with nni_sdk under NNI's name, and with the real `nni` package."""
 
-import fcntl
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from real_experiment import RealExperiment
+from real_nni import python_with_nni
 
 from nni_manager.cli.log_commands import PRINTED_BY_NNI
-
-NNI_VERSION = "3.0"
 
 # Like NNI's examples: argparse defaults overridden by the tuner, a dict metric, numpy scalars, and a NaN.
 STOCK_SCRIPT = """
@@ -69,7 +65,7 @@ def run(folder, imports, python):
     try:
         experiment.start()
         experiment.wait_for_status("DONE")
-        trials = experiment.get("/trial-jobs")
+        trials = experiment.get("/trials")
         assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
         return [
             (
@@ -104,45 +100,19 @@ def test_a_script_for_nni_runs_unchanged_with_nni_sdk_imported_as_nni(ours):
         assert [is_final for is_final, *_ in rows] == [False] * (len(rows) - 1) + [True]
 
 
-@pytest.fixture(scope="session")
-def python_with_nni():
-    """A separate Python with the real `nni`; installed once per virtual environment."""
-    folder = Path(sys.prefix) / "peers" / f"nni-{NNI_VERSION}"
-    python = folder / "bin" / "python"
-    folder.parent.mkdir(exist_ok=True)
-    with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            # Uses this Python's pip, and does not compile: compiling modules that are never imported takes
-            # long.
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-            pip = [sys.executable, "-m", "pip", "--python", python]
-            installed = subprocess.run(
-                [*pip, "install", "--quiet", "--no-compile", f"nni=={NNI_VERSION}"],
-                capture_output=True,
-                text=True,
-            )
-            if installed.returncode != 0:
-                pytest.skip(
-                    f"nni {NNI_VERSION} cannot be installed here: {installed.stderr.strip().splitlines()[-1:]}"
-                )
-            imported = subprocess.run([python, "-c", "import nni"], capture_output=True, text=True)
-            if imported.returncode != 0:
-                pytest.skip(
-                    f"nni {NNI_VERSION} cannot be imported here: {imported.stderr.strip().splitlines()[-1:]}"
-                )
-            (folder / "complete").touch()
-    return python
+@pytest.fixture(scope="module")
+def python_of_nni():
+    """A Python with the real `nni`."""
+    return python_with_nni("3.0")
 
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_redirects_stdout_in_the_known_format(python_with_nni, tmp_path):
+def test_the_real_nni_package_redirects_stdout_in_the_known_format(python_of_nni, tmp_path):
     names = ("NNI_OUTPUT_DIR", "NNI_SYS_DIR")
     environ = {"NNI_PLATFORM": "local", "NNI_TRIAL_JOB_ID": "t", "NNI_EXP_ID": "e", "NNI_TRIAL_SEQ_ID": "0"}
     done = subprocess.run(
-        [python_with_nni, "-c", "import nni; print('hello')"],
+        [python_of_nni, "-c", "import nni; print('hello')"],
         env=environ | dict.fromkeys(names, str(tmp_path)),
         capture_output=True,
         check=True,
@@ -153,5 +123,5 @@ def test_the_real_nni_package_redirects_stdout_in_the_known_format(python_with_n
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(ours, python_with_nni, tmp_path):
-    assert run(tmp_path / "theirs", THEIRS, python_with_nni) == ours
+def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(ours, python_of_nni, tmp_path):
+    assert run(tmp_path / "theirs", THEIRS, python_of_nni) == ours

@@ -318,7 +318,7 @@ nni_sdk.report_final_result(attempt)
     )
 
     def trial():
-        found = resolve(experiment_id).client().get("/trial-jobs")
+        found = resolve(experiment_id).client().get("/trials")
         return found[0] if found else {"state": "NONE", "intermediateCount": 0}
 
     wait_until(lambda: trial()["intermediateCount"] == 1, "the first attempt reports")

@@ -181,7 +181,7 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         assert experiment.summary()["trialConcurrency"] == 2
         expect(person.see("count-RUNNING")).to_contain_text("2")
         person.see("nav-trials").click()
-        followed, stopped = (trial["id"] for trial in experiment.get("/trial-jobs"))
+        followed, stopped = (trial["id"] for trial in experiment.get("/trials"))
         person.see(f"expand-{followed}").click()
         expect(person.see("log")).to_contain_text(f"the first line of {followed}")
         experiment.kill_manager()
@@ -193,7 +193,7 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         person.see("kill").click()
         person.see("confirm-yes").click()
         expect(person.see(f"row-{stopped}")).to_contain_text(re.compile("CANCEL|stopped", re.IGNORECASE))
-        assert experiment.get(f"/trial-jobs/{stopped}")["reason"] == "stopped by user"
+        assert experiment.get(f"/trials/{stopped}")["reason"] == "stopped by user"
         (experiment.code / "gate").touch()
         expect(person.see(f"row-{followed}")).to_contain_text("Succeeded")
         person.see("nav-overview").click()

@@ -32,10 +32,10 @@ expect.set_options(timeout=WITHIN_MS)
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """One browser with an empty profile."""
+def chromium(*flags: str) -> Iterator[Browser]:
+    """One browser with an empty profile; `flags` are further options of its command line."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         try:
             yield browser
         finally:

@@ -103,7 +103,7 @@ def job_states(experiment_id):
 
 def trials_here(experiment_id):
     """The trials by the HTTP API, or from the store if no manager runs: to poll it costs less than nnictl."""
-    return resolve(experiment_id).get("/trial-jobs")
+    return resolve(experiment_id).get("/trials")
 
 
 def attempt_of(home, experiment_id, trial_id):

@@ -1,4 +1,4 @@
-"""Another user of this machine who takes over a listener of a test."""
+"""Another user of this machine: takes over a listener of a test, or connects to a server of it."""
 
 import contextlib
 import os
@@ -6,8 +6,34 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
 
 NOBODY = 65534
+
+
+class _Connection(HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        # The kernel's tables show the new owner as the user who has connected.
+        os.fchown(self.sock.fileno(), NOBODY, -1)
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+def session_of_another_user() -> requests.Session:
+    """A session whose connections belong to another user, as far as the kernel reports."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a socket to another user")
+    session, adapter = requests.Session(), HTTPAdapter()
+    adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool}
+    session.mount("http://", adapter)
+    session.trust_env = False
+    return session
 
 
 def give_away(port: int, uid: int = NOBODY) -> None:

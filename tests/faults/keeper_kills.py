@@ -194,7 +194,7 @@ class KeeperKiller:
 
     def _judge_at_end(self) -> None:
         verdict = self.verdict
-        trials = {trial["id"]: trial for trial in self._experiment.get("/trial-jobs")}
+        trials = {trial["id"]: trial for trial in self._experiment.get("/trials")}
         for path in self._ledgers.iterdir():
             ledger, stored = Ledger.read(path), values(self._experiment.rows(path.name))
             verdict.reports += len(ledger.made)

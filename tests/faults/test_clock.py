@@ -37,7 +37,7 @@ def clock(tmp_path):
 
 def assert_durations_are_true(experiment, began_s):
     longest_s = time.monotonic() - began_s
-    for trial in experiment.get("/trial-jobs"):
+    for trial in experiment.get("/trials"):
         assert 0 <= trial["endTime"] - trial["startTime"] <= 1000 * longest_s, trial
     assert 0 <= experiment.summary()["elapsedS"] <= longest_s
     profile = experiment.get("/experiment")
@@ -71,12 +71,12 @@ def test_an_experiment_survives_a_clock_change_and_a_killed_manager(a_real_exper
     experiment.kill_manager()
     experiment.start()
     wait_until(lambda: experiment.summary()["keepers"] == 2, "both keepers have reconnected")
-    assert [trial["status"] for trial in experiment.get("/trial-jobs")] == ["RUNNING", "RUNNING"]
+    assert [trial["status"] for trial in experiment.get("/trials")] == ["RUNNING", "RUNNING"]
     assert experiment.summary()["status"] == "RUNNING"
     clock.set_by(-step_s // 2)  # in the other direction, while the manager runs
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [(trial["sequenceId"], trial["status"], trial["attempt"]) for trial in trials] == [
         (number, "SUCCEEDED", 0) for number in range(3)
     ]
@@ -98,7 +98,7 @@ def test_the_duration_of_a_trial_with_a_lost_keeper_is_correct_after_a_clock_cha
     (keeper,) = experiment.keeper_pids()
     os.kill(keeper, signal.SIGKILL)
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["reason"]) == ("FAILED", "keeper lost")
     assert_durations_are_true(experiment, began_s)
     assert not psutil.pid_exists(keeper)

@@ -143,7 +143,7 @@ def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 42, "the first run has reported")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     attempts = experiment.folder.workspace.trial(trial["id"]).attempts
     (first,) = attempts.iterdir()
     shutil.rmtree(first)
@@ -153,7 +153,7 @@ def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed
             if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(experiment.folder.workspace.root):
                 process.send_signal(signal.SIGKILL)
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     rows = values(experiment.rows(trial["id"]))
     if retries:
         assert (trial["state"], trial["value"], trial["attempt"]) == ("SUCCEEDED", 2042.0, 1)

@@ -38,7 +38,7 @@ def test_max_trial_duration_counts_from_the_trials_start_across_a_resume(a_real_
     experiment.kill_manager()
     experiment.start()
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
     assert trial["endTime"] - trial["startTime"] > 3500, "the trial must run until its limit"
 
@@ -50,7 +50,7 @@ def test_a_trial_with_a_killed_keeper_is_retried_and_its_last_attempt_counts(a_r
     (pid,) = experiment.keeper_pids()
     os.kill(pid, signal.SIGKILL)
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["value"], trial["attempt"], trial["retries"]) == ("SUCCEEDED", 5, 1, 1)
     assert trial["jobId"] == f"{trial['id']}-1"
     assert "the cluster lost it (keeper lost); retry 1 of 1" in trial["warning"]

@@ -110,7 +110,7 @@ def test_a_suspended_and_replaced_manager_stores_none_of_its_queued_writes(
 
         (experiment.code / "gate").touch()
         experiment.wait_for_status("DONE")
-        trials = experiment.get("/trial-jobs")
+        trials = experiment.get("/trials")
         assert [(trial["status"], trial["attempt"]) for trial in trials] == [("SUCCEEDED", 0)] * TRIALS
         for trial in trials:
             assert_rows_are_what_was_written(experiment, trial["id"])

@@ -111,7 +111,7 @@ def test_a_running_manager_creates_a_folder_of_trials_that_somebody_has_removed(
 def assert_it_ends(experiment):
     """The trials that had files in the folder may fail; the others succeed."""
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [trial["status"] for trial in trials[2:]] == ["SUCCEEDED"] * 2, trials
     for trial in trials[:2]:
         assert trial["status"] == "SUCCEEDED" or "the trial's files are gone" in trial["message"], trial

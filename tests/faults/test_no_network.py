@@ -21,7 +21,7 @@ from real_experiment import a_manager_here, assert_rows_are_what_was_written, un
 from void_service import an_engine, start
 
 from nni_manager.domain import transports as transports_module
-from nni_manager.engine import serializers, storage_executor, storage_poller
+from nni_manager.engine import profiles, serializers, storage_executor, storage_poller
 from nni_manager.training_services.base import JobEnded
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
@@ -120,7 +120,7 @@ def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a
             first = trial_of(engine, 0)
             assert len(experiment.rows(first.trial_id)) == 200
             assert (first.state.value, transports(engine)[0]) == ("RUNNING", "shared_storage")
-            shown = serializers.profile_view(engine.snapshot())["trialTransports"][first.trial_id]
+            shown = profiles.profile_view(engine.snapshot())["trialTransports"][first.trial_id]
             assert (shown["transport"], shown["road"]) == ("shared_storage", "mount")
             assert 0 <= shown["lastContactAgoS"] < 60
             assert len(engine.keepers) == 0

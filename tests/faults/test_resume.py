@@ -143,7 +143,7 @@ def die_at(experiment, folder, moment):
 
 
 def assert_nothing_is_lost_or_duplicated(experiment, heard, ran):
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [trial["sequenceId"] for trial in trials] == list(range(experiment.config.max_trial_number))
     assert {(trial["status"], trial["attempt"]) for trial in trials} == {("SUCCEEDED", 0)}, trials
     undisturbed = make_tuner(experiment.config)
@@ -246,7 +246,7 @@ def test_a_manager_killed_during_a_stop_of_its_trials_remembers_the_stop(a_real_
     (experiment.code / "gate").touch()  # they end without a manager
     experiment.start()
     experiment.wait_for_status("DONE")
-    ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trial-jobs")]
+    ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trials")]
     # A trial that a user stopped is not a failure, whenever it ends; and the experiment continues.
     assert ended == [(0, "USER_CANCELED"), (1, "USER_CANCELED"), (2, "SUCCEEDED")]
 
@@ -258,11 +258,11 @@ def test_a_manager_killed_after_the_end_of_its_experiment_resumes_with_the_same_
     experiment = a_real_experiment(QUICK, maxTrialNum=2)
     experiment.start()
     before = experiment.wait_for_status("DONE")
-    trials, metrics = experiment.get("/trial-jobs"), experiment.get("/metric-data")
+    trials, metrics = experiment.get("/trials"), experiment.get("/metric-data")
     experiment.kill_manager()
     experiment.start()
     after = experiment.wait_for_status("DONE")
-    assert (experiment.get("/trial-jobs"), experiment.get("/metric-data")) == (trials, metrics)
+    assert (experiment.get("/trials"), experiment.get("/metric-data")) == (trials, metrics)
     assert after["elapsedS"] == pytest.approx(before["elapsedS"], abs=0.5)
     assert after["best"] == before["best"]
 

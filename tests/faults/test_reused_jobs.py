@@ -51,14 +51,14 @@ nni.report_final_result(2)
 
 
 def states(experiment):
-    return sorted(trial["status"] for trial in experiment.get("/trial-jobs"))
+    return sorted(trial["status"] for trial in experiment.get("/trials"))
 
 
 def trial_of(experiment, sequence_id, status=None):
     return next(
         (
             trial
-            for trial in experiment.get("/trial-jobs")
+            for trial in experiment.get("/trials")
             if trial["sequenceId"] == sequence_id and status in (None, trial["status"])
         ),
         None,
@@ -69,7 +69,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=TRIALS, trialConcurrency=2, **REUSE)
     experiment.start()
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
     assert {trial["jobId"] for trial in trials} == {"env-0", "env-1"}
     for trial in trials:
@@ -117,9 +117,9 @@ def test_a_prefetched_trial_runs_without_a_manager(a_real_experiment):
     experiment.start()
     experiment.wait_for_status("DONE")
     assert states(experiment) == ["SUCCEEDED"] * 4
-    for trial in experiment.get("/trial-jobs"):
+    for trial in experiment.get("/trials"):
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
-    assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} == {"env-0"}
+    assert {trial["jobId"] for trial in experiment.get("/trials")} == {"env-0"}
 
 
 def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_by_the_other_job(a_real_experiment):
@@ -129,12 +129,12 @@ def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_by_the_other_
     wait_until(
         lambda: states(experiment) == ["RUNNING"] + ["SUCCEEDED"] * 23, "all but the long trial have run"
     )
-    (long,) = (trial for trial in experiment.get("/trial-jobs") if trial["status"] == "RUNNING")
+    (long,) = (trial for trial in experiment.get("/trials") if trial["status"] == "RUNNING")
     with (experiment.code / "gate").open("w"):
         pass
     experiment.wait_for_status("DONE")
     assert "revoking it from job" in experiment.folder.manager_log.read_text()
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
     assert {trial["jobId"] for trial in trials} == {"env-0", "env-1"}
     later = [trial for trial in trials if trial["startTime"] > long["startTime"]]
@@ -151,7 +151,7 @@ def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
     experiment.start()
     wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
     following = wait_until(lambda: trial_of(experiment, 2, "WAITING"), "another one waits for its end")
-    experiment.delete(f"/trial-jobs/{following['id']}")
+    experiment.delete(f"/trials/{following['id']}")
     wait_until(lambda: trial_of(experiment, 2, "USER_CANCELED"), "its keeper has returned it")
     with (experiment.code / "gate").open("w"):
         pass
@@ -181,7 +181,7 @@ def test_a_stored_final_row_counts_although_the_manager_died_before_it_updated_t
     with (experiment.code / "gate").open("w"):
         pass
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["message"], trial["finalMetricData"][0]["data"]) == (
         "SUCCEEDED",
         "",
@@ -225,7 +225,7 @@ def test_a_job_that_dies_after_the_end_of_its_trial_fails_at_most_one_prefetched
     experiment.start()
     experiment.wait_for_status("DONE")
     ended_how = {
-        trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trial-jobs")
+        trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trials")
     }
     # Prefetched trials: ended, running or not yet started at the time of the kill. The job runs one at a
     # time.
@@ -243,7 +243,7 @@ def test_a_job_runs_further_trials_after_a_stopped_one_and_ends_with_the_experim
     os.mkfifo(experiment.code / "gate")
     experiment.start()
     gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
-    experiment.delete(f"/trial-jobs/{gated['id']}")
+    experiment.delete(f"/trials/{gated['id']}")
     wait_until(lambda: trial_of(experiment, 3, "SUCCEEDED"), "later trials run")
     assert trial_of(experiment, 1)["status"] == "USER_CANCELED"
     assert trial_of(experiment, 2)["jobId"] == gated["jobId"] == "env-0"
@@ -259,7 +259,7 @@ def test_jobs_that_can_never_start_fail_all_trials_so_that_the_experiment_ends(a
     experiment.environ["PAI_CURRENT_TASK_ROLE_NAME"] = "half of an identity"
     experiment.start()
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [trial["status"] for trial in trials] == ["FAILED"] * 3
     assert {trial["reason"] for trial in trials} == {"could not start"}
     assert "PAI_" in trials[0]["message"]
@@ -270,7 +270,7 @@ def test_a_job_exits_after_max_trials_per_job(a_real_experiment):
     experiment.start()
     experiment.wait_for_status("DONE")
     jobs = [
-        trial["jobId"] for trial in sorted(experiment.get("/trial-jobs"), key=lambda each: each["sequenceId"])
+        trial["jobId"] for trial in sorted(experiment.get("/trials"), key=lambda each: each["sequenceId"])
     ]
     assert jobs == ["env-0"] * 3 + ["env-1"] * 3 + ["env-2"]
 
@@ -281,7 +281,7 @@ def test_warm_trials_of_a_reused_job_report_all_results(a_real_experiment):
     )
     experiment.start()
     experiment.wait_for_status("DONE")
-    for trial in experiment.get("/trial-jobs"):
+    for trial in experiment.get("/trials"):
         assert trial["status"] == "SUCCEEDED"
         rows = assert_rows_are_what_was_written(experiment, trial["id"])
         assert values(rows)[-1] == trial["parameters"]["x"]

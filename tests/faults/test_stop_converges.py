@@ -173,9 +173,9 @@ def test_trials_are_stopped_on_a_full_disk_and_no_result_is_lost(disk, an_experi
     disk.empty()
     experiment.start()
     wait_until(
-        lambda: all("endTime" in trial for trial in experiment.get("/trial-jobs")), "all trials have ended"
+        lambda: all("endTime" in trial for trial in experiment.get("/trials")), "all trials have ended"
     )
-    for trial in experiment.get("/trial-jobs"):
+    for trial in experiment.get("/trials"):
         rows = values(assert_rows_are_what_was_written(experiment, trial["id"]))
         assert rows == [*range(len(rows))]
 
@@ -198,13 +198,13 @@ def test_a_single_trial_of_a_suspended_keeper_can_be_stopped(an_experiment, opti
     freeze(keepers_of(experiment))
 
     def ends():
-        trials = experiment.get("/trial-jobs")
+        trials = experiment.get("/trials")
         return {
             trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in trials if "endTime" in trial
         }
 
-    (killed,) = (trial["id"] for trial in experiment.get("/trial-jobs") if trial["sequenceId"] == 0)
-    experiment.delete(f"/trial-jobs/{killed}")
+    (killed,) = (trial["id"] for trial in experiment.get("/trials") if trial["sequenceId"] == 0)
+    experiment.delete(f"/trials/{killed}")
     wait_until(lambda: ends() == {0: ("USER_CANCELED", "stopped by user")}, "only the killed trial has ended")
     change = {"params": {"maxTrialDuration": "1s"}}
     experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_DURATION", json=change).raise_for_status()
@@ -224,7 +224,7 @@ def test_a_suspended_guard_ends_with_its_keeper_also_if_that_is_killed(an_experi
     freeze(guards_of(tmp_path, experiment))
     os.kill(experiment.keeper_pids()[0], signal.SIGKILL)
     wait_until(
-        lambda: sum("endTime" in trial for trial in experiment.get("/trial-jobs")) == 1, "its trial has ended"
+        lambda: sum("endTime" in trial for trial in experiment.get("/trials")) == 1, "its trial has ended"
     )
     stopped_within(experiment)
     assert_nothing_runs(tmp_path)

@@ -136,7 +136,7 @@ def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_trunca
     assert "is torn" in experiment.folder.manager_log.read_text()
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    trials = experiment.get("/trial-jobs")
+    trials = experiment.get("/trials")
     assert [(trial["status"], trial["attempt"]) for trial in trials] == [("SUCCEEDED", 0)] * 2
     for trial in trials:
         assert_rows_are_what_was_written(experiment, trial["id"])
@@ -146,7 +146,7 @@ def test_a_trial_with_a_truncated_exit_record_keeps_its_results(a_real_experimen
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2, trialConcurrency=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "a trial reports")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     experiment.kill_manager()
     (experiment.code / "gate").touch()  # the trial ends without a manager
     (key,) = experiment.folder.workspace.attempts_of(trial["id"])
@@ -157,7 +157,7 @@ def test_a_trial_with_a_truncated_exit_record_keeps_its_results(a_real_experimen
     end.write_bytes(end.read_bytes()[:50])
     experiment.start()
     experiment.wait_for_status("DONE")
-    lost, other = experiment.get("/trial-jobs")
+    lost, other = experiment.get("/trials")
     assert (lost["status"], lost["reason"]) == ("FAILED", "keeper lost")
     assert other["status"] == "SUCCEEDED"
     for each in (lost, other):

@@ -53,7 +53,7 @@ def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_exper
     # The end of a trial's message shows the keeper's log: it has no line of a library.
     for log in experiment.folder.jobs.glob("*.log"):
         assert [line for line in log.read_text().splitlines() if " trial-keeper " not in line] == []
-    for trial in experiment.get("/trial-jobs"):
+    for trial in experiment.get("/trials"):
         rows = assert_rows_are_what_was_written(experiment, trial["id"])
         assert values(rows) == [*range(REPORTS), REPORTS]
         assert [row.is_final for row in rows] == [False] * REPORTS + [True]
@@ -85,7 +85,7 @@ def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost
             lambda: len({row.trial_id for row in reader.metrics()}) == 3, "results of each trial are stored"
         )
     running, ended, lost = (
-        trial["id"] for trial in sorted(experiment.get("/trial-jobs"), key=lambda each: each["sequenceId"])
+        trial["id"] for trial in sorted(experiment.get("/trials"), key=lambda each: each["sequenceId"])
     )
     experiment.kill_manager()
     jobs = experiment.folder.jobs
@@ -102,7 +102,7 @@ def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost
     wait_until(lambda: experiment.summary()["keepers"] == 1, "the keeper of the running trial has connected")
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    trials = {trial["id"]: trial for trial in experiment.get("/trial-jobs")}
+    trials = {trial["id"]: trial for trial in experiment.get("/trials")}
     for trial_id in (running, ended):
         assert (trials[trial_id]["status"], trials[trial_id]["attempt"]) == ("SUCCEEDED", 0)
         assert values(assert_rows_are_what_was_written(experiment, trial_id)) == [*range(REPORTS), REPORTS]
@@ -124,7 +124,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     experiment = a_real_experiment(train, maxTrialNum=1)
     experiment.start()
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["reason"], trial["exitCode"]) == ("FAILED", "signal", 128 + signal.SIGKILL)
     assert "about to die" in trial["message"]
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(500)]
@@ -140,7 +140,7 @@ def test_the_guard_of_a_killed_keeper_ends_its_trial_and_stored_results_are_kept
     os.kill(pid, signal.SIGKILL)
     experiment.wait_for_status("DONE")
     assert not [child for child in started if not is_zombie(child)]
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["reason"]) == ("FAILED", "keeper lost")
     assert "keeper" in trial["message"]
     rows = experiment.rows(trial["id"])
@@ -211,6 +211,6 @@ def test_keepers_of_another_version_stop_the_experiment_before_a_trial_runs(a_re
     assert "pip install" in summary["errors"][0]
     assert summary["trialCount"] <= 4
     wait_until(
-        lambda: all("endTime" in trial for trial in experiment.get("/trial-jobs")), "all trials have ended"
+        lambda: all("endTime" in trial for trial in experiment.get("/trials")), "all trials have ended"
     )
-    assert {trial["reason"] for trial in experiment.get("/trial-jobs")} == {"version"}
+    assert {trial["reason"] for trial in experiment.get("/trials")} == {"version"}

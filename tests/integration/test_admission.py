@@ -25,7 +25,7 @@ class ForgingClient:
 
     def __init__(self, experiment):
         self.experiment = experiment
-        self.job = experiment.get("/trial-jobs")[0]["id"]
+        self.job = experiment.get("/trials")[0]["id"]
         with StoreReader(experiment.folder.database) as reader:
             self.token = token_of(reader.experiment().secret, self.job)
 

@@ -229,7 +229,7 @@ def test_a_trial_is_canceled_when_it_exceeds_max_trial_duration(a_real_experimen
             await live.until(lambda: live.service.stopped)
             live.engine.post(AttemptEnded(TrialEnded(key, ExitReason.SIGNAL, 143, 10.0, 12.0, {})))
             live.engine.post(AttemptDelivered(key))
-            (trial,) = await live.ask("GET", "/trial-jobs")
+            (trial,) = await live.ask("GET", "/trials")
             assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
 
     play(scenario)
@@ -245,7 +245,7 @@ def test_a_trial_is_canceled_when_it_exceeds_max_trial_duration(a_real_experimen
         ("PUT", "/experiment?update_type=SEARCH_SPACE", {"params": {"searchSpace": {}}}, 400),
         ("POST", "/trial-jobs", [1], 400),
         ("POST", "/trial-jobs", None, 400),
-        ("POST", "/trial-jobs/nope/retry", None, 404),
+        ("POST", "/trials/nope/retry", None, 404),
         ("POST", "/experiment/import-data", {}, 400),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_view_refuses_every_change(a_real_experiment):
                 for verb, path, body in (
                     ("PUT", "/experiment?update_type=MAX_TRIAL_NUM", {"params": {"maxTrialNum": 5}}),
                     ("POST", "/trial-jobs", {"x": 1}),
-                    ("POST", f"/trial-jobs/{trial_id}/retry", None),
+                    ("POST", f"/trials/{trial_id}/retry", None),
                     ("POST", "/experiment/import-data", [{"parameter": {"x": 0.5}, "value": 1}]),
                 ):
                     refusal = await live.ask(verb, path, 403, json=body)
@@ -377,7 +377,7 @@ def test_a_customized_trial_is_marked_updates_the_tuner_and_survives_a_resume(a_
             ]
             live.finish(0)
             await live.until(lambda: live.service.job_ids == [created["trialJobId"]])
-            shown = await live.ask("GET", f"/trial-jobs/{created['trialJobId']}")
+            shown = await live.ask("GET", f"/trials/{created['trialJobId']}")
             assert json.loads(shown["hyperParameters"][0])["parameter_source"] == "customized"
             folder = experiment.folder.workspace.trial(created["trialJobId"])
             assert json.loads(folder.parameter_cfg.read_text())["parameter_source"] == "customized"
@@ -398,17 +398,17 @@ def test_a_retry_of_a_failed_trial_is_a_new_trial_with_the_same_parameters(a_rea
         async with a_manager(experiment) as live:
             await live.made(1)
             failed = live.trial(0)
-            refusal = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry", 409)
+            refusal = await live.ask("POST", f"/trials/{failed.trial_id}/retry", 409)
             assert "state is WAITING" in refusal["error"]
             live.service.lose(failed.job_id)
             await live.engine.finished.wait()
-            created = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry")
+            created = await live.ask("POST", f"/trials/{failed.trial_id}/retry")
             again = live.trial(created["sequenceId"])
             assert again.parameters == failed.parameters
             assert (live.state, failed.state.value) == ("NO_MORE_TRIAL", "FAILED")
             live.finish(1)
             await live.engine.finished.wait()
-            refusal = await live.ask("POST", f"/trial-jobs/{again.trial_id}/retry", 409)
+            refusal = await live.ask("POST", f"/trials/{again.trial_id}/retry", 409)
             assert "state is SUCCEEDED" in refusal["error"]
             await live.ask("DELETE", "/experiment", 202)
 
@@ -543,7 +543,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             live.begin(0)
             live.service.lose(f"{trial.trial_id}-1")
             await live.until(lambda: len(live.service.job_ids) == 3)
-            (shown,) = await live.ask("GET", "/trial-jobs")
+            (shown,) = await live.ask("GET", "/trials")
             assert (shown["state"], shown["retries"], shown["attempt"]) == ("WAITING", 2, None)
             assert "retry 2 of 2" in shown["warning"]
         async with a_manager(experiment, JobPresence.UNKNOWN) as live:

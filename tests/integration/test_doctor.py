@@ -121,7 +121,7 @@ def test_a_doctor_reaches_a_real_manager_without_disturbing_its_keeper(a_real_ex
     experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
-    job_id = experiment.get("/trial-jobs")[0]["id"]
+    job_id = experiment.get("/trials")[0]["id"]
     with StoreReader(experiment.folder.database) as reader:
         token = token_of(reader.experiment().secret, job_id)
     settings = KeeperSettings("TESTEXPT", job_id, str(experiment.folder.workspace.root), token, job_id)

@@ -10,7 +10,7 @@ from void_service import Void, an_engine, start
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
-from nni_manager.engine import cluster_jobs, commits, serializers
+from nni_manager.engine import cluster_jobs, commits, profiles, serializers
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
@@ -351,15 +351,15 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         snapshot = engine.snapshot()
         for view in (
             serializers.status_view,
-            serializers.profile_view,
-            serializers.metadata_view,
+            profiles.profile_view,
+            profiles.metadata_view,
             serializers.summary_view,
         ):
             assert "free some disk space" in view(snapshot)["problem"]
         connection.execute("PRAGMA max_page_count = 1000000")
         await stored
         snapshot = engine.snapshot()
-        assert "problem" not in serializers.status_view(snapshot) | serializers.metadata_view(snapshot)
+        assert "problem" not in serializers.status_view(snapshot) | profiles.metadata_view(snapshot)
         await engine.close()
 
     play(scenario)

@@ -67,8 +67,8 @@ class Scene:
     def __init__(self, experiment):
         self.experiment = experiment
         experiment.start()
-        wait_until(lambda: len(experiment.get("/trial-jobs")) == 2, "both trials are created")
-        self.trials = [trial["id"] for trial in experiment.get("/trial-jobs")]
+        wait_until(lambda: len(experiment.get("/trials")) == 2, "both trials are created")
+        self.trials = [trial["id"] for trial in experiment.get("/trials")]
         self.process = psutil.Process(experiment.manager.pid)
         self.hostile = HostileKeeper(experiment, self.trials[1])
         for trial in self.trials:
@@ -82,7 +82,7 @@ class Scene:
         return [len(self.experiment.rows(trial)) for trial in self.trials]
 
     def states(self):
-        return [(trial["id"], trial["status"]) for trial in self.experiment.get("/trial-jobs")]
+        return [(trial["id"], trial["status"]) for trial in self.experiment.get("/trials")]
 
     def noise(self):
         """Lines that must not be in the manager's logs."""
@@ -111,7 +111,7 @@ def stage(tmp_path_factory):
         yield Scene(experiment)
         (experiment.code / "END").touch()
         experiment.wait_for_status("DONE")
-        for trial in experiment.get("/trial-jobs"):
+        for trial in experiment.get("/trials"):
             assert trial["status"] == "SUCCEEDED"
             rows = assert_rows_are_what_was_written(experiment, trial["id"])
             assert [int(row.value) for row in rows] == [*range(len(rows) - 1), len(rows) - 1]
@@ -398,7 +398,7 @@ def test_false_messages_about_one_trial_do_not_change_another(a_real_experiment)
     ]:
         code, details = forger.answer(hello, words(*said))
         assert code in DOCUMENTED, details
-    assert experiment.get(f"/trial-jobs/{scene.trials[0]}")["status"] == "RUNNING"
+    assert experiment.get(f"/trials/{scene.trials[0]}")["status"] == "RUNNING"
     before = len(experiment.rows(scene.trials[0]))
     wait_until(
         lambda: len(experiment.rows(scene.trials[0])) > before + 3, "metrics of the honest trial are stored"
@@ -406,6 +406,6 @@ def test_false_messages_about_one_trial_do_not_change_another(a_real_experiment)
     assert scene.noise() == []
     (experiment.code / "END").touch()
     experiment.wait_for_status("DONE")
-    assert experiment.get(f"/trial-jobs/{scene.trials[0]}")["status"] == "SUCCEEDED"
+    assert experiment.get(f"/trials/{scene.trials[0]}")["status"] == "SUCCEEDED"
     assert_rows_are_what_was_written(experiment, scene.trials[0])
     assert scene.noise() == []

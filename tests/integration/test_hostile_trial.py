@@ -64,7 +64,7 @@ def test_the_manager_does_not_follow_links_or_pipes_that_a_trial_put_in_place_of
     )
     experiment.start()
     summary = experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["state"], trial["reason"]) == ("FAILED", ExitReason.KEEPER_LOST.value), trial
     assert summary["errors"] == []
     key = AttemptNumbers(experiment.folder.workspace).real(

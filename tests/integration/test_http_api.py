@@ -37,7 +37,7 @@ def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_exper
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["transport"], trial["road"]) == ("grpc", "stream")
     assert 0 <= trial["lastContactAgoS"] < 60
     profile = experiment.get("/experiment")
@@ -47,7 +47,7 @@ def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_exper
     assert profile["trialRoads"] == shown
     assert experiment.ask("DELETE", f"/trial-jobs/{trial['id']}").status_code == 202
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["transport"], trial["lastContactAgoS"]) == (None, None)
     assert experiment.get("/experiment")["trialTransports"] == {}
 
@@ -65,16 +65,16 @@ def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
     assert profile["nextSequenceId"] == 4
     assert done.get("/experiment-metadata")["port"] == done.port
 
-    trials = done.get("/trial-jobs")
+    trials = done.get("/trials")
     assert [trial["sequenceId"] for trial in trials] == [0, 1, 2, 3]
     assert [trial["value"] for trial in trials] == [0, None, None, 3]
     assert trials[0]["startTime"] <= trials[0]["endTime"]
     assert json.loads(trials[0]["hyperParameters"][0])["parameters"] == trials[0]["parameters"]
-    failed = done.get("/trial-jobs?status=FAILED")
+    failed = done.get("/trials?status=FAILED")
     assert [trial["id"] for trial in failed] == [trials[2]["id"]]
     assert (failed[0]["reason"], failed[0]["exitCode"]) == ("non-zero exit", 1)
     assert "third time unlucky" in failed[0]["message"]
-    assert done.get(f"/trial-jobs/{trials[0]['id']}") == trials[0]
+    assert done.get(f"/trials/{trials[0]['id']}") == trials[0]
 
     first = trials[0]["id"]
     records = done.get(f"/metric-data/{first}")
@@ -95,9 +95,9 @@ def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
 
 
 def test_invalid_requests_return_a_status_and_an_error(done):
-    first = done.get("/trial-jobs")[0]["id"]
+    first = done.get("/trials")[0]["id"]
     for method, path, status, word in [
-        ("GET", "/trial-jobs/nope", 404, "nnictl trial ls"),
+        ("GET", "/trials/nope", 404, "nnictl trial ls"),
         ("GET", "/metric-data/nope", 404, "nnictl trial ls"),
         ("GET", "/metric-data?type=WRONG", 400, "PERIODICAL"),
         ("DELETE", f"/trial-jobs/{first}", 409, "SUCCEEDED already"),

@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from strangers import session_of_another_user
 
 ROOT = "/api/v1/nni"
 TRAIN = """
@@ -42,7 +43,7 @@ class Served:
         self.session.trust_env = False
         self.session.headers["Authorization"] = f"Bearer {experiment.folder.process().token}"
         self.origin = f"http://127.0.0.1:{experiment.port}"
-        self.trial = self.ask(f"{ROOT}/trial-jobs").json()[0]["id"]
+        self.trial = self.ask(f"{ROOT}/trials").json()[0]["id"]
 
     def ask(self, path, verb="GET", **options):
         return self.session.request(verb, self.origin + path, timeout=DEADLINE_S, **options)
@@ -89,6 +90,7 @@ def description(served):
 
 def test_the_description_lists_every_operation_with_its_statuses(description):
     found = {(method, path) for path, methods in description["paths"].items() for method in methods}
+    assert ("get", f"{ROOT}/trials/{{trial_id}}") in found
     assert ("get", f"{ROOT}/trial-jobs/{{trial_id}}") in found
     assert ("delete", f"{ROOT}/trial-jobs/{{trial_id}}") in found
     assert ("delete", f"{ROOT}/experiment") in found
@@ -101,8 +103,9 @@ def test_the_description_lists_every_operation_with_its_statuses(description):
     schemathesis.openapi.from_dict(description)
 
 
-def test_the_description_requires_the_token(served):
-    response = requests.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
+def test_the_description_requires_the_token_from_another_user(served):
+    with session_of_another_user() as another:
+        response = another.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
     assert response.status_code == 401
     assert response.json()["error"].startswith("cannot ")
 
@@ -112,7 +115,7 @@ def test_generated_requests_get_responses_that_match_the_description(served, des
     del description["paths"][f"{ROOT}/experiment"]["delete"]
     del description["paths"][f"{ROOT}/experiment"]["put"]
     del description["paths"][f"{ROOT}/trial-jobs"]["post"]
-    del description["paths"][f"{ROOT}/trial-jobs/{{trial_id}}/retry"]
+    del description["paths"][f"{ROOT}/trials/{{trial_id}}/retry"]
     # An endless stream; tests/integration/test_live.py covers it.
     del description["paths"][f"{ROOT}/events"]
     schema = schemathesis.openapi.from_dict(description)
@@ -146,20 +149,20 @@ def test_generated_requests_get_responses_that_match_the_description(served, des
 def test_requests_with_real_ids_get_the_described_statuses(served, description):
     schema = schemathesis.openapi.from_dict(description)
     for path, status in [
-        (f"/trial-jobs/{served.trial}", 200),
-        (f"/trial-jobs/{served.trial}/usage", 200),
-        (f"/trial-jobs/{served.trial}/attempts", 200),
-        (f"/trial-jobs/{served.trial}/log/stdout", 200),
-        (f"/trial-jobs/{served.trial}/log/keeper?from=-100&limit=50&attempt=0&task=main-0", 200),
-        (f"/trial-jobs/{served.trial}/log/stderr?attempt=0&task=..%2f..", 200),
-        (f"/trial-jobs/{served.trial}/log/metrics", 404),
-        (f"/trial-jobs/{served.trial}/log/stdout?limit=3", 400),
-        (f"/trial-jobs/{served.trial}/log/stdout?limit=262145", 400),
-        (f"/trial-jobs/{served.trial}/log/stdout?from=x", 400),
-        (f"/trial-jobs/{served.trial}/log/stdout?from=--1", 400),
-        (f"/trial-jobs/{served.trial}/log/stdout?from={'9' * 5000}", 400),
-        ("/trial-jobs/nobody/log/stdout", 404),
-        ("/trial-jobs/nobody/attempts", 404),
+        (f"/trials/{served.trial}", 200),
+        (f"/trials/{served.trial}/usage", 200),
+        (f"/trials/{served.trial}/attempts", 200),
+        (f"/trials/{served.trial}/log/stdout", 200),
+        (f"/trials/{served.trial}/log/keeper?from=-100&limit=50&attempt=0&task=main-0", 200),
+        (f"/trials/{served.trial}/log/stderr?attempt=0&task=..%2f..", 200),
+        (f"/trials/{served.trial}/log/metrics", 404),
+        (f"/trials/{served.trial}/log/stdout?limit=3", 400),
+        (f"/trials/{served.trial}/log/stdout?limit=262145", 400),
+        (f"/trials/{served.trial}/log/stdout?from=x", 400),
+        (f"/trials/{served.trial}/log/stdout?from=--1", 400),
+        (f"/trials/{served.trial}/log/stdout?from={'9' * 5000}", 400),
+        ("/trials/nobody/log/stdout", 404),
+        ("/trials/nobody/attempts", 404),
         ("/importance?metric=%00", 200),
         ("/changes?since=x", 200),
         ("/jobs", 200),
@@ -171,10 +174,10 @@ def test_requests_with_real_ids_get_the_described_statuses(served, description):
         (f"/metric-data-range/0/{'9' * 5000}", 400),
         ("/metric-data-range/-1/2", 400),
         ("/metric-data-range/٣/4", 400),
-        ("/trial-jobs/%00", 404),
-        ("/trial-jobs/%ff%fe", 404),
-        ("/trial-jobs/..%2f..%2fetc%2fpasswd/usage", 404),
-        (f"/trial-jobs/{'x' * 10_000}", 404),
+        ("/trials/%00", 404),
+        ("/trials/%ff%fe", 404),
+        ("/trials/..%2f..%2fetc%2fpasswd/usage", 404),
+        (f"/trials/{'x' * 10_000}", 404),
         ("/metric-data?type=", 400),
         ("/metric-data?type=%00", 400),
         ("/metric-data?" + "type=FINAL&" * 1000, 200),
@@ -197,7 +200,8 @@ def test_unknown_methods_are_refused_with_405(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue
-        response = served.ask(path.format(trial_id=served.trial, stream="stdout", first=0, last=1), verb)
+        names = {"trial_id": served.trial, "stream": "stdout", "file_name": "stdout", "board_id": "1"}
+        response = served.ask(path.format(first=0, last=1, **names), verb)
         assert response.status_code == 405
         assert response.json()["error"].startswith("cannot ")
 
@@ -205,9 +209,9 @@ def test_unknown_methods_are_refused_with_405(served, description, verb):
 @pytest.mark.parametrize(
     "target",
     [
-        "/", "//", "/..", "/../../etc/passwd", f"{ROOT}/../../../etc/passwd", f"{ROOT}//trial-jobs", f"{ROOT}/trial-jobs/",
-        f"{ROOT}/trial-jobs/%2e%2e/%2e%2e", f"{ROOT}/%00", f"{ROOT}/trial-jobs/a%0d%0aX: y", "*", "http://evil.example/", "%",
-        f"{ROOT}/trial-jobs/%", f"{ROOT}/trial-jobs/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
+        "/", "//", "/..", "/../../etc/passwd", f"{ROOT}/../../../etc/passwd", f"{ROOT}//trials", f"{ROOT}/trials/",
+        f"{ROOT}/trials/%2e%2e/%2e%2e", f"{ROOT}/%00", f"{ROOT}/trials/a%0d%0aX: y", "*", "http://evil.example/", "%",
+        f"{ROOT}/trials/%", f"{ROOT}/trials/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
     ],
 )  # fmt: skip
 def test_malformed_paths_reach_no_operation(served, target):
@@ -254,13 +258,13 @@ def test_malformed_bodies_are_refused(served, body):
 
 
 def test_attempts_and_logs_of_a_trial_are_available_to_the_page(served):
-    (attempt,) = served.ask(f"{ROOT}/trial-jobs/{served.trial}/attempts").json()
+    (attempt,) = served.ask(f"{ROOT}/trials/{served.trial}/attempts").json()
     (task,) = attempt["tasks"]
     assert (attempt["attempt"], task["task"]) == (0, "main-0")
-    log = served.ask(f"{ROOT}/trial-jobs/{served.trial}/log/keeper").json()
+    log = served.ask(f"{ROOT}/trials/{served.trial}/log/keeper").json()
     assert log["size"] == log["next"] == task["streams"]["keeper"] == len(log["text"].encode())
     assert served.trial in log["text"]
-    tail = served.ask(f"{ROOT}/trial-jobs/{served.trial}/log/keeper?from=-20").json()
+    tail = served.ask(f"{ROOT}/trials/{served.trial}/log/keeper?from=-20").json()
     assert (tail["text"], tail["from"]) == (log["text"][-20:], log["size"] - 20)
 
 
@@ -268,7 +272,7 @@ def test_jobs_list_their_trials_and_experiments_their_url(served):
     jobs = served.ask(f"{ROOT}/jobs").json()
     assert [job["state"] for job in jobs] == ["ended", "ended"]
     assert sorted(trial for job in jobs for trial in job["trialIds"]) == sorted(
-        trial["id"] for trial in served.ask(f"{ROOT}/trial-jobs").json()
+        trial["id"] for trial in served.ask(f"{ROOT}/trials").json()
     )
     (own,) = [each for each in served.ask(f"{ROOT}/experiments").json() if each["here"]]
     assert (own["id"], own["status"], own["url"]) == ("TESTEXPT", "DONE", served.origin)
@@ -278,5 +282,5 @@ def test_responses_are_strict_json_without_nan(served):
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
 
-    for path in ("/trial-jobs", "/summary", "/experiment", "/metric-data", "/export-data", "/changes"):
+    for path in ("/trials", "/summary", "/experiment", "/metric-data", "/export-data", "/changes"):
         json.loads(served.ask(ROOT + path).text, parse_constant=refuse)

@@ -53,7 +53,7 @@ def test_a_trial_above_its_quota_succeeds_with_a_warning_that_names_the_complete
     )
     experiment.start()
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["message"]) == ("SUCCEEDED", NO_FINAL_RESULT_BEFORE_THE_CUT)
     written = {stream: experiment.stream(trial["id"], stream) for stream in Stream}
     metrics_line, stdout_line = sorted(trial["warning"].splitlines())
@@ -78,7 +78,7 @@ def test_a_flood_of_reports_and_tiny_writes_is_stored_completely(a_real_experime
     experiment.start()
     summary = experiment.wait_for_status("DONE", timeout_s=scaled_s(180))
     assert summary["counts"]["SUCCEEDED"] == 2
-    first, flood = sorted(experiment.get("/trial-jobs"), key=lambda trial: trial["sequenceId"])
+    first, flood = sorted(experiment.get("/trials"), key=lambda trial: trial["sequenceId"])
     assert (first["value"], first["warning"], flood["warning"]) == (7, "", "")
     rows = assert_rows_are_what_was_written(experiment, flood["id"])
     assert values(rows) == [*range(REPORTS), 1]

@@ -207,7 +207,7 @@ def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_vie
     stored = [json.loads(nnictl(*question).stdout) for question in questions]
     (stored_line,) = json.loads(nnictl("experiment", "list", "--all", "--json").stdout)
     assert stored == live
-    running = {"port", "pid", "managerIsRunning"}
+    running = {"port", "pid", "managerIsRunning", "webuiUrl"}
     assert {k: v for k, v in stored_line.items() if k not in running} == {
         k: v for k, v in live_line.items() if k not in running
     }

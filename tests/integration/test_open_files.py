@@ -30,5 +30,5 @@ def test_the_manager_raises_its_limit_of_open_files_and_trials_keep_the_original
     experiment.start()
     experiment.wait_for_status("DONE")
     assert resource.prlimit(experiment.manager.pid, resource.RLIMIT_NOFILE)[0] == a_lowered_limit
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert trial["value"] == USUAL

@@ -43,7 +43,7 @@ class Run:
         self.experiment = experiment
 
     def trials(self):
-        return self.experiment.get("/trial-jobs")
+        return self.experiment.get("/trials")
 
     def statuses(self):
         return [trial["status"] for trial in self.trials()]

@@ -63,7 +63,7 @@ def test_a_keeper_delivers_a_flood_of_output_in_bounded_memory(a_real_experiment
     assert seen_bytes > BLOCKS * BLOCK_BYTES * 0.9
     assert peak_kb - warm_kb < MAX_GROWTH_KB
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     written = experiment.stream(trial["trialJobId"], Stream.STDOUT)
     assert stored.stat().st_size == written.stat().st_size == BLOCKS * BLOCK_BYTES
     assert digest_of(stored) == digest_of(written)

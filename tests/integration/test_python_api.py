@@ -100,7 +100,7 @@ def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_s
             ("PERIODICAL", x / 2),
             ("FINAL", {"default": x, "loss": -x}),
         ]
-        assert (params["maxTrialNum"], params["trialConcurrency"]) == (2, 1)
+        assert (params["maxTrialNumber"], params["trialConcurrency"]) == (2, 1)
         assert results[0].parameter == {"x": x}
         assert results[0].value == {"default": x, "loss": -x}
 
@@ -145,7 +145,7 @@ def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(plac
             other.update_trial_concurrency(2)
             wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
             params = other.get_experiment_profile()["params"]
-            assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
+            assert (params["maxTrialNumber"], params["maxExperimentDuration"]) == (3, 7200)
             with pytest.raises(
                 UserError, match="the configuration of an experiment that was created elsewhere"
             ):

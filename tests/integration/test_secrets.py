@@ -8,6 +8,7 @@ import pytest
 import requests
 from deadlines import DEADLINE_S
 from real_experiment import wait_until
+from strangers import session_of_another_user
 
 from nni_manager.engine.tokens import api_token_of, token_of
 from nni_manager.store.reader import StoreReader
@@ -23,7 +24,7 @@ time.sleep(600)
 """
 GOES_ON = ("RUNNING", "NO_MORE_TRIAL")
 PATHS = [
-    "/version", "/check-status", "/summary", "/experiment", "/experiment-metadata", "/job-statistics", "/trial-jobs",
+    "/version", "/check-status", "/summary", "/experiment", "/experiment-metadata", "/job-statistics", "/trials",
     "/metric-data", "/metric-data-latest", "/metric-data-range/0/9", "/export-data", "/changes", "/jobs",
     "/experiments", "/configuration",
 ]  # fmt: skip
@@ -53,11 +54,11 @@ def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
     def holds_one(text):
         return any(secret in text for secret in secrets)
 
-    trial_id = running.get("/trial-jobs")[0]["id"]
+    trial_id = running.get("/trials")[0]["id"]
     for path in [
         *PATHS,
-        f"/trial-jobs/{trial_id}",
-        f"/trial-jobs/{trial_id}/usage",
+        f"/trials/{trial_id}",
+        f"/trials/{trial_id}/usage",
         f"/metric-data/{trial_id}",
     ]:
         answer = running.ask("GET", path)
@@ -93,15 +94,16 @@ def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
 
 def test_requests_without_the_token_are_refused_and_stop_nothing(running):
     url = f"http://127.0.0.1:{running.port}/api/v1/nni"
-    trial_id = running.get("/trial-jobs")[0]["id"]
-    for path in [*PATHS, f"/trial-jobs/{trial_id}", "/no-such-path"]:
-        assert requests.get(url + path, timeout=DEADLINE_S).status_code == 401, path
+    trial_id = running.get("/trials")[0]["id"]
+    another = session_of_another_user()
+    for path in [*PATHS, f"/trials/{trial_id}", "/no-such-path"]:
+        assert another.get(url + path, timeout=DEADLINE_S).status_code == 401, path
     for path in ("/experiment", f"/trial-jobs/{trial_id}"):
-        assert requests.delete(url + path, timeout=DEADLINE_S).status_code == 401, path
+        assert another.delete(url + path, timeout=DEADLINE_S).status_code == 401, path
         foreign = running.ask("DELETE", path, headers={"Origin": "http://evil.example"})
         assert foreign.status_code == 403, path
     assert running.get("/summary")["status"] in GOES_ON
-    assert running.get(f"/trial-jobs/{trial_id}")["status"] in GOES_ON
+    assert running.get(f"/trials/{trial_id}")["status"] in GOES_ON
 
 
 def test_a_resumed_manager_keeps_its_token_and_certificate_and_keepers_reconnect(running):

@@ -41,7 +41,7 @@ TRUNCATED = file_warning(Stream.METRICS, FileChange.TRUNCATED)
 
 
 def of_all(experiment: RealExperiment):
-    return sorted(experiment.get("/trial-jobs"), key=lambda trial: trial["sequenceId"])
+    return sorted(experiment.get("/trials"), key=lambda trial: trial["sequenceId"])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     experiment.start()
     wait_until(
         lambda: (
-            len(rows := experiment.get("/trial-jobs")) == 4
+            len(rows := experiment.get("/trials")) == 4
             and sorted(row["intermediateCount"] for row in rows) == [1, 1, 1, 6]
         ),
         "three trials wait for the stop, and one to truncate its file",
@@ -65,7 +65,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:
-        experiment.delete(f"/trial-jobs/{trial['id']}")
+        experiment.delete(f"/trials/{trial['id']}")
     experiment.wait_for_status("DONE")
     trials = of_all(experiment)
     assert [(trial["state"], trial["value"], trial["exitCode"]) for trial in trials] == [

@@ -103,21 +103,21 @@ def test_the_manager_stores_peak_usage_and_shows_it_after_a_resume(a_real_experi
     experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     trial = wait_until(
-        lambda: (seen := experiment.get("/trial-jobs")) and seen[0]["usage"] and seen[0], "usage is shown"
+        lambda: (seen := experiment.get("/trials")) and seen[0]["usage"] and seen[0], "usage is shown"
     )
     assert set(trial["usage"]) == {"peak", "latest"}
     experiment.wait_for_status("DONE")
-    (trial,) = experiment.get("/trial-jobs")
+    (trial,) = experiment.get("/trials")
     assert trial["usage"]["latest"] is None
     peak = trial["usage"]["peak"]
     assert peak["rssBytes"] > 60_000_000
     assert peak["cpuPercent"] > 10
     assert peak["diskBytes"] > 0
     assert peak["gpus"] == []
-    samples = experiment.get(f"/trial-jobs/{trial['id']}/usage")
+    samples = experiment.get(f"/trials/{trial['id']}/usage")
     assert max(sample["rssBytes"] for sample in samples) == peak["rssBytes"]
     assert {(sample["task"], sample["attempt"]) for sample in samples} == {("main-0", 0)}
     assert all(trial["startTime"] <= sample["timestamp"] <= trial["endTime"] + 1000 for sample in samples)
     experiment.kill_manager()
     experiment.start()
-    assert experiment.get("/trial-jobs")[0]["usage"] == trial["usage"]
+    assert experiment.get("/trials")[0]["usage"] == trial["usage"]

@@ -662,8 +662,8 @@ def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     with an_http_manager(dict, asked) as port:
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
         client.delete("/trial-jobs", name)
-        client.get("/trial-jobs", name)
-    assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trial-jobs/{path}"]
+        client.get("/trials", name)
+    assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trials/{path}"]
 
 
 def test_stop_reports_once_why_it_waits_and_again_when_that_changes(an_experiment, monkeypatch):

@@ -12,8 +12,8 @@ from attempts import attempt_id
 from deadlines import DEADLINE_S
 from made_experiment import served_view
 
-from nni_manager.cli import banner, main, tensorboard
-from nni_manager.client import links
+from nni_manager.cli import banner, main
+from nni_manager.client import links, tensorboards
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -339,7 +339,7 @@ def installed(home, monkeypatch):
 
 def test_starting_without_tensorboard_prints_the_install_command(nnictl, an_experiment, monkeypatch):
     an_experiment("abc11111")
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(tensorboards, "find_spec", lambda name: None)
     code, _, err = nnictl("tensorboard", "start", "abc")
     assert (code, err) == (
         1,

@@ -73,7 +73,7 @@ def test_every_error_is_a_sentence_with_its_file_and_a_remedy(file):
 def comparable_fields(config):
     """An experiment without its origin and without fields that the second schema lacks."""
     fields = json.loads(config.to_json())
-    for absent in ("author_name", "config_path", "expansions", "warnings"):
+    for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
         del fields["tuner"]["name"]  # the second schema also writes its location here

@@ -16,10 +16,11 @@ from made_experiment import Played, made_experiment
 from nni_manager.config.model import HIDDEN, PaiConfig
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
-from nni_manager.engine.serializers import configuration_view, jobs_view
+from nni_manager.engine.profiles import configuration_view, profile_view
+from nni_manager.engine.serializers import jobs_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
-from nni_manager.web import experiment_routes
+from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 
@@ -46,16 +47,23 @@ async def client_of(served):
         yield client
 
 
-def test_the_configuration_is_readable_and_contains_no_login(played):
+def test_configuration_and_profile_are_readable_and_contain_no_login(played):
     config = dataclasses.replace(
         played.snapshot().config,
         pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
                       None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
     )  # fmt: skip
-    shown = configuration_view(config)
+    shown = configuration_view(dataclasses.replace(played.snapshot(), config=config))
+    profiles = [
+        profile_view(
+            dataclasses.replace(played.snapshot(), config=dataclasses.replace(config, schema=schema))
+        )
+        for schema in ("v1", "v2")
+    ]
+    assert profiles[1]["params"]["trainingService"]["host"] == "pai.example"
     for secret in ("the-token", "the-password", "the-secret"):
         assert secret in config.to_json()
-        assert secret not in json.dumps(shown)
+        assert secret not in json.dumps([shown, *profiles])
     document = yaml.safe_load(shown["text"])
     assert document["trialConcurrency"] == 2
     assert document["pai"]["user"] == "ada"
@@ -79,21 +87,21 @@ def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
 
 
 def test_a_storage_that_does_not_answer_delays_no_other_request(played, monkeypatch):
-    monkeypatch.setattr(experiment_routes, "STORAGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(backend_reads, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
     monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(DEADLINE_S) and [])
     played.apply(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
 
     async def ask():
         async with client_of(played) as client:
-            hanging = await client.get("/trial-jobs/t0/attempts")
+            hanging = await client.get("/trials/t0/attempts")
             assert hanging.status_code == 503
             assert hanging.json()["error"] == (
                 "cannot read the files of the trial: no answer within 0 s; check the shared storage, or try again"
             )
             assert (await client.get("/summary")).status_code == 200
             there.set()
-            assert (await client.get("/trial-jobs/t0/attempts")).json() == []
+            assert (await client.get("/trials/t0/attempts")).json() == []
 
     asyncio.run(ask())
 
@@ -159,4 +167,5 @@ def test_the_summary_names_the_command_that_was_not_found(message, line):
 
 def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
     config = dataclasses.replace(played.snapshot().config, trial_command="python größe.py")
-    assert "größe.py" in configuration_view(config)["text"]
+    snapshot = dataclasses.replace(played.snapshot(), config=config)
+    assert "größe.py" in configuration_view(snapshot)["text"]

@@ -1,4 +1,4 @@
-"""Verifies which uid owns a loopback listener: another user can take over a freed port.
+"""Reads from the kernel's tables which user owns a loopback socket: another user can take over a freed port.
 
 A certificate authenticates an encrypted peer; without encryption the kernel's list of listeners identifies the peer's user. Check
 after the connection is established and before any data is sent: this also detects a port that was taken over a moment earlier.
@@ -11,12 +11,30 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ROOT = 0
 _ANY_ADDRESS = {4: ("0.0.0.0", "::"), 6: ("::",)}
+
+
+class _Socket(NamedTuple):
+    """A line of the kernel's tables. `inode` 0: no process has the socket open any more, and `uid` is not its owner's."""
+
+    local: _Address
+    remote: tuple[_Address, int]
+    state: str
+    uid: int
+    inode: int
+
+
+class ClientSocket(NamedTuple):
+    """The client's end of a connection. Links in `/proc/PID/fd` name its inode."""
+
+    uid: int
+    inode: int
 
 
 class UntrustedListener(ConnectionRefusedError):
@@ -44,7 +62,7 @@ def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> Non
     )  # None for a host name too: the manager's loopback addresses are numeric
     if address is None or not _TABLES[0].exists():
         return
-    found = [(str(at), uid) for at, _, uid, _ in _sockets(port, only_listeners=True)]
+    found = [(str(each.local), each.uid) for each in _sockets(port, only_listeners=True)]
     # The kernel prefers a listener at the exact address to one at the wildcard address.
     groups = (
         [uid for at, uid in found if at == one] for one in (str(address), *_ANY_ADDRESS[address.version])
@@ -80,15 +98,33 @@ def uid_of_peer(host: str, port: int) -> int | None:
     """
     address = _loopback_address(host)
     with contextlib.suppress(OSError):
-        for at, state, uid, inode in _sockets(port):
-            # An orphaned socket has no inode, and its uid is 0 instead of its last owner's.
-            if at == address and state != _LISTENS and inode != "0":
-                return uid
+        for each in _sockets(port):
+            if each.local == address and each.state != _LISTENS and each.inode:
+                return each.uid
     return None
 
 
-def _sockets(port: int, *, only_listeners: bool = False) -> Iterator[tuple[_Address, str, int, str]]:
-    """Yield local address, state, uid and inode of the sockets with this local port, from the kernel's tables."""
+def client_socket(client: tuple[str, int], server: tuple[str, int]) -> ClientSocket | None:
+    """Return the client's end of a loopback connection; each argument is the address and port of one end.
+
+    None: the addresses are not on loopback, the client has closed its end, or the kernel has no such list. Both ends are
+    compared: a program can bind one local port to several connections.
+
+    Source: proc_net_tcp in the kernel's documentation.
+    """
+    local, remote = _loopback_address(client[0]), _loopback_address(server[0])
+    if local is None or remote is None:
+        return None
+    found = []
+    with contextlib.suppress(OSError):
+        for each in _sockets(client[1]):
+            if each.local == local and each.remote == (remote, server[1]) and each.inode:
+                found.append(ClientSocket(each.uid, each.inode))
+    return found[0] if len(found) == 1 else None
+
+
+def _sockets(port: int, *, only_listeners: bool = False) -> Iterator[_Socket]:
+    """Yield the sockets with this local port from the kernel's tables."""
     number = f":{port:04X} "
     for table in filter(Path.exists, _TABLES):
         with table.open(encoding="ascii") as lines:
@@ -98,9 +134,16 @@ def _sockets(port: int, *, only_listeners: bool = False) -> Iterator[tuple[_Addr
                     break  # listeners come first, and there may be thousands of connections
                 if number not in line:
                     continue
-                _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
+                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
                 if f"{local} ".endswith(number):
-                    yield _address_in(local.partition(":")[0]), state, int(uid), inode
+                    peer, _, peer_port = remote.partition(":")
+                    yield _Socket(
+                        _address_in(local.partition(":")[0]),
+                        (_address_in(peer), int(peer_port, 16)),
+                        state,
+                        int(uid),
+                        int(inode),
+                    )
 
 
 def _loopback_address(host: str) -> _Address | None:

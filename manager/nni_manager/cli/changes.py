@@ -124,7 +124,7 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
     """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
     known, client = _running(experiment_id, "start a trial of")
     trial_id = known.trial_id(trial_id)
-    started = client.post("/trial-jobs", trial_id, "retry")
+    started = client.post("/trials", trial_id, "retry")
     output.info(
         f"Trial {started['trialJobId']} (no. {started['sequenceId']}) has the parameters of trial {trial_id}; "
         f"`nnictl trial ls {known.experiment_id}` shows both"
@@ -152,8 +152,8 @@ def import_results(experiment_id: str | None, path: Path) -> None:
 
     known, client = _running(experiment_id, "import results into")
     document = read_json(path, _MAX_IMPORTED_BYTES)
-    params = client.get("/experiment")["params"]
-    space, tuner = parse_search_space(params["searchSpace"]), params["tuner"]["builtinTunerName"]
+    current = client.get("/configuration")
+    space, tuner = parse_search_space(current["searchSpace"]), current["tuner"]["name"]
     _refuse(document, read_results(document.value, space, tuner)[1])
     counts = client.post("/experiment/import-data", document=document.value)
     results = "1 result" if counts["imported"] == 1 else f"{counts['imported']} results"

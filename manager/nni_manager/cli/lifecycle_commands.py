@@ -21,7 +21,9 @@ from nni_manager.errors import NniManagerError, UserError
 )
 @options.config_option("The experiment file.")
 @options.start_options
-def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
+def create(
+    config_path: Path, host: str, port: int | None, require_token: bool, debug: bool, foreground: bool
+) -> int:
     """Start a new experiment."""
     from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
@@ -49,7 +51,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
             f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(config, ports, debug, host)
+    known = manager_process.create_experiment(config, ports, debug, host, require_token=require_token)
     return _after_start(known, foreground)
 
 
@@ -62,6 +64,7 @@ def resume(
     experiment_dir: Path | None,
     host: str,
     port: int | None,
+    require_token: bool,
     debug: bool,
     foreground: bool,
 ) -> int:
@@ -85,7 +88,8 @@ def resume(
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
     ports = preflight.usable_ports(port, host)
     output.info("Starting restful server...")
-    return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
+    known = manager_process.start_manager(known.folder, ports, debug, host, require_token=require_token)
+    return _after_start(known, foreground)
 
 
 @click.command(
@@ -94,10 +98,16 @@ def resume(
 @options.experiment_argument
 @options.experiment_dir_option
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
+@options.require_token_option
 @options.host_option
 @options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(
-    experiment_id: str | None, experiment_dir: Path | None, host: str, port: int | None, foreground: bool
+    experiment_id: str | None,
+    experiment_dir: Path | None,
+    host: str,
+    port: int | None,
+    require_token: bool,
+    foreground: bool,
 ) -> int:
     """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process, manager_stop, preflight
@@ -109,7 +119,8 @@ def view(
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
         print_links(name, server)
         return 0
-    known = manager_process.start_view(known.folder, preflight.usable_ports(port, host, 1), host)
+    ports = preflight.usable_ports(port, host, 1)
+    known = manager_process.start_view(known.folder, ports, host, require_token=require_token)
     assert known.view is not None  # it has just been started
     try:
         output.info(f"Experiment {name} is served read-only at {api_url(known.view)}")

@@ -150,7 +150,7 @@ def log_trial(
 
     known = resolve(experiment_id)
     if trial_id is None:
-        for each in known.get("/trial-jobs"):
+        for each in known.get("/trials"):
             output.plain(f"trial {each['id']}: {each['logPath']}")
         return
     selection = _Selection(head, tail, follow)

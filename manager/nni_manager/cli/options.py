@@ -40,6 +40,12 @@ host_option = click.option("--host", default="127.0.0.1", show_default=True, met
                            help="Listen address of the HTTP API. HTTPS is used unless ADDRESS is loopback.")  # fmt: skip
 
 
+require_token_option = click.option(
+    "--require-token", is_flag=True,
+    help="Require the token of your own programs on this machine, too, such as curl and NNI's client.",
+)  # fmt: skip
+
+
 def port_option(default: str, help_text: str | None = None) -> Callable[[Command], Command]:
     """The option --port; None for `auto`."""
     return click.option(
@@ -48,10 +54,11 @@ def port_option(default: str, help_text: str | None = None) -> Callable[[Command
 
 
 def start_options(command: Command) -> Command:
-    """Options of commands that start a manager: `host`, `port` (None: any), `debug` and `foreground`."""
+    """Options of commands that start a manager: `host`, `port` (None: any), `require_token`, `debug` and `foreground`."""
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
+        require_token_option,
         host_option,
         port_option("8080", "Port of the HTTP API; keepers use the next one. auto: the first free pair."),
     ):

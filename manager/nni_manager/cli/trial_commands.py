@@ -30,7 +30,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     if head is not None and tail is not None:
         raise UserError("cannot use --head and --tail together; leave one out")
     known = resolve(experiment_id)
-    trials = known.get("/trial-jobs") if as_json else known.trial_list()
+    trials = known.get("/trials") if as_json else known.trial_list()
     shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
     if as_json:
         output.print_json_lines(shown)

@@ -67,7 +67,7 @@ class KnownExperiment:
 
     def trial_list(self) -> Sequence[dict[str, Any]]:
         """The list columns of all trials, from the store; from the manager if the store is unreadable."""
-        return self.get("/trial-jobs") if self.problem else self.stored.trial_list()
+        return self.get("/trials") if self.problem else self.stored.trial_list()
 
     def trial_id(self, given: str) -> str:
         """The id of the trial that has the given id, or whose id starts with the given prefix.
@@ -96,7 +96,7 @@ class KnownExperiment:
         """
         self._check_trial_id(trial_id)
         try:
-            found: dict[str, Any] = self.get("/trial-jobs", trial_id)
+            found: dict[str, Any] = self.get("/trials", trial_id)
         except ManagerRefusal as error:
             raise self._unknown(trial_id) from error
         return found

@@ -47,6 +47,7 @@ def create_experiment(
     debug: bool,
     host: str = HOST,
     *,
+    require_token: bool = False,
     parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
 ) -> KnownExperiment:
@@ -54,7 +55,7 @@ def create_experiment(
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
     this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
-    log, and check no versions.
+    log, and check no versions. `require_token`: see `nni_manager.web.own_programs`.
 
     Raises:
         ManagerFailed: the manager did not become ready.
@@ -94,7 +95,15 @@ def create_experiment(
             raise UserError(
                 f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix the disk"
             ) from error
-        return start_manager(folder, ports, debug, host, is_new=True, parent_death_pipe=parent_death_pipe)
+        return start_manager(
+            folder,
+            ports,
+            debug,
+            host,
+            require_token=require_token,
+            is_new=True,
+            parent_death_pipe=parent_death_pipe,
+        )
     except BaseException:
         remove_from_share(config, folder.workspace)
         folder.remove()
@@ -130,19 +139,20 @@ def start_manager(
     debug: bool,
     host: str = HOST,
     *,
+    require_token: bool = False,
     is_new: bool = False,
     parent_death_pipe: ParentDeathPipe | None = None,
 ) -> KnownExperiment:
     """Start a manager on the first free port of `ports`, and return the experiment when the manager is ready.
 
     On failure, trials of a new experiment are stopped; trials of an older one continue.
-    `parent_death_pipe`: see `create_experiment`.
+    `parent_death_pipe` and `require_token`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
         FolderUnreadable: something else is in the place of a file of the experiment, or this user may not read it.
     """
-    options = ("--debug",) if debug else ()
+    options = (("--debug",) if debug else ()) + _token_option(require_token)
     folder.check_files_of_manager()
     outputs = folder.manager_stdout, folder.manager_stderr
     launch = _Launch(folder, host, options, *outputs, folder.process, parent_death_pipe, is_new)
@@ -154,17 +164,24 @@ def start_view(
     ports: Iterable[int],
     host: str = HOST,
     parent_death_pipe: ParentDeathPipe | None = None,
+    *,
+    require_token: bool = False,
 ) -> KnownExperiment:
     """Start a view of the stored experiment on the first free port of `ports`; return when the view is ready.
 
-    The view ends when this process's end of `parent_death_pipe` is closed.
+    The view ends when this process's end of `parent_death_pipe` is closed. `require_token`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the view did not become ready, and has exited.
     """
     outputs = folder.view_stderr, folder.view_stderr
-    launch = _Launch(folder, host, ("--view",), *outputs, folder.running_view, parent_death_pipe)
+    options = ("--view", *_token_option(require_token))
+    launch = _Launch(folder, host, options, *outputs, folder.running_view, parent_death_pipe)
     return KnownExperiment(folder, None, view=launch.on_first_free(ports))
+
+
+def _token_option(require_token: bool) -> tuple[str, ...]:
+    return ("--require_token",) if require_token else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,12 @@ def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable
 
 def ports_are_free(port: int, host: str = HOST) -> bool:
     """True if `port` and `port` + 1 are free now."""
-    return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
+    return is_free(port, host) and is_free(port + 1)
+
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """True if the port is free now."""
+    return _port_problem(port, host) is None
 
 
 def _port_problem(port: int, host: str) -> str | None:

@@ -32,7 +32,7 @@ class StoredDocuments:
             ManagerRefusal: no trial has the given id.
         """
         # Imported here: the imports take 100 ms, and lists and completions do not need them.
-        from nni_manager.engine import serializers
+        from nni_manager.engine import profiles, serializers
         from nni_manager.engine.snapshot import ExperimentSnapshot
 
         match path, names:
@@ -44,21 +44,21 @@ class StoredDocuments:
                 return serializers.export_view(self.read(StoreReader.trials))
         snapshot = ExperimentSnapshot.stored(self._folder, has_trials=path in _WITH_TRIALS)
         match path, names:
-            case "/trial-jobs", ():
+            case "/trials", ():
                 return [serializers.trial_view(snapshot, trial) for trial in self.read(StoreReader.trials)]
-            case "/trial-jobs", (trial_id,):
+            case "/trials", (trial_id,):
                 found = self.read(lambda reader: reader.trial(trial_id))
                 if found is None:
                     raise ManagerRefusal(f"cannot find trial {trial_id!r}")
                 return serializers.trial_view(snapshot, found)
             case "/experiment-metadata", ():
-                return serializers.metadata_view(snapshot)
+                return profiles.metadata_view(snapshot)
             case "/job-statistics", ():
                 return serializers.statistics_view(snapshot.experiment)
             case "/summary", ():
                 return serializers.summary_view(snapshot)
             case "/experiment", ():
-                return serializers.profile_view(snapshot)
+                return profiles.profile_view(snapshot)
         raise AssertionError(path)
 
     def read(self, read: Callable[[StoreReader], Answer]) -> Answer:

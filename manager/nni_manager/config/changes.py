@@ -75,34 +75,41 @@ UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
 def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any]) -> ExperimentSpec:
     """The configuration after a change of this type. Of the profile keys in `params`, only those of this type are read.
 
-    A limit of None means no limit. The search space may be JSON text, which NNI's oldest clients send.
+    A limit of None means no limit. The search space may be JSON text, which NNI's oldest clients send. NNI's clients send the
+    whole profile, and some add the new value under the limit's name in the other schema: of two values, the new one counts.
 
     Raises:
         ChangeInvalid: the type is unknown, or the value is invalid.
         ConfigInvalid: with every error of the search space.
     """
     if update_type == SEARCH_SPACE:
-        return _with_space(config, _value_of(params, ("searchSpace",)))
+        return _with_space(config, _values_of(params, ("searchSpace",))[0])
     limit = LIMITS.get(update_type)
     if limit is None:
         raise ChangeInvalid(
             f"cannot change {shown(update_type)}: there is no such update_type; use one of {', '.join(UPDATE_TYPES)}"
         )
-    value = _value_of(params, limit.names)
+    current = getattr(config, limit.field)
+    values = [_read_limit(limit, value) for value in _values_of(params, limit.names)]
+    return replace(config, **{limit.field: next((value for value in values if value != current), current)})
+
+
+def _read_limit(limit: _Limit, value: Any) -> Any:
     try:
-        change = {limit.field: limit.read(value)}
+        return limit.read(value)
     except ValueError:
         raise ChangeInvalid(
             f"cannot use {limit.names[0]}: {shown(value)} is not valid; write {limit.must_be}"
         ) from None
-    return replace(config, **change)
 
 
-def _value_of(params: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        if name in params:
-            return params[name]
-    raise ChangeInvalid(f"cannot change {names[0]}: params does not have this key; add it with the new value")
+def _values_of(params: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
+    values = [params[name] for name in names if name in params]
+    if not values:
+        raise ChangeInvalid(
+            f"cannot change {names[0]}: params does not have this key; add it with the new value"
+        )
+    return values
 
 
 def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:

@@ -219,7 +219,8 @@ class ExperimentSpec:
     is the manager's address for keepers on other machines; None: the manager detects it. `trial_command` is empty if roles or
     a job file contain the commands. `pai` is set only for the training service `pai`, `kubernetes` only for
     `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
-    the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment.
+    the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment. `schema` is that of the
+    experiment file; a profile has its keys.
     """
 
     experiment_name: str
@@ -253,6 +254,7 @@ class ExperimentSpec:
     max_trial_retry: int = 0
     search_space_revision: int = 0
     kubernetes: KubernetesConfig | None = None
+    schema: Literal["v1", "v2"] = "v1"
 
     @property
     def secret_files(self) -> tuple[Path, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,8 +80,9 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.Experi
         ConfigInvalid: with every error of the experiment file, of its search space and of annotations, in the order of lines.
     """
     document = _mapping_of(path)
-    translated = from_v2(document) if is_v2(document.value) else from_v1(document)
-    return read_document(path, translated, reads_code=reads_code)
+    if is_v2(document.value):
+        return read_document(path, from_v2(document), reads_code=reads_code)
+    return replace(read_document(path, from_v1(document), reads_code=reads_code), schema="v1")
 
 
 def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
@@ -206,6 +208,7 @@ class _Reading:
         if isinstance(file, FrameworkControllerExperimentKeys | KubeflowExperimentKeys):
             kubernetes = kubernetes_of(file, *place_of_jobs)
         return model.ExperimentSpec(
+            schema="v2",
             experiment_name=file.experiment_name,
             author_name=file.author_name,
             description=file.description,

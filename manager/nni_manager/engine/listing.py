@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nni_manager.engine.serializers import metadata_view
+from nni_manager.engine.profiles import metadata_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, served_by

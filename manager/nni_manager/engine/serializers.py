@@ -5,10 +5,11 @@ Source: NNI v2.0 and v3.0 manager REST API.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from nni_manager.config.model import ExperimentSpec, without_secrets
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
@@ -24,11 +25,13 @@ from trial_keeper.wire.messages import Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 
-def _ms(at_s: float | None) -> int | None:
+def ms(at_s: float | None) -> int | None:
+    """Milliseconds since the epoch."""
     return None if at_s is None else round(at_s * 1000)
 
 
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -46,7 +49,7 @@ def usage_view(trial: Trial) -> dict[str, Any] | None:
 def usage_samples_view(samples: Iterable[tuple[int, UsageRow]]) -> list[dict[str, Any]]:
     """The usage samples of a trial's tasks; times are in milliseconds since the epoch."""
     return [
-        {"attempt": number, "task": sample.usage.key.task, "timestamp": _ms(sample.at_s)}
+        {"attempt": number, "task": sample.usage.key.task, "timestamp": ms(sample.at_s)}
         | _usage_fields(sample.usage)
         for number, sample in samples
     ]
@@ -78,10 +81,46 @@ def parameters_view(trial: Trial) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """What the store knows of a trial's report: the final record that counts, and the file of the stderr of its task."""
+
+    final: MetricRow | None = None
+    stderr: Path | None = None
+
+
 # The path never changes. Without the cache, it would take a fifth of the time of a list of ten thousand trials.
 @lru_cache(maxsize=16)
 def _trials_folder(folder: ExperimentFolder) -> str:
     return str(folder.workspace.trials)
+
+
+def nni_trial_view(snapshot: ExperimentSnapshot, trial: Trial, reported: TrialReport) -> dict[str, Any]:
+    """One trial with NNI's fields only: the client of NNI 2.10 refuses any other.
+
+    Source: NNI v2.10 and v3.0, TrialJobInfo of the manager and nni.experiment.TrialJob.
+    """
+    fields = _nni_fields(snapshot, trial)
+    if trial.final is not None and reported.final is not None:
+        fields["finalMetricData"] = [metric_view(reported.final)]
+    if reported.stderr is not None and trial.state.nni_status == "FAILED":
+        fields["stderrPath"] = str(reported.stderr)
+    # NNI's client requires a start, which NNI counts from the submission.
+    return {"startTime": ms(trial.created_at_s)} | fields | {"message": _message(snapshot, trial)}
+
+
+def _nni_fields(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+    return without_none(
+        {
+            "trialJobId": trial.trial_id,
+            "status": trial.state.nni_status,
+            "sequenceId": trial.sequence_id,
+            "startTime": ms(trial.started_at_s),
+            "endTime": ms(trial.ended_at_s),
+            "hyperParameters": [json.dumps(parameters_view(trial))],
+            "logPath": f"{_trials_folder(snapshot.folder)}/{trial.trial_id}",
+        }
+    )
 
 
 def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
@@ -97,39 +136,35 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
                 "data": trial.final,
             }
         ]
-    return _without_none(
-        {
-            "id": trial.trial_id,
-            "trialJobId": trial.trial_id,
-            "status": trial.state.nni_status,
-            "sequenceId": trial.sequence_id,
-            "jobId": trial.job_id,
-            "submitTime": _ms(trial.created_at_s),
-            "startTime": _ms(trial.started_at_s),
-            "endTime": _ms(trial.ended_at_s),
-            "hyperParameters": [json.dumps(parameters_view(trial))],
-            "logPath": f"{_trials_folder(snapshot.folder)}/{trial.trial_id}",
-            "finalMetricData": final,
-        }
-    ) | {
-        "state": trial.state.value,
-        "parameters": trial.parameters,
-        "value": trial.value,
-        "reason": trial.reason and trial.reason.value,
-        "exitCode": trial.exit_code,
-        "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
-        "why": _why(trial),
-        "message": _message(snapshot, trial),
-        "warning": trial.warning,
-        "attempt": trial.attempt,
-        "retries": trial.retries,
-        "isCustomized": trial.is_customized,
-        "intermediateCount": trial.intermediate_count,
-        "latestIntermediate": trial.intermediate,
-        "usage": usage_view(trial),
-        "link": snapshot.link_of(trial.job_id) if trial.job_id else None,
-        **transport_view(snapshot, trial),
+    more = {
+        "jobId": trial.job_id,
+        "submitTime": ms(trial.created_at_s),
+        "finalMetricData": final,
     }
+    return (
+        {"id": trial.trial_id}
+        | _nni_fields(snapshot, trial)
+        | without_none(more)
+        | {
+            "state": trial.state.value,
+            "parameters": trial.parameters,
+            "value": trial.value,
+            "reason": trial.reason and trial.reason.value,
+            "exitCode": trial.exit_code,
+            "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
+            "why": _why(trial),
+            "message": _message(snapshot, trial),
+            "warning": trial.warning,
+            "attempt": trial.attempt,
+            "retries": trial.retries,
+            "isCustomized": trial.is_customized,
+            "intermediateCount": trial.intermediate_count,
+            "latestIntermediate": trial.intermediate,
+            "usage": usage_view(trial),
+            "link": snapshot.link_of(trial.job_id) if trial.job_id else None,
+            **transport_view(snapshot, trial),
+        }
+    )
 
 
 # A table of ten thousand rows shows one line of a trial's texts.
@@ -154,9 +189,9 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "value": trial.value,
         "latest": None if trial.intermediate is None else reward(trial.intermediate),
         "count": trial.intermediate_count,
-        "submit": _ms(trial.created_at_s),
-        "start": _ms(trial.started_at_s),
-        "end": _ms(trial.ended_at_s),
+        "submit": ms(trial.created_at_s),
+        "start": ms(trial.started_at_s),
+        "end": ms(trial.ended_at_s),
         "reason": reason,
         "exitCode": trial.exit_code,
         "message": message_summary(reason or "", trial.message, trial.exit_code)[:_MAX_MESSAGE],
@@ -234,8 +269,8 @@ def jobs_view(snapshot: ExperimentSnapshot, stored: Iterable[SeenJob]) -> list[d
             "trialIds": ran[job.job_id][-_TRIALS_OF_JOB:],
             "trialCount": len(ran[job.job_id]),
             "state": _state_of(snapshot, job),
-            "created": _ms(job.created_at_s),
-            "ended": _ms(job.ended_at_s),
+            "created": ms(job.created_at_s),
+            "ended": ms(job.ended_at_s),
             **_transport_of_job(snapshot, job.job_id),
             "keepers": [
                 {"task": keeper.task, "version": keeper.version} for keeper in snapshot.keepers_of(job.job_id)
@@ -275,39 +310,10 @@ def attempts_view(
     ]
 
 
-def configuration_view(config: ExperimentSpec) -> dict[str, Any]:
-    """The stored configuration as YAML for users, without credentials, and with the current search space."""
-    import yaml  # imported here because nnictl shows trials without it
-
-    fields = json.loads(without_secrets(config).to_json())
-    for name in ("search_space_raw", "search_space_revision", "expansions", "warnings"):
-        del fields[name]
-    text = yaml.safe_dump(_as_written(fields), sort_keys=False, allow_unicode=True, width=1000)
-    return {"text": text, "searchSpace": config.search_space_raw}
-
-
-def _as_written(value: Any) -> Any:
-    """The value with key names as in configuration files, without unset fields."""
-    if isinstance(value, dict):
-        # The argument names of a tuner are left unchanged.
-        fields = {
-            _in_camel_case(name): each if name == "class_args" else _as_written(each)
-            for name, each in value.items()
-            if each is not None
-        }
-        return {name: each for name, each in fields.items() if each not in ({}, [])}
-    return [_as_written(each) for each in value] if isinstance(value, list) else value
-
-
-def _in_camel_case(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
-
-
 def metric_view(row: MetricRow) -> dict[str, Any]:
     """One metric record. `data` is JSON text inside JSON, as in NNI."""
     return {
-        "timestamp": _ms(row.stored_at_s),
+        "timestamp": ms(row.stored_at_s),
         "trialJobId": row.trial_id,
         "parameterId": row.parameter_id,
         "type": "FINAL" if row.is_final else "PERIODICAL",
@@ -319,10 +325,11 @@ def metric_view(row: MetricRow) -> dict[str, Any]:
 def status_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The experiment's state, its error, and the problem that a user has to fix, if any."""
     experiment = snapshot.experiment
-    return {"status": experiment.state.value, "errors": errors_view(experiment)} | _problem(snapshot)
+    return {"status": experiment.state.value, "errors": errors_view(experiment)} | problem_of(snapshot)
 
 
-def _problem(snapshot: ExperimentSnapshot) -> dict[str, str]:
+def problem_of(snapshot: ExperimentSnapshot) -> dict[str, str]:
+    """The problem that a user has to fix, if any."""
     return {"problem": snapshot.problem} if snapshot.problem else {}
 
 
@@ -343,61 +350,6 @@ def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
 def errors_view(experiment: Experiment) -> list[str]:
     """The error that stopped the experiment, if any."""
     return [experiment.error] if experiment.error else []
-
-
-def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
-    """The experiment's profile."""
-    config, experiment = snapshot.config, snapshot.experiment
-    limits, trials = experiment.budget.limits, experiment.scheduler.trials_with_jobs
-    transports = {trial.trial_id: transport_view(snapshot, trial) for trial in trials}
-    return _without_none(
-        {
-            "id": experiment.experiment_id,
-            "revision": 1,
-            "execDuration": int(snapshot.duration_s),
-            "logDir": str(snapshot.folder.path),
-            "startTime": _ms(snapshot.created_at_s),
-            "endTime": _ms(snapshot.ended_at_s) if experiment.state.is_over else None,
-            "nextSequenceId": len(experiment.trials),
-            "params": {
-                "authorName": config.author_name,
-                "experimentName": config.experiment_name,
-                "description": config.description,
-                "trialConcurrency": limits.concurrency,
-                "maxExecDuration": limits.max_duration_s,
-                "maxTrialNum": limits.max_trials,
-                "maxTrialDuration": limits.max_trial_duration_s,
-                "maxTrialRetry": limits.max_retries,
-                "searchSpace": config.search_space_raw,
-                "trainingServicePlatform": config.training_service,
-                "versionCheck": config.version_check,
-                "logCollection": config.log_collection,
-                "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
-                "trial": {
-                    "command": config.trial_command,
-                    "codeDir": str(config.code_dir),
-                    "gpuNum": config.gpu_num,
-                },
-            },
-            "trialTransports": transports,
-            "trialRoads": transports,  # the name of `trialTransports` until 0.7; will be removed in 0.8
-        }
-    ) | _problem(snapshot)
-
-
-def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
-    """The fields of the experiment in a list of experiments."""
-    return _without_none(
-        {
-            "id": snapshot.experiment.experiment_id,
-            "experimentName": snapshot.config.experiment_name,
-            "platform": snapshot.config.training_service,
-            "status": snapshot.experiment.state.value,
-            "startTime": _ms(snapshot.created_at_s),
-            "endTime": _ms(snapshot.ended_at_s) if snapshot.experiment.state.is_over else None,
-            "logDir": str(snapshot.folder.path),
-        }
-    ) | _problem(snapshot)
 
 
 def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
@@ -425,8 +377,8 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "latestWithoutResult": None if without is None else trial_view(snapshot, without),
         "keepers": snapshot.keepers,
         "readOnly": snapshot.is_view,
-        "startTime": _ms(snapshot.created_at_s),
-        "endTime": _ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+        "startTime": ms(snapshot.created_at_s),
+        "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
     }
 
 

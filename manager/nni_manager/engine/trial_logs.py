@@ -125,6 +125,16 @@ def log_location(
     return next((place for place in places if place is not None), None)
 
 
+def output_location(folder: ExperimentFolder, trial_id: str, name: str) -> LogLocation | None:
+    """The location of a file that the newest attempt may have written to its output directory; None: there is no attempt."""
+    attempts = attempts_of(folder, trial_id)
+    if not attempts:
+        return None
+    workspace = folder.workspace
+    directory = workspace.attempt(attempts[-1].key)
+    return LogLocation(attempts[-1], workspace.root, directory.output / name, directory.path)
+
+
 def sizes_of(folder: ExperimentFolder, attempt: RegisteredAttempt) -> dict[Stream, int]:
     """The size in bytes of each existing log of an attempt."""
     places = {stream: place_of(folder, attempt, stream) for stream in LOGS}

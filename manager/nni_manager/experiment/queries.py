@@ -47,7 +47,7 @@ class StartedExperiment:
 
     def list_trial_jobs(self) -> list[TrialJob]:
         """All trials, in order of creation."""
-        return [TrialJob.of(each) for each in self._get("/trial-jobs")]
+        return [TrialJob.of(each) for each in self._get("/trials")]
 
     def get_job_statistics(self) -> list[dict[str, Any]]:
         """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""

@@ -502,12 +502,19 @@ class Registry:
 def served_by(
     folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None
 ) -> dict[str, Any]:
-    """Fields of a list entry: where an experiment is stored, and which processes serve it."""
+    """Fields of a list entry: where an experiment is stored, and which processes serve it.
+
+    NNI's clients expect `webuiUrl`, `tag` and `prefixUrl` in each entry.
+    """
+    server = manager or view
     return {
         "managerIsRunning": manager is not None,
         "pid": manager and manager.pid,
         "port": manager and manager.port,
         "viewPort": view and view.port,
+        "webuiUrl": [] if server is None else [server.origin],
+        "tag": [],
+        "prefixUrl": None,
         "logDir": str(folder.path),
     }
 
@@ -517,5 +524,6 @@ def corrupt_entries(registry: Registry) -> list[dict[str, Any]]:
     return [
         {"id": name, "status": "UNREADABLE", "problem": problem}
         | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}
+        | {"webuiUrl": [], "tag": [], "prefixUrl": None}
         for name, problem in registry.spoilt().items()
     ]

@@ -17,11 +17,13 @@ from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.http_server import LingeringCloseMiddleware, mark_streaming
 from nni_manager.web.auth_middleware import AuthMiddleware
+from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
 from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
 from nni_manager.web.compression import packed, takes_gzip
-from nni_manager.web.experiment_routes import ExperimentBackend, ExperimentRoutes
+from nni_manager.web.experiment_routes import ExperimentRoutes
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.json_encoding import Json, body_of
+from nni_manager.web.nni_routes import NniRoutes
 from nni_manager.web.openapi import MAPPING, ONE, Operation, document
 from nni_manager.web.session_auth import CODE_S, SESSION_S, SessionAuth
 from trial_keeper import __version__
@@ -34,7 +36,7 @@ MAX_CODE_BYTES = 1024
 class ManagerApi:
     """The routes. `end` ends the manager's process once the experiment is terminal.
 
-    `host` and `port`: the listen address.
+    `host` and `port`: the listen address. `require_token`: on loopback, this user's own programs need the token, too.
     """
 
     def __init__(
@@ -44,12 +46,17 @@ class ManagerApi:
         port: int,
         session_auth: SessionAuth,
         end: Callable[[], None],
+        *,
+        require_token: bool = True,
     ) -> None:
         self._host = host
+        self._require_token = require_token
         self._session_auth = session_auth
         self._files = Files()
         self._live = ChangeFeed(engine.snapshot)
-        self._routes = ExperimentRoutes(engine, port, end)
+        reads = BackendReads(engine)
+        self._routes = ExperimentRoutes(reads, end)
+        self._nni_routes = NniRoutes(reads, port)
 
     def operations(self) -> list[Operation]:
         """All operations of the API."""
@@ -65,6 +72,7 @@ class ManagerApi:
             Operation("/changes", self.news, ONE, query=since),
             Operation("/events", self.events, None, query=since, media_type="text/event-stream"),
             *self._routes.operations(),
+            *self._nni_routes.operations(),
         ]
 
     def app(self) -> Starlette:
@@ -84,6 +92,7 @@ class ManagerApi:
                     most_body_bytes=body_limits,
                     is_public=self._is_public,
                     for_programs={("POST", f"{API_ROOT}/entrance")},
+                    require_token=self._require_token,
                 ),
             ],
             exception_handlers={

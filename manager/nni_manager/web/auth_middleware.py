@@ -1,9 +1,10 @@
 """Access control of the HTTP API: the experiment's owner has a token, the experiment's own page has a session.
 
-Credentials are required on loopback, too, since other users of a machine can reach its loopback. The files of the page are
-public and contain nothing secret.
+Credentials are required on loopback, too, since other users of a machine can reach its loopback. Only `own_programs` of the same
+user need none there. The files of the page are public and contain nothing secret.
 """
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nni_manager.engine.tokens import is_token
 from nni_manager.http_server import MAX_HEAD_BYTES, OWN_NAMES, is_loopback, mark_authenticated
+from nni_manager.web.own_programs import is_direct, is_own_program
 from nni_manager.web.session_auth import KEY_HEADER, SessionAuth
 
 # The default limit; the few operations with larger bodies declare their own.
@@ -52,11 +54,13 @@ class AuthMiddleware:
         most_body_bytes: Mapping[tuple[str, str], int] | None = None,
         is_public: Callable[[str, str], bool] = lambda method, path: False,
         for_programs: Collection[tuple[str, str]] = (),
+        require_token: bool = True,
     ) -> None:
         """`host`: the listen address.
 
         `most_body_bytes`: body limits by method and path, where they differ from the default. `is_public`: true for methods and
         paths without authentication. `for_programs`: endpoints that require the token; a browser session is not enough.
+        `require_token`: on loopback, this user's own programs need the token, too.
         """
         self._app = app
         self._session_auth = session_auth
@@ -64,6 +68,7 @@ class AuthMiddleware:
         self._most_body_bytes = most_body_bytes or {}
         self._is_public = is_public
         self._for_programs = for_programs
+        self._admits_own_programs = is_loopback(host) and not require_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request and pass it on, or reject it."""
@@ -84,7 +89,7 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         refusal = (
             self._refusal_of_page(headers, scope, is_public)
-            or (None if is_public else self._refusal_of_credentials(headers, scope))
+            or (None if is_public else await self._refusal_of_client(headers, scope))
             or _refusal_of_size(headers, head_bytes, most)
         )
         if refusal is None:
@@ -112,6 +117,21 @@ class AuthMiddleware:
         if not is_link and _is_foreign(headers, f"{scope['scheme']}://{host}"):
             return HTTPStatus.FORBIDDEN, "accept a request from another web page; use nnictl"
         return None
+
+    async def _refusal_of_client(self, headers: Headers, scope: Scope) -> _Refusal | None:
+        """The rejection of a request that has no valid credentials and needs some; None if allowed."""
+        refusal = self._refusal_of_credentials(headers, scope)
+        may_be_own = (
+            refusal is not None
+            and self._admits_own_programs
+            and (scope["method"], scope["path"]) not in self._for_programs
+            and is_direct(headers)
+            and scope["client"]
+            and scope["server"]
+        )
+        if may_be_own and await asyncio.to_thread(is_own_program, scope["client"], scope["server"]):
+            return None
+        return refusal
 
     def _refusal_of_credentials(self, headers: Headers, scope: Scope) -> _Refusal | None:
         """The rejection of a request without valid credentials; None if allowed."""

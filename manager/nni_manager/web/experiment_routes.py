@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,29 +12,20 @@ from starlette.responses import Response, StreamingResponse
 
 from nni_manager.config.changes import UPDATE_TYPES
 from nni_manager.domain.trial import Trial
-from nni_manager.engine import serializers, trial_logs
+from nni_manager.engine import profiles, serializers, trial_logs
 from nni_manager.engine.importance import Importance, importance_of
 from nni_manager.engine.listing import experiments_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
-from nni_manager.engine.storage_executor import StorageExecutor
 from nni_manager.store.reader import StoreReader
+from nni_manager.web.backend_reads import BackendReads
 from nni_manager.web.json_encoding import Json, body_of, to_json
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, Schema
 
-if TYPE_CHECKING:
-    from nni_manager.engine.engine import Engine
-    from nni_manager.engine.stored_experiment import StoredExperimentReader
-
-ExperimentBackend: TypeAlias = Union["Engine", "StoredExperimentReader"]
-"""The engine of an experiment, or a read-only view of a stored one, which rejects changes."""
-Answer = TypeVar("Answer")
 # Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
 MAX_CHANGE_BYTES = 4 * 1024 * 1024
 # Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
-# A slow storage answers within this time; one that hangs does not.
-STORAGE_TIMEOUT_S = 10.0
 _MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 # The query parameter `type` of metrics; None: both types.
@@ -44,11 +35,10 @@ _IS_FINAL = {None: None, "FINAL": True, "PERIODICAL": False}
 class ExperimentRoutes:
     """Queries and changes of one experiment. `end` ends the manager's process once the experiment is terminal."""
 
-    def __init__(self, engine: ExperimentBackend, port: int, end: Callable[[], None]) -> None:
-        self._engine = engine
-        self._port = port
+    def __init__(self, reads: BackendReads, end: Callable[[], None]) -> None:
+        self._reads = reads
+        self._engine = reads.engine
         self._end = end
-        self._storage = StorageExecutor()
         self._importance: tuple[tuple[str, int], Importance] | None = None
         """The last evaluated importance, keyed by metric and number of results."""
         self._importance_lock = asyncio.Lock()
@@ -69,11 +59,11 @@ class ExperimentRoutes:
         }
         params = {"type": "object", "required": ["params"], "properties": {"params": MAPPING}}
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
-        at, large = "/trial-jobs/{trial_id}", MAX_CHANGE_BYTES
+        at, large = "/trials/{trial_id}", MAX_CHANGE_BYTES
         return [
             view_of("/check-status", "check_status", "The experiment's state.", serializers.status_view),
             view_of("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
-            view_of("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
+            view_of("/experiment", "experiment", "The experiment's profile.", profiles.profile_view),
             Operation("/experiment", self.stop_experiment, ONE, "DELETE", 202),
             Operation(
                 "/experiment", self.update, ONE, "PUT", query=update_type, body=params, most_body_bytes=large
@@ -83,22 +73,16 @@ class ExperimentRoutes:
                 "/experiment/import-data", self.import_data, ONE, "POST", body=MANY, most_body_bytes=large
             ),
             view_of(
-                "/experiment-metadata",
-                "metadata",
-                "The experiment as an item of a list of experiments.",
-                lambda snapshot: serializers.metadata_view(snapshot) | {"port": self._port},
-            ),
-            view_of(
                 "/job-statistics",
                 "statistics",
                 "Counts of trials by status, without zero counts.",
                 lambda snapshot: serializers.statistics_view(snapshot.experiment),
                 MANY,
             ),
-            Operation("/trial-jobs", self.trials, MANY, query={"status": {"type": "string"}}),
+            Operation("/trials", self.trials, MANY, query={"status": {"type": "string"}}),
             Operation("/trial-jobs", self.propose, ONE, "POST", body=MAPPING, refusals=(409,)),
             Operation(at, self.trial, ONE, refusals=(404,)),
-            Operation(at, self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
+            Operation("/trial-jobs/{trial_id}", self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
             Operation(f"{at}/retry", self.retry, ONE, "POST", refusals=(404, 409)),
             Operation(f"{at}/usage", self.usage_of_trial, MANY, refusals=(404,)),
             Operation(f"{at}/attempts", self.attempts_of_trial, MANY, refusals=(404,)),
@@ -110,7 +94,7 @@ class ExperimentRoutes:
                 "/configuration",
                 "configuration",
                 "The experiment's current configuration, without credentials.",
-                lambda snapshot: serializers.configuration_view(snapshot.config),
+                profiles.configuration_view,
             ),
             Operation("/metric-data", self.metrics, MANY, query=of_type),
             Operation("/metric-data/{trial_id}", self.metrics_of_trial, MANY, query=of_type, refusals=(404,)),
@@ -167,7 +151,7 @@ class ExperimentRoutes:
 
     async def imported(self, _: Request) -> Response:
         """The results of other experiments that were imported into the tuner."""
-        return await self._read(lambda reader: Json(serializers.imported_view(reader.imported())))
+        return await self._reads.from_store(lambda reader: Json(serializers.imported_view(reader.imported())))
 
     async def propose(self, request: Request) -> Response:
         """Start a trial with the given parameters, regardless of the tuner and of all limits."""
@@ -181,7 +165,7 @@ class ExperimentRoutes:
 
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
-        return self._started(await self._engine.changes.retry(self._trial_of(request)))
+        return self._started(await self._engine.changes.retry(self._reads.trial_of(request)))
 
     @staticmethod
     def _started(trial: Trial) -> Response:
@@ -202,11 +186,11 @@ class ExperimentRoutes:
 
     async def trial(self, request: Request) -> Response:
         """One trial."""
-        return Json(serializers.trial_view(self._engine.snapshot(), self._trial_of(request)))
+        return Json(serializers.trial_view(self._engine.snapshot(), self._reads.trial_of(request)))
 
     async def stop_trial(self, request: Request) -> Response:
         """Stop one trial; the response does not wait for its end."""
-        trial = self._trial_of(request)
+        trial = self._reads.trial_of(request)
         if trial.state.is_terminal:
             raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
         self._engine.stop_trial(trial.trial_id)
@@ -214,24 +198,24 @@ class ExperimentRoutes:
 
     async def usage_of_trial(self, request: Request) -> Response:
         """The resource usage samples of one trial."""
-        trial_id = self._trial_of(request).trial_id
-        return await self._read(
+        trial_id = self._reads.trial_of(request).trial_id
+        return await self._reads.from_store(
             lambda reader: Json(serializers.usage_samples_view(reader.usage_of(trial_id)))
         )
 
     async def attempts_of_trial(self, request: Request) -> Response:
         """The attempts of one trial with their tasks, and the sizes of their streams."""
-        trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
+        trial_id, folder = self._reads.trial_of(request).trial_id, self._engine.folder
 
         def read() -> Any:
             attempts = trial_logs.attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
             return serializers.attempts_view([(each, trial_logs.sizes_of(folder, each)) for each in attempts])
 
-        return Json(await self._from_storage(read))
+        return Json(await self._reads.from_storage(read))
 
     async def log_of_trial(self, request: Request) -> Response:
         """A range of a stream of one trial, of its newest attempt or of a given one. `from` below 0 counts from the end."""
-        trial = self._trial_of(request)
+        trial = self._reads.trial_of(request)
         stream = next((each for each in trial_logs.LOGS if each.value == request.path_params["stream"]), None)
         if stream is None:
             names = ", ".join(each.value for each in trial_logs.LOGS)
@@ -248,7 +232,7 @@ class ExperimentRoutes:
             task=request.query_params.get("task"),
             is_whole=trial.state.is_terminal,
         )
-        found = await self._from_storage(read)
+        found = await self._reads.from_storage(read)
         return Json(
             {"size": found.size_bytes, "from": found.first, "text": found.text, "next": found.following}
         )
@@ -274,22 +258,12 @@ class ExperimentRoutes:
 
     async def jobs(self, _: Request) -> Response:
         """The active jobs and the newest terminal ones, with their trials and transports."""
-        stored = await self._read(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
+        stored = await self._reads.from_store(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
         return Json(serializers.jobs_view(self._engine.snapshot(), stored))
 
     async def experiments(self, _: Request) -> Response:
         """All experiments of the manager's user, with the address of each that is served."""
         return Json(await asyncio.to_thread(experiments_view, self._engine.folder))
-
-    async def _from_storage(self, read: Callable[[], Answer]) -> Answer:
-        """Read from the storage that trials write to, which may be unavailable."""
-        try:
-            return await asyncio.wait_for(self._storage.call(read), STORAGE_TIMEOUT_S)
-        except (asyncio.TimeoutError, OSError) as error:
-            why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
-            raise HTTPException(
-                503, f"cannot read the files of the trial: {why}; check the shared storage, or try again"
-            ) from error
 
     async def metrics(self, request: Request) -> Response:
         """The metric records of all trials."""
@@ -297,7 +271,7 @@ class ExperimentRoutes:
 
     async def metrics_of_trial(self, request: Request) -> Response:
         """The metric records of one trial."""
-        is_final, trial_id = _is_final(request), self._trial_of(request).trial_id
+        is_final, trial_id = _is_final(request), self._reads.trial_of(request).trial_id
         return await self._pages(is_final, lambda reader: reader.place_of(trial_id))
 
     async def metrics_in_range(self, request: Request) -> Response:
@@ -312,7 +286,7 @@ class ExperimentRoutes:
             rows = (*reader.metrics(is_final=True), *reader.latest_intermediates())
             return Json([serializers.metric_view(row) for row in rows])
 
-        return await self._read(view)
+        return await self._reads.from_store(view)
 
     async def _pages(
         self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
@@ -331,22 +305,6 @@ class ExperimentRoutes:
         # Read the first page before the response starts, so that an unreadable store gives an error status.
         first = await asyncio.to_thread(next, pages)
         return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
-
-    async def _read(self, read: Callable[[StoreReader], Answer]) -> Answer:
-        """Read the store in another thread, which may also encode the answer."""
-
-        def read_beside_the_engine() -> Answer:
-            with StoreReader(self._engine.folder.database) as reader:
-                return read(reader)
-
-        return await asyncio.to_thread(read_beside_the_engine)
-
-    def _trial_of(self, request: Request) -> Trial:
-        trial_id = request.path_params["trial_id"]
-        trial = self._engine.snapshot().experiment.trials.get(trial_id)
-        if trial is None:
-            raise HTTPException(404, f"cannot find trial {trial_id!r}; `nnictl trial ls` lists them")
-        return trial
 
 
 def _whole_number(request: Request, name: str, least: int, most: int) -> int | None:

@@ -29,6 +29,8 @@ _PATH_PARAMETERS: Mapping[str, Schema] = {
     "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
+    "file_name": {"type": "string"},
+    "board_id": {"type": "string"},
 }
 # Responses of `web.auth_middleware` to any operation.
 _REFUSALS_OF_ALL: Mapping[int, str] = {
@@ -41,7 +43,7 @@ _REFUSALS_OF_ALL: Mapping[int, str] = {
     503: "The database, or the storage that trials write to, does not answer now; try again.",
 }
 REFUSALS: Mapping[int, str] = {
-    404: "The trial, or the log, does not exist.",
+    404: "The trial, the log or the TensorBoard does not exist.",
     409: "The state of the trial or of the experiment does not allow the change; the message names the state.",
 }
 

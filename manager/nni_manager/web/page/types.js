@@ -89,21 +89,15 @@
  * @property {Summary} summary
  * @property {Row[]} trials
  *
- * @typedef {object} Profile
+ * @typedef {object} Configuration
  * @property {string} id
  * @property {string} logDir
- * @property {ProfileParams} params
- *
- * @typedef {object} ProfileParams
- * @property {string} [experimentName]
- * @property {string} [description]
- * @property {number} trialConcurrency
- * @property {number} [maxExecDuration]
- * @property {number} [maxTrialNum]
- * @property {number} [maxTrialDuration]
- * @property {string} trainingServicePlatform
- * @property {{builtinTunerName: string, classArgs?: unknown}} tuner
- * @property {{command: string, codeDir: string, gpuNum?: number}} trial
+ * @property {string | null} description
+ * @property {{name: string, classArgs?: unknown}} tuner
+ * @property {string} trainingService
+ * @property {{command: string, codeDirectory: string, gpuNumber: number | null, maxDurationS: number | null}} trial
+ * @property {unknown} searchSpace
+ * @property {string} text  the stored configuration as YAML
  *
  * @typedef {object} Metric  One record; `data` is JSON text inside JSON.
  * @property {number} timestamp

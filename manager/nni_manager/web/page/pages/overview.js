@@ -10,7 +10,7 @@ import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 
-/** @import { Profile, Summary, Trial } from "../types.js" */
+/** @import { Configuration, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
@@ -300,8 +300,9 @@ function aboutCard() {
 
   async function load() {
     try {
-      const [profile, { text, searchSpace }] = await Promise.all([api.profile(), api.configuration()]);
-      fill(profileBox, profileFacts(profile));
+      const configuration = await api.configuration();
+      const { text, searchSpace } = configuration;
+      fill(profileBox, configurationFacts(configuration));
       say(config, plain(text));
       say(space, plain(typeof searchSpace === "string" ? searchSpace : JSON.stringify(searchSpace, null, 2)));
     } catch (error) {
@@ -311,18 +312,18 @@ function aboutCard() {
   return { element, load };
 }
 
-/** @param {Profile} profile */
-function profileFacts({ id, logDir, params }) {
-  const perTrial = params.maxTrialDuration ?? null;
+/** @param {Configuration} configuration */
+function configurationFacts({ id, logDir, description, tuner, trainingService, trial }) {
+  const perTrial = trial.maxDurationS;
   return facts([
     ["Id", h("code", {}, id)],
-    ["Description", plain(params.description ?? "")],
-    ["Tuner", plain(params.tuner.builtinTunerName)],
-    ["Tuner arguments", params.tuner.classArgs ? h("code", {}, short(JSON.stringify(params.tuner.classArgs), 500)) : null],
-    ["Training service", plain(params.trainingServicePlatform)],
-    ["Command", h("code", {}, plain(params.trial.command))],
-    ["Code", h("code", {}, plain(params.trial.codeDir))],
-    ["GPUs per trial", params.trial.gpuNum ? format.count(params.trial.gpuNum) : null],
+    ["Description", plain(description ?? "")],
+    ["Tuner", plain(tuner.name)],
+    ["Tuner arguments", tuner.classArgs ? h("code", {}, short(JSON.stringify(tuner.classArgs), 500)) : null],
+    ["Training service", plain(trainingService)],
+    ["Command", h("code", {}, plain(trial.command))],
+    ["Code", h("code", {}, plain(trial.codeDirectory))],
+    ["GPUs per trial", trial.gpuNumber ? format.count(trial.gpuNumber) : null],
     ["Time limit per trial", perTrial === null ? "no limit" : format.duration(perTrial)],
     ["Folder", h("code", {}, plain(logDir))],
   ]);

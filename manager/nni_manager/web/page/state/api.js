@@ -3,7 +3,7 @@
  * stores and sends with every request. Browsers send cookies to every port of a host; the stored key is limited to this origin.
  */
 
-/** @import { Attempt, Changes, Job, KnownExperiment, LogPiece, Metric, Profile, Trial, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Trial, UsageSample } from "../types.js" */
 
 const ROOT = "/api/v1/nni";
 const KEY = "trial-keeper-key";
@@ -109,7 +109,7 @@ function change(method, body) {
 
 /** @param {string} id */
 function trialPath(id) {
-  return `/trial-jobs/${encodeURIComponent(id)}`;
+  return `/trials/${encodeURIComponent(id)}`;
 }
 
 /** All requests of the page. Each rejects with Refused or Unreachable. */
@@ -127,9 +127,9 @@ export const api = {
     const response = await send(since === null ? "/events" : `/events?since=${encodeURIComponent(since)}`, { signal });
     return response.ok ? response.body : null;
   },
-  /** @returns {Promise<Profile>} */
+  /** NNI's profile; its keys depend on the schema of the experiment file. @returns {Promise<unknown>} */
   profile: () => ask("/experiment"),
-  /** @returns {Promise<{text: string, searchSpace: unknown}>} */
+  /** @returns {Promise<Configuration>} */
   configuration: () => ask("/configuration"),
   /** @returns {Promise<{importances: {name: string, value: number}[], trials: number, why: string}>} */
   importance: () => ask("/importance?metric=default"),
@@ -160,7 +160,7 @@ export const api = {
   update: (updateType, params) => ask(`/experiment?update_type=${updateType}`, change("PUT", { params })),
   stop: () => ask("/experiment", change("DELETE")),
   /** @param {string} id */
-  kill: (id) => ask(trialPath(id), change("DELETE")),
+  kill: (id) => ask(`/trial-jobs/${encodeURIComponent(id)}`, change("DELETE")),
   /** @param {string} id @returns {Promise<{sequenceId: number, trialJobId: string}>} */
   retry: (id) => ask(`${trialPath(id)}/retry`, change("POST")),
   /** @param {unknown} parameters @returns {Promise<{sequenceId: number, trialJobId: string}>} */

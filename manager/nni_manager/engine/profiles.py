@@ -1,0 +1,189 @@
+"""Converts what describes an experiment to JSON: its profile, its entry in lists, and its configuration.
+
+The keys of a profile's params are those of the experiment file: NNI's first schema, or its second. Source: the REST API of NNI's
+manager, v1.9 for the first schema, v2.10 and v3.0 for the second.
+"""
+
+import json
+from typing import Any
+
+from nni_manager.config.model import (
+    AssessorConfig,
+    ExperimentSpec,
+    PaiConfig,
+    TunerConfig,
+    UserClass,
+    without_secrets,
+)
+from nni_manager.domain.search_budget import Limits
+from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
+from nni_manager.engine.snapshot import ExperimentSnapshot
+
+
+def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The experiment's profile."""
+    experiment = snapshot.experiment
+    limits, trials = experiment.budget.limits, experiment.scheduler.trials_with_jobs
+    transports = {trial.trial_id: transport_view(snapshot, trial) for trial in trials}
+    params_of = _params_of_v1 if snapshot.config.schema == "v1" else _params_of_v2
+    return without_none(
+        {
+            "id": experiment.experiment_id,
+            "revision": 1,
+            "execDuration": int(snapshot.duration_s),
+            "logDir": str(snapshot.folder.path),
+            "startTime": ms(snapshot.created_at_s),
+            "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+            "nextSequenceId": len(experiment.trials),
+            "params": params_of(snapshot.config, limits),
+            "trialTransports": transports,
+            "trialRoads": transports,  # the name of `trialTransports` until 0.7; will be removed in 0.8
+        }
+    ) | problem_of(snapshot)
+
+
+def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
+    return {
+        "authorName": config.author_name,
+        "experimentName": config.experiment_name,
+        "description": config.description,
+        "trialConcurrency": limits.concurrency,
+        "maxExecDuration": limits.max_duration_s,
+        "maxTrialNum": limits.max_trials,
+        "maxTrialDuration": limits.max_trial_duration_s,
+        "maxTrialRetry": limits.max_retries,
+        "searchSpace": config.search_space_raw,
+        "trainingServicePlatform": config.training_service,
+        "versionCheck": config.version_check,
+        "logCollection": config.log_collection,
+        "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
+        "trial": {
+            "command": config.trial_command,
+            "codeDir": str(config.code_dir),
+            "gpuNum": config.gpu_num,
+        },
+    }
+
+
+def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
+    of_trials = {
+        "trialCommand": config.trial_command,
+        "trialCodeDirectory": str(config.code_dir),
+        "trialGpuNumber": config.gpu_num,
+    }
+    return without_none(
+        {
+            "experimentName": config.experiment_name,
+            "experimentType": "hpo",
+            "description": config.description,
+            "searchSpace": config.search_space_raw,
+            **of_trials,
+            "trialConcurrency": limits.concurrency,
+            "maxExperimentDuration": limits.max_duration_s,
+            "maxTrialNumber": limits.max_trials,
+            "maxTrialDuration": limits.max_trial_duration_s,
+            "maxTrialRetry": limits.max_retries,
+            "nniManagerIp": config.nni_manager_ip,
+            "useAnnotation": config.is_annotated,
+            "debug": config.debug,
+            "logLevel": config.log_level,
+            "logCollection": config.log_collection,
+            "versionCheck": config.version_check,
+            "experimentWorkingDirectory": str(config.log_dir),
+            "tuner": _algorithm_of_v2(config.tuner),
+            "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
+            "trainingService": without_none(
+                {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
+                | ({} if config.pai is None else _pai_of_v2(config.pai))
+            ),
+        }
+    )
+
+
+def _algorithm_of_v2(algorithm: TunerConfig | AssessorConfig) -> dict[str, Any]:
+    own: UserClass | None = algorithm.own
+    if own is None:
+        return {"name": algorithm.name, "classArgs": algorithm.class_args}
+    return without_none(
+        {"className": own.class_name, "codeDirectory": own.code_dir, "classArgs": algorithm.class_args}
+    )
+
+
+def _platform_of_v2(config: ExperimentSpec) -> str:
+    return "openpai" if config.training_service == "pai" else config.training_service
+
+
+def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
+    """The keys of an OpenPAI cluster, without logins."""
+    return {
+        "host": pai.host,
+        "username": pai.user,
+        "dockerImage": pai.image,
+        "trialCpuNumber": pai.cpu,
+        "trialMemorySize": None if pai.memory_mb is None else f"{pai.memory_mb}MB",
+        "virtualCluster": pai.virtual_cluster,
+        "storageConfigName": pai.storage_name,
+        "localStorageMountPoint": str(pai.storage),
+        "containerStorageMountPoint": pai.mount,
+    }
+
+
+def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The fields of the experiment in a list of experiments."""
+    return without_none(
+        {
+            "id": snapshot.experiment.experiment_id,
+            "experimentName": snapshot.config.experiment_name,
+            "platform": snapshot.config.training_service,
+            "status": snapshot.experiment.state.value,
+            "startTime": ms(snapshot.created_at_s),
+            "endTime": ms(snapshot.ended_at_s) if snapshot.experiment.state.is_over else None,
+            "logDir": str(snapshot.folder.path),
+        }
+    ) | problem_of(snapshot)
+
+
+def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """What users see of the current configuration, without credentials: `text` is the stored one as YAML.
+
+    Its keys do not depend on the schema of the experiment file.
+    """
+    import yaml  # imported here because nnictl shows trials without it
+
+    config, limits = snapshot.config, snapshot.experiment.budget.limits
+    fields = json.loads(without_secrets(config).to_json())
+    for name in ("schema", "search_space_raw", "search_space_revision", "expansions", "warnings"):
+        del fields[name]
+    return {
+        "id": snapshot.experiment.experiment_id,
+        "logDir": str(snapshot.folder.path),
+        "description": config.description,
+        "tuner": {"name": config.tuner.name, "classArgs": config.tuner.class_args},
+        "trainingService": config.training_service,
+        "trial": {
+            "command": config.trial_command,
+            "codeDirectory": str(config.code_dir),
+            "gpuNumber": config.gpu_num,
+            "maxDurationS": limits.max_trial_duration_s,
+        },
+        "searchSpace": config.search_space_raw,
+        "text": yaml.safe_dump(_as_written(fields), sort_keys=False, allow_unicode=True, width=1000),
+    }
+
+
+def _as_written(value: Any) -> Any:
+    """The value with key names as in configuration files, without unset fields."""
+    if isinstance(value, dict):
+        # The argument names of a tuner are left unchanged.
+        fields = {
+            _in_camel_case(name): each if name == "class_args" else _as_written(each)
+            for name, each in value.items()
+            if each is not None
+        }
+        return {name: each for name, each in fields.items() if each not in ({}, [])}
+    return [_as_written(each) for each in value] if isinstance(value, list) else value
+
+
+def _in_camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))

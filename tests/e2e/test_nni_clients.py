@@ -1,0 +1,144 @@
+"""NNI's own Python client, unmodified, against a real manager: of v2.10.1 and of v3.0."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+from deadlines import DEADLINE_S
+from pythons import python_of
+from real_experiment import RealExperiment, wait_until
+from real_nni import python_with_nni
+
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.store.reader import StoreReader
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
+
+TRAIN = """
+import time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+nni.report_intermediate_result(x / 2)
+if nni.get_sequence_id() == 2:
+    time.sleep(600)
+nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
+"""
+# Prints one JSON document. The client of v2.10 lacks kill_trial_job.
+CLIENT = """
+import dataclasses, json, sys
+from nni.experiment import Experiment
+
+experiment = Experiment.connect(int(sys.argv[1]))
+jobs = experiment.list_trial_jobs()
+seen = {
+    "id": experiment.id,
+    "status": experiment.get_status(),
+    "jobs": [dataclasses.asdict(job) for job in jobs],
+    "second": dataclasses.asdict(experiment.get_trial_job(jobs[1].trialJobId)),
+    "statistics": experiment.get_job_statistics(),
+    "metrics": {name: [dataclasses.asdict(each) for each in found] for name, found in experiment.get_job_metrics().items()},
+    "of_first": [dataclasses.asdict(each) for each in experiment.get_job_metrics(jobs[0].trialJobId)[jobs[0].trialJobId]],
+    "exported": [dataclasses.asdict(each) for each in experiment.export_data()],
+    "metadata": experiment.get_experiment_metadata(experiment.id),
+    "pid": experiment._proc.pid,
+}
+experiment.update_trial_concurrency(2)
+experiment.update_max_experiment_duration("2h")
+experiment.update_max_trial_number(5)
+experiment.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
+if hasattr(experiment, "kill_trial_job"):
+    experiment.kill_trial_job(jobs[2].trialJobId)
+seen["params"] = experiment.get_experiment_profile()["params"]
+experiment.stop()
+json.dump(seen, open(sys.argv[2], "w"))
+"""
+
+
+@pytest.fixture(scope="module", params=["2.10.1", "3.0"])
+def client(request):
+    """The Python of a real client: that of v2.10.1 on Python 3.9, as its users have it, if this machine has one."""
+    version = request.param
+    python = python_of("3.9") if version == "2.10.1" else None
+    return python_with_nni(version, python or sys.executable)
+
+
+def an_experiment_in(schema, folder):
+    """An experiment of three trials, the last of which does not end by itself, described in one of NNI's schemas."""
+    experiment = RealExperiment(folder, TRAIN, trialConcurrency=1, maxTrialNum=3, maxExecDuration="1h")
+    if schema == "v2":
+        keys = {
+            "trialCommand": f"{sys.executable} train.py",
+            "trialConcurrency": 1,
+            "maxTrialNumber": 3,
+            "maxExperimentDuration": "1h",
+            "searchSpaceFile": "search_space.json",
+            "experimentWorkingDirectory": str(experiment.config.log_dir),
+            "tuner": {"name": "Random"},
+            "trainingService": {"platform": "local"},
+        }
+        file = experiment.code / "v2.yml"
+        file.write_text(json.dumps(keys))
+        experiment.config = read_experiment_file(file)
+    return experiment
+
+
+@pytest.mark.parametrize("schema", ["v1", "v2"])
+def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tmp_path):
+    experiment = an_experiment_in(schema, tmp_path / "experiment")
+    experiment.create()
+    with contextlib.closing(experiment):
+        experiment.start()
+        wait_until(lambda: experiment.row_count() == 5, "the third trial reports")
+        (tmp_path / "client.py").write_text(CLIENT)
+        answers = tmp_path / "answers.json"
+        with subprocess.Popen(
+            [client, "client.py", str(experiment.port), answers],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
+            # The client waits for the end of the manager, which here is a child of the test.
+            wait_until(
+                lambda: None not in (experiment.manager.poll(), running.poll()) or running.poll(),
+                "both have ended",
+            )
+            assert running.returncode == 0, running.stderr.read()
+        seen = json.loads(answers.read_text())
+        manager = experiment.manager
+        assert (seen["id"], seen["status"]) == (experiment.folder.experiment_id, "NO_MORE_TRIAL")
+        assert seen["pid"] == seen["metadata"]["pid"] == manager.pid
+        assert [job["status"] for job in seen["jobs"]] == ["SUCCEEDED", "SUCCEEDED", "RUNNING"]
+        assert seen["second"] == seen["jobs"][1]
+        xs = [job["hyperParameters"][0]["parameters"]["x"] for job in seen["jobs"]]
+        assert [final["data"] for final in seen["jobs"][0]["finalMetricData"]] == [xs[0]]
+        assert [final["data"] for final in seen["jobs"][1]["finalMetricData"]] == [
+            {"default": xs[1], "loss": 0.5}
+        ]
+        assert seen["jobs"][2]["finalMetricData"] == []
+        assert [(each["type"], each["data"]) for each in seen["of_first"]] == [
+            ("PERIODICAL", xs[0] / 2),
+            ("FINAL", xs[0]),
+        ]
+        assert sorted(seen["metrics"]) == sorted(job["trialJobId"] for job in seen["jobs"])
+        assert [(each["parameter"], each["value"]) for each in seen["exported"]] == [
+            ({"x": xs[0]}, xs[0]),
+            ({"x": xs[1]}, {"default": xs[1], "loss": 0.5}),
+        ]
+        assert {each["trialJobStatus"]: each["trialJobNumber"] for each in seen["statistics"]} == {
+            "SUCCEEDED": 2,
+            "RUNNING": 1,
+        }
+        names = (
+            ("maxTrialNum", "maxExecDuration")
+            if schema == "v1"
+            else ("maxTrialNumber", "maxExperimentDuration")
+        )
+        params = seen["params"]
+        assert [params[name] for name in (*names, "trialConcurrency")] == [5, 7200, 2]
+        assert params["searchSpace"] == {"x": {"_type": "uniform", "_value": [5, 6]}}
+        assert manager.wait(DEADLINE_S) == 0
+        with StoreReader(experiment.folder.database) as reader:
+            assert reader.experiment().state.value == "STOPPED"

@@ -1,0 +1,47 @@
+"""The real package `nni` in an environment of its own, with only those of its dependencies that trials and clients import."""
+
+import fcntl
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_OF_BOTH = (
+    "astor", "certifi", "charset-normalizer", "cloudpickle", "colorama", "filelock<3.12", "idna", "json-tricks", "numpy",
+    "packaging", "prettytable", "psutil", "pyyaml", "requests", "schema", "typing-extensions", "urllib3", "wcwidth",
+    "websockets",
+)  # fmt: skip
+_REQUIREMENTS = {
+    "2.10.1": ("typeguard<3",),
+    "3.0": ("typeguard>=3,<4.1.3", "scipy", "importlib-metadata", "zipp"),
+}
+
+
+def python_with_nni(version: str, python: str = sys.executable) -> Path:
+    """The Python of the environment; installed once per virtual environment of the tests. Skips if it cannot be installed.
+
+    `python`: the interpreter.
+    """
+    folder = Path(sys.prefix) / "peers" / f"nni-{version}"
+    installed = folder / "bin" / "python"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _run([python, "-m", "venv", "--without-pip", folder], "make an environment for")
+            # This Python's pip. It does not compile: compiling modules that are never imported takes long.
+            pip = [sys.executable, "-m", "pip", "--python", installed]
+            packages = [f"nni=={version}", *_OF_BOTH, *_REQUIREMENTS[version]]
+            _run([*pip, "install", "--quiet", "--no-compile", "--no-deps", *packages], "install")
+            _run([installed, "-c", "import nni, nni.experiment"], "import")
+            (folder / "complete").touch()
+    return installed
+
+
+def _run(command: list[object], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot {what} nni here: {done.stderr.strip().splitlines()[-1:]}")

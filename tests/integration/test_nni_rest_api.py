@@ -1,0 +1,191 @@
+"""Paths of NNI's REST API that answer with NNI's own fields only."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from deadlines import DEADLINE_S
+from real_experiment import a_started_experiment, wait_until
+
+from trial_keeper.wire.messages import Stream
+
+TRAIN = """
+import os
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+print("trained")
+output = os.environ["NNI_OUTPUT_DIR"]
+os.mkdir(f"{output}/tensorboard")
+with open(f"{output}/model.onnx", "wb") as file:
+    file.write(bytes([0, 255]) * 200_000)
+nni.report_intermediate_result(x)
+nni.report_final_result({"default": x, "loss": 0.5})
+if nni.get_sequence_id() == 1:
+    raise SystemExit("no success")
+"""
+# The constructor of TrialJob in NNI v2.10 has these parameters, and refuses others.
+OF_TRIAL_JOB = {
+    "trialJobId", "status", "hyperParameters", "logPath", "startTime", "endTime", "finalMetricData", "stderrPath",
+    "sequenceId", "message",
+}  # fmt: skip
+REQUIRED = {"trialJobId", "status", "startTime", "sequenceId"}
+# The part of `python -m tensorboard.main` that matters here.
+TENSORBOARD = """
+import socket, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+with socket.create_server(("127.0.0.1", port)) as server:
+    server.accept()
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished experiment with one failed trial, and a program named tensorboard for its manager."""
+    folder = tmp_path_factory.mktemp("done")
+    program = folder / "packages" / "tensorboard" / "main.py"
+    program.parent.mkdir(parents=True)
+    program.write_text(TENSORBOARD)
+    environ = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(program.parents[1]), os.environ.get("PYTHONPATH")]))
+    }
+    with a_started_experiment(
+        folder / "experiment", TRAIN, environ=environ, trialConcurrency=1, maxTrialNum=2
+    ) as experiment:
+        experiment.wait_for_status("DONE")
+        yield experiment
+
+
+def test_a_trial_job_has_only_the_fields_that_nnis_client_accepts(done):
+    succeeded, failed = done.get("/trial-jobs")
+    for job in (succeeded, failed):
+        assert job.keys() >= REQUIRED
+        assert job.keys() <= OF_TRIAL_JOB
+        assert done.get(f"/trial-jobs/{job['trialJobId']}") == job
+        (parameters,) = map(json.loads, job["hyperParameters"])
+        (final,) = job["finalMetricData"]
+        assert final in done.get("/metric-data?type=FINAL")
+        assert json.loads(json.loads(final["data"])) == {
+            "default": parameters["parameters"]["x"],
+            "loss": 0.5,
+        }
+        assert job["startTime"] <= final["timestamp"]
+    assert [(job["status"], job["sequenceId"]) for job in (succeeded, failed)] == [
+        ("SUCCEEDED", 0),
+        ("FAILED", 1),
+    ]
+    assert "stderrPath" not in succeeded
+    assert Path(failed["stderrPath"]).read_text() == "no success\n"
+    assert done.get("/trial-jobs?status=FAILED") == [failed]
+    assert done.ask("GET", "/trial-jobs/nope").status_code == 404
+
+
+def test_a_waiting_trial_job_has_a_start_too(a_real_experiment):
+    experiment = a_real_experiment(
+        "", trialConcurrency=1, maxTrialNum=1, trial={"command": "sleep 600", "codeDir": "."}
+    )
+    experiment.start()
+    wait_until(lambda: experiment.get("/trial-jobs"), "the trial is created")
+    (job,) = experiment.get("/trial-jobs")
+    assert job.keys() >= REQUIRED
+    assert "endTime" not in job
+    assert "finalMetricData" not in job
+
+
+def test_metadata_and_the_list_of_experiments_name_the_managers_process(done):
+    metadata = done.get("/experiment-metadata")
+    assert metadata["pid"] == done.manager.pid
+    assert (metadata["port"], metadata["tag"], metadata["prefixUrl"]) == (done.port, [], None)
+    assert metadata["webuiUrl"] == [f"http://127.0.0.1:{done.port}"]
+    (line,) = (each for each in done.get("/experiments-info") if each["id"] == done.folder.experiment_id)
+    for name in (
+        "pid",
+        "port",
+        "tag",
+        "prefixUrl",
+        "webuiUrl",
+        "experimentName",
+        "status",
+        "platform",
+        "logDir",
+    ):
+        assert line[name] == metadata[name], name
+    assert isinstance(line["startTime"], int)
+
+
+def test_files_of_a_trial_are_sent_whole(done):
+    trial = done.get("/trial-jobs")[0]["trialJobId"]
+
+    def file(name):
+        return done.ask("GET", f"/trial-file/{trial}/{name}")
+
+    assert file("stdout").text == "trained\n"
+    assert file("stdout").headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert file("stderr").text == "stderr is empty."
+    assert file("trial.log").text == done.stream(trial, Stream.KEEPER).read_text()
+    model = file("model.onnx")
+    assert (model.content, model.headers["Content-Type"]) == (
+        bytes([0, 255]) * 200_000,
+        "application/octet-stream",
+    )
+    for name in ("attempt.json", "..%2fattempt.json", "%2fetc%2fpasswd", "model.pt"):
+        assert file(name).status_code == 404, name
+    path = done.stream(trial, Stream.STDOUT).with_name("model.onnx")
+    kept = path.with_name("kept")
+    path.rename(kept)
+    path.symlink_to("/etc/passwd")
+    try:
+        assert file("model.onnx").status_code == 400
+    finally:
+        path.unlink()
+    assert file("model.onnx").json()["error"].startswith(f"cannot find model.onnx of trial {trial}")
+    kept.rename(path)
+
+
+@pytest.mark.parametrize(("verb", "path"), [("POST", "/experiment"), ("PUT", "/experiment/cluster-metadata")])
+def test_requests_that_only_nnis_own_nnictl_sends_are_refused_with_advice(done, verb, path):
+    answer = done.ask(verb, path, json={})
+    assert (answer.status_code, "nnictl create" in answer.json()["error"]) == (409, True)
+
+
+def test_tensorboard_is_started_listed_and_stopped(done):
+    trials = [job["trialJobId"] for job in done.get("/trial-jobs")]
+    board = done.ask("POST", "/tensorboard", json={"trials": ",".join(trials)}).json()
+    assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
+    assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
+    assert psutil.Process(board["pid"]).cmdline()[-1] == board["port"]
+    path = f"/tensorboard/{board['id']}"
+    assert done.get(path) == board == done.ask("PUT", path).json()
+    assert done.get("/tensorboard-tasks") == [board]
+    assert done.ask("DELETE", path).json()["status"] == "STOPPED"
+    assert (
+        not psutil.pid_exists(board["pid"]) or psutil.Process(board["pid"]).status() == psutil.STATUS_ZOMBIE
+    )
+    assert done.get("/tensorboard-tasks") == []
+    assert done.ask("GET", path).status_code == 404
+
+    second = done.ask("POST", "/tensorboard", json={"trials": trials[0]}).json()
+    os.kill(second["pid"], signal.SIGKILL)
+    wait_until(
+        lambda: done.get("/tensorboard-tasks")[0]["status"] == "ERROR", "the killed TensorBoard is noticed"
+    )
+    assert done.ask("DELETE", "/tensorboard-tasks").status_code == 200
+    assert done.get("/tensorboard-tasks") == []
+
+
+@pytest.mark.parametrize("body", [{}, [], {"trials": ""}, {"trials": "nope"}, {"trials": ["x"]}])
+def test_tensorboard_of_unknown_trials_is_refused(done, body):
+    answer = done.ask("POST", "/tensorboard", json=body)
+    assert (answer.status_code, "separated by commas" in answer.json()["error"]) == (400, True)
+
+
+def test_a_program_without_a_token_gets_the_same_answers(done):
+    for path in ("/trial-jobs", "/experiments-info", "/experiment-metadata", "/export-data", "/metric-data"):
+        url = f"http://localhost:{done.port}/api/v1/nni{path}"
+        answer = requests.get(url, timeout=DEADLINE_S)
+        assert answer.status_code == 200, path
+        if path != "/experiment-metadata":  # it has the address of the request
+            assert answer.json() == done.get(path)

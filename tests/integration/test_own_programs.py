@@ -1,0 +1,287 @@
+"""Programs of the manager's own user on its machine need no token; browsers, proxies, containers and other users do."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import requests
+from deadlines import DEADLINE_S
+from guarded_server import Guarded
+from real_experiment import wait_until
+from strangers import NOBODY, session_of_another_user
+
+from nni_manager.web import own_programs
+from trial_keeper.wire import listener_uid
+
+# Sends one request as any Python program does; prints the status.
+REQUEST = """
+import sys, urllib.error, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=60).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+NGINX_CONF = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+user {user};
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+    uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass http://127.0.0.1:{target}; {headers} }}
+    }}
+}}
+"""
+
+
+@pytest.fixture
+def a_server():
+    with contextlib.ExitStack() as servers:
+
+        def make(host="127.0.0.1", **access):
+            server = Guarded(host, require_token=False, **access)
+            servers.callback(server.close)
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def server(a_server):
+    return a_server()
+
+
+def status_from(server, *prefix):
+    """The status of a request of another Python process, started by `prefix`."""
+    command = [*prefix, sys.executable, "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    if prefix and "Operation not permitted" in done.stderr:
+        pytest.skip(f"this machine does not allow {' '.join(prefix)}")
+    return int(done.stdout or pytest.fail(done.stderr))
+
+
+@pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE"])
+def test_a_program_of_the_same_user_needs_no_token(server, verb):
+    assert server.ask(verb, token=None).status_code == 200
+    assert status_from(server) == 200
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_needs_no_token(server):
+    command = ["curl", "--silent", f"http://localhost:{server.port}/summary"]
+    assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S).stdout == b"done"
+
+
+def test_a_program_of_another_user_needs_the_token(server):
+    with session_of_another_user() as another:
+        answer = another.get(f"http://127.0.0.1:{server.port}/", timeout=DEADLINE_S)
+    assert answer.status_code == 401
+    assert "manager-process.json" in answer.json()["error"]
+    assert server.done == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run a program as another user")
+def test_a_process_of_another_user_needs_the_token(server):
+    """The same with a real process; Python is the system's, which other users can read."""
+    python = shutil.which("python3", path="/usr/bin") or pytest.skip("no Python of the system")
+    command = [python, "-I", "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, user=NOBODY, group=NOBODY
+    )
+    assert (done.stdout, server.done) == ("401\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    "namespace",
+    [
+        ["--user", "--map-root-user"],
+        ["--user", "--map-current-user"],
+        ["--pid", "--fork"],
+        ["--mount"],
+        ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"],
+    ],
+    ids=" ".join,
+)
+def test_a_process_in_namespaces_of_its_own_needs_the_token(server, namespace):
+    """A container on the host's network has the host's loopback, and perhaps the user's uid."""
+    assert status_from(server, "unshare", *namespace) == 401
+    assert server.done == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "null"},
+        {"Referer": "http://localhost/"},
+        {"Cookie": "a=b"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Mode": "navigate"},
+        {"Sec-Fetch-Dest": "image"},
+        {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/605.1.15 (KHTML, like Gecko) Safari/605.1.15"},
+        {"Forwarded": "for=192.0.2.1"},
+        {"Via": "1.1 proxy"},
+        {"X-Forwarded-For": "192.0.2.1"},
+        {"X-Forwarded-Anything": ""},
+        {"X-Real-IP": "192.0.2.1"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic YTpi"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_browser_a_proxy_and_a_wrong_login_need_the_token(server, headers):
+    with requests.Session() as session:
+        session.trust_env = False
+        answer = session.delete(f"http://127.0.0.1:{server.port}/", headers=headers, timeout=DEADLINE_S)
+    assert (answer.status_code in (401, 403), server.done) == (True, 0)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.2", "192.0.2.1"])
+def test_a_request_for_another_name_is_refused(server, host):
+    assert server.ask(token=None, headers={"Host": host}).status_code == 400
+
+
+def test_a_login_link_is_created_only_with_the_token(a_server):
+    server = a_server(for_programs={("POST", "/entrance")})
+    assert server.ask("POST", "/entrance", token=None).status_code == 401
+    assert server.ask("POST", "/entrance").status_code == 200
+    assert server.ask("POST", "/other", token=None).status_code == 200
+
+
+def test_a_server_beyond_loopback_and_one_that_requires_the_token_admit_nobody_without_it(a_server):
+    beyond = Guarded("0.0.0.0", require_token=False)
+    strict = Guarded(require_token=True)
+    try:
+        for server in (beyond, strict):
+            assert server.ask(token=None).status_code == 401
+            assert server.ask().status_code == 200
+    finally:
+        beyond.close()
+        strict.close()
+
+
+# ---- unclear answers of the kernel
+
+
+def test_both_ends_of_the_connection_are_compared(server):
+    """Another user's program shares the port of one of ours, which has connected elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as sockets:
+        pair = []
+        for target in (("127.0.0.1", server.port), elsewhere.getsockname()):
+            each = sockets.enter_context(socket.socket())
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind(pair[0].getsockname() if pair else ("127.0.0.1", 0))
+            each.settimeout(DEADLINE_S)
+            each.connect(target)
+            pair.append(each)
+        client, at = pair[0].getsockname(), ("127.0.0.1", server.port)
+        assert own_programs.is_own_program(client, at)
+        if os.geteuid() == 0:
+            os.fchown(pair[0].fileno(), NOBODY, -1)
+            assert not own_programs.is_own_program(client, at)
+        pair[0].close()
+        # What is left of the connection has no owner.
+        assert not own_programs.is_own_program(client, at)
+
+
+def test_a_client_that_has_closed_its_end_is_unclear(server):
+    with server.connect() as client, server.connect() as other:
+        addresses = client.getsockname(), ("127.0.0.1", server.port)
+        assert own_programs.is_own_program(*addresses)
+        client.close()
+        assert not own_programs.is_own_program(*addresses)
+        assert own_programs.is_own_program(other.getsockname(), addresses[1])
+
+
+def test_a_socket_that_a_process_of_other_namespaces_shares_is_unclear(server):
+    with server.connect() as client:
+        client.setblocking(True)
+        command = ["unshare", "--pid", "--fork", sys.executable, "-c", "print(flush=True); input()"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[client.fileno()]
+        ) as sharing:
+            if not sharing.stdout.readline():
+                pytest.skip("this machine does not allow unshare --pid")
+            addresses = client.getsockname(), ("127.0.0.1", server.port)
+            assert not own_programs.is_own_program(*addresses)
+            sharing.communicate(b"\n")
+        assert own_programs.is_own_program(*addresses)
+
+
+def test_without_the_kernels_tables_the_token_is_required(server, monkeypatch, tmp_path):
+    monkeypatch.setattr(listener_uid, "_TABLES", (tmp_path / "tcp",))
+    assert server.ask(token=None).status_code == 401
+
+
+def test_a_user_whom_the_tables_do_not_name_needs_the_token(server, monkeypatch, tmp_path):
+    """In a user namespace, each user without a number of his own has the same number."""
+    with server.connect() as client:
+        addresses = client.getsockname(), ("127.0.0.1", server.port)
+        monkeypatch.setattr(own_programs, "_overflow_uid", os.geteuid)
+        assert not own_programs.is_own_program(*addresses)
+
+
+# ---- proxies
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def nginx(folder, target, user, headers=""):
+    """nginx in front of a port, with its default headers and these; yields its port."""
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed (Debian: nginx-light)")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run nginx as another user")
+    folder.mkdir()
+    folder.chmod(0o777)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(NGINX_CONF.format(folder=folder, port=port, target=target, user=user, headers=headers))
+    log = folder / "stderr"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(["nginx", "-c", config, "-p", folder], stderr=stderr) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or listens(port), "nginx listens")
+            assert process.poll() is None, log.read_text()
+            yield port
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}
+FORWARDS = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
+
+
+def test_nginx_of_another_user_and_nginx_that_names_its_client_need_the_token(server, tmp_path):
+    for name, user, headers in (("other", "nobody nogroup", ""), ("named", "root", FORWARDS)):
+        with nginx(tmp_path / name, server.port, user, headers) as port:
+            answer = requests.get(f"http://127.0.0.1:{port}/", timeout=DEADLINE_S)
+        assert (answer.status_code, server.done) == (401, 0), name
+
+
+def test_nginx_of_the_same_user_with_its_default_headers_passes_programs_and_no_browser(server, tmp_path):
+    """SECURITY.md says so: such a proxy is one of the user's own programs. A browser's headers pass through it."""
+    with nginx(tmp_path / "own", server.port, "root") as port:
+        url = f"http://127.0.0.1:{port}/"
+        for headers in (BROWSERS, {"Origin": "http://evil.example"}, {"Sec-Fetch-Mode": "no-cors"}):
+            answer = requests.delete(url, headers=headers, timeout=DEADLINE_S)
+            assert (answer.status_code in (401, 403), server.done) == (True, 0), headers
+        assert requests.get(url, timeout=DEADLINE_S).text == "done"
