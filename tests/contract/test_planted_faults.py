@@ -12,8 +12,9 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# The same examples for correct and faulty parts, in every run. The faults are all found within 250 of them.
-SAME_GAME: dict[str, Any] = {"max_examples": 400, "derandomize": True, "phases": [Phase.generate]}
+# Nearly the same examples in every run: Hypothesis also draws constants from the source of the modules that are imported. Each
+# fault is found within some hundred examples, where its game ends.
+GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 
 
 class ResumesOneByteLate(Replication):
@@ -124,12 +125,12 @@ def test_the_machine_detects_a_planted_fault(
     play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
-        play(replication_type, receiver_type, **SAME_GAME)
+        play(replication_type, receiver_type, **GAME)
 
 
 def test_the_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
     # Other tests play the correct parts too, with 50 examples each.
-    play(**SAME_GAME | {"max_examples": amount(100, 400)})
+    play(**GAME | {"max_examples": amount(100, 400)})
 
 
 def test_the_machine_detects_a_window_smaller_than_a_record(
@@ -137,4 +138,4 @@ def test_the_machine_detects_a_window_smaller_than_a_record(
 ) -> None:
     monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)
     with pytest.raises(AssertionError, match="never closed"):
-        play(**SAME_GAME)
+        play(**GAME)

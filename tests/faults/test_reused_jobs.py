@@ -151,7 +151,7 @@ def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
     experiment.start()
     wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
     following = wait_until(lambda: trial_of(experiment, 2, "WAITING"), "another one waits for its end")
-    experiment.delete(f"/trials/{following['id']}")
+    experiment.delete(f"/trial-jobs/{following['id']}")
     wait_until(lambda: trial_of(experiment, 2, "USER_CANCELED"), "its keeper has returned it")
     with (experiment.code / "gate").open("w"):
         pass
@@ -243,7 +243,7 @@ def test_a_job_runs_further_trials_after_a_stopped_one_and_ends_with_the_experim
     os.mkfifo(experiment.code / "gate")
     experiment.start()
     gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
-    experiment.delete(f"/trials/{gated['id']}")
+    experiment.delete(f"/trial-jobs/{gated['id']}")
     wait_until(lambda: trial_of(experiment, 3, "SUCCEEDED"), "later trials run")
     assert trial_of(experiment, 1)["status"] == "USER_CANCELED"
     assert trial_of(experiment, 2)["jobId"] == gated["jobId"] == "env-0"

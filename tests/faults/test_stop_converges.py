@@ -204,7 +204,7 @@ def test_a_single_trial_of_a_suspended_keeper_can_be_stopped(an_experiment, opti
         }
 
     (killed,) = (trial["id"] for trial in experiment.get("/trials") if trial["sequenceId"] == 0)
-    experiment.delete(f"/trials/{killed}")
+    experiment.delete(f"/trial-jobs/{killed}")
     wait_until(lambda: ends() == {0: ("USER_CANCELED", "stopped by user")}, "only the killed trial has ended")
     change = {"params": {"maxTrialDuration": "1s"}}
     experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_DURATION", json=change).raise_for_status()

@@ -65,7 +65,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:
-        experiment.delete(f"/trials/{trial['id']}")
+        experiment.delete(f"/trial-jobs/{trial['id']}")
     experiment.wait_for_status("DONE")
     trials = of_all(experiment)
     assert [(trial["state"], trial["value"], trial["exitCode"]) for trial in trials] == [
