@@ -1,14 +1,17 @@
 """NNI's own Python client, unmodified, against a real manager: of v2.10.1 and of v3.0."""
 
 import contextlib
+import csv
+import io
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 from deadlines import DEADLINE_S
 from pythons import python_of
-from real_experiment import RealExperiment, wait_until
+from real_experiment import RealExperiment, a_started_experiment, wait_until
 from real_nni import python_with_nni
 
 from nni_manager.config.reader import read_experiment_file
@@ -142,3 +145,89 @@ def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tm
         assert manager.wait(DEADLINE_S) == 0
         with StoreReader(experiment.folder.database) as reader:
             assert reader.experiment().state.value == "STOPPED"
+
+
+# Calls the functions of NNI's nnictl; its commands need setuptools.
+NNICTL = """
+import sys
+from argparse import Namespace
+from nni.tools.nnictl import nnictl_utils
+from nni.tools.nnictl.config_utils import Experiments
+
+name, port, pid, what, *numbers = sys.argv[1:]
+Experiments().add_experiment(name, int(port), 0, "local", "tests", status="RUNNING", pid=int(pid))
+if what == "ls":
+    head, tail = map(int, numbers)
+    nnictl_utils.trial_ls(Namespace(id=name, head=head or None, tail=tail or None))
+else:
+    nnictl_utils.export_trials_data(Namespace(id=name, path=what, type="csv", intermediate=bool(int(numbers[0]))))
+"""
+REGISTER = """
+import sys
+from pathlib import Path
+from nni_manager.store.folders import ExperimentFolder, Registry
+Registry.of_user().add(ExperimentFolder(Path(sys.argv[1])))
+"""
+REPORTS = """
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+nni.report_intermediate_result(x / 2)
+nni.report_intermediate_result(x)
+nni.report_final_result(%s)
+"""
+
+
+@pytest.fixture(scope="module", params=["x", '{"default": x, "loss": 0.5}'], ids=["number", "dict"])
+def ended(request, tmp_path_factory):
+    """A finished experiment with its manager. NNI's nnictl cannot sort numbers and dicts together."""
+    folder, train = tmp_path_factory.mktemp("ended"), REPORTS % request.param
+    with a_started_experiment(folder, train, trialConcurrency=1, maxTrialNum=3) as experiment:
+        experiment.wait_for_status("DONE")
+        yield experiment
+
+
+@pytest.fixture
+def both(ended, client, tmp_path):
+    """Calls NNI's nnictl, and ours; returns the output of the call."""
+    (tmp_path / "nnictl.py").write_text(NNICTL)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    def of_nni(*words):
+        words = [ended.folder.experiment_id, str(ended.port), str(ended.manager.pid), *map(str, words)]
+        return subprocess.run(
+            [client, "nnictl.py", *words],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    def ours(*words):
+        subprocess.run([sys.executable, "-c", REGISTER, ended.folder.path], env=environ, check=True)
+        return subprocess.run(
+            [sys.executable, "-m", "nni_manager.cli", *words], env=environ, capture_output=True, check=True
+        ).stdout.decode()
+
+    return of_nni, ours
+
+
+@pytest.mark.parametrize(("head", "tail"), [(0, 0), (2, 0), (0, 2), (9, 0)])
+def test_trial_ls_for_scripts_is_that_of_nnis_nnictl(both, head, tail):
+    of_nni, ours = both
+    limit = [f"--head={head}"] if head else [f"--tail={tail}"] if tail else []
+    expected = of_nni("ls", head, tail)
+    assert json.loads(expected)
+    assert ours("trial", "ls", "--nni-json", *limit).strip() == expected.strip()
+
+
+@pytest.mark.parametrize("has_intermediates", [False, True])
+def test_the_csv_export_for_scripts_is_that_of_nnis_nnictl(both, has_intermediates, tmp_path):
+    of_nni, ours = both
+    of_nni(tmp_path / "theirs.csv", int(has_intermediates))
+    options = ["--intermediate"] if has_intermediates else []
+    table = ours("experiment", "export", "--type", "csv", "--nni-columns", *options)
+    with (tmp_path / "theirs.csv").open(newline="") as file:
+        expected = list(csv.DictReader(file))
+    assert len(expected) == 3
+    assert list(csv.DictReader(io.StringIO(table, newline=""))) == expected

@@ -510,6 +510,34 @@ def test_results_are_exported_to_a_file_or_to_stdout(nnictl, an_experiment, tmp_
     ]
 
 
+def test_scripts_of_nnis_users_get_nnis_output(nnictl, an_experiment, monkeypatch):
+    finished(an_experiment("abc11111"), 0.5, 0.7)
+    table = nnictl("experiment", "export", "abc", "-t", "csv", "--nni-columns", "-i")[1]
+    assert table.splitlines() == [
+        "lr,reward,trialJobId,intermediate",
+        '0.0,0.5,t0,"[0.1,0.5]"',
+        '0.1,0.7,t1,"[0.1,0.7]"',
+    ]
+    jobs = nnictl("trial", "ls", "abc", "--nni-json")[1]
+    assert [job["trialJobId"] for job in json.loads(jobs)] == ["t0", "t1"]
+    assert nnictl("trial", "ls", "abc")[1].startswith("no.  trial")
+    own = nnictl("trial", "ls", "abc", "--json")[1]
+
+    monkeypatch.setenv("NNICTL_COMPAT", "1")
+    assert nnictl("trial", "ls", "abc")[1] == jobs
+    assert nnictl("experiment", "export", "abc", "-t", "csv", "-i")[1] == table
+    assert nnictl("trial", "ls", "abc", "--json")[1] == own
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "no.  trial" in nnictl("trial", "ls", "abc")[1]
+
+
+def test_nnis_output_is_refused_where_it_has_no_meaning(nnictl, an_experiment):
+    an_experiment("abc11111")
+    for words in (["trial", "ls", "--json", "--nni-json"], ["experiment", "export", "--nni-columns"]):
+        code, out, err = nnictl(*words, "abc")
+        assert (code, out, err.startswith("ERROR: cannot use --")) == (1, "", True)
+
+
 def test_an_experiment_without_results_exports_an_empty_list_with_a_warning(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", "export", "abc")

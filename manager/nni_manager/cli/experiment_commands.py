@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import options
+from nni_manager.cli import nni_output, options
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.results import finite, flat_columns, parsed
@@ -128,11 +129,25 @@ def status(experiment_id: str | None) -> None:
 @click.option(
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
-def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
+@click.option(
+    "--nni-columns",
+    is_flag=True,
+    help="With csv: the columns of NNI's own nnictl. Also with NNICTL_COMPAT=1 in the environment.",
+)
+def export(
+    experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool, nni_columns: bool
+) -> None:
     """Print parameters and final results of the trials."""
+    if nni_columns and kind != "csv":
+        raise UserError("cannot use --nni-columns with --type json; add --type csv")
     known = resolve(experiment_id)
     records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
-    text = to_csv(records) if kind == "csv" else to_json(records)
+    if kind == "json":
+        text = to_json(records)
+    elif nni_columns or os.environ.get("NNICTL_COMPAT") == "1":
+        text = nni_output.to_csv(records)
+    else:
+        text = to_csv(records)
     if not records:
         name = known.experiment_id
         output.warning(

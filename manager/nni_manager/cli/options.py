@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask for confirmation.")
+
+
+def is_for_script_of_nni() -> bool:
+    """True if NNICTL_COMPAT=1 requests the output of NNI's own nnictl, and the output goes to a program."""
+    return os.environ.get("NNICTL_COMPAT") == "1" and not sys.stdout.isatty()
 
 
 def config_option(help_text: str) -> Callable[[Command], Command]:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from nni_manager.cli import options
+from nni_manager.cli import nni_output, options
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
@@ -23,13 +23,25 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
 @options.json_option
-def list_trials(experiment_id: str | None, head: int | None, tail: int | None, as_json: bool) -> None:
-    """List the trials of an experiment, in the order of their creation."""
+@click.option("--nni-json", is_flag=True, help="Print the JSON of NNI's own nnictl; --head and --tail are then "
+              "the N largest and smallest results.")  # fmt: skip
+def list_trials(
+    experiment_id: str | None, head: int | None, tail: int | None, as_json: bool, nni_json: bool
+) -> None:
+    """List the trials of an experiment, in the order of their creation.
+
+    With NNICTL_COMPAT=1 in the environment, the output is that of --nni-json unless it goes to a terminal.
+    """
     from nni_manager.client import watch
 
     if head is not None and tail is not None:
         raise UserError("cannot use --head and --tail together; leave one out")
+    if as_json and nni_json:
+        raise UserError("cannot use --json and --nni-json together; leave one out")
     known = resolve(experiment_id)
+    if nni_json or (not as_json and options.is_for_script_of_nni()):
+        nni_output.print_trials(known.get("/trial-jobs"), head, tail)
+        return
     trials = known.get("/trials") if as_json else known.trial_list()
     shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
     if as_json:

@@ -32,7 +32,7 @@ class StoredDocuments:
             ManagerRefusal: no trial has the given id.
         """
         # Imported here: the imports take 100 ms, and lists and completions do not need them.
-        from nni_manager.engine import profiles, serializers
+        from nni_manager.engine import nni_views, profiles, serializers
         from nni_manager.engine.snapshot import ExperimentSnapshot
 
         match path, names:
@@ -51,6 +51,9 @@ class StoredDocuments:
                 if found is None:
                     raise ManagerRefusal(f"cannot find trial {trial_id!r}")
                 return serializers.trial_view(snapshot, found)
+            case "/trial-jobs", ():
+                reports = self.read(lambda reader: nni_views.reports_of(reader, self._folder.workspace))
+                return nni_views.trial_jobs_view(snapshot, self.read(StoreReader.trials), reports)
             case "/experiment-metadata", ():
                 return profiles.metadata_view(snapshot)
             case "/job-statistics", ():

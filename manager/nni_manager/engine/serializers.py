@@ -5,9 +5,7 @@ Source: NNI v2.0 and v3.0 manager REST API.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
@@ -81,35 +79,14 @@ def parameters_view(trial: Trial) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TrialReport:
-    """What the store knows of a trial's report: the final record that counts, and the file of the stderr of its task."""
-
-    final: MetricRow | None = None
-    stderr: Path | None = None
-
-
 # The path never changes. Without the cache, it would take a fifth of the time of a list of ten thousand trials.
 @lru_cache(maxsize=16)
 def _trials_folder(folder: ExperimentFolder) -> str:
     return str(folder.workspace.trials)
 
 
-def nni_trial_view(snapshot: ExperimentSnapshot, trial: Trial, reported: TrialReport) -> dict[str, Any]:
-    """One trial with NNI's fields only: the client of NNI 2.10 refuses any other.
-
-    Source: NNI v2.10 and v3.0, TrialJobInfo of the manager and nni.experiment.TrialJob.
-    """
-    fields = _nni_fields(snapshot, trial)
-    if trial.final is not None and reported.final is not None:
-        fields["finalMetricData"] = [metric_view(reported.final)]
-    if reported.stderr is not None and trial.state.nni_status == "FAILED":
-        fields["stderrPath"] = str(reported.stderr)
-    # NNI's client requires a start, which NNI counts from the submission.
-    return {"startTime": ms(trial.created_at_s)} | fields | {"message": _message(snapshot, trial)}
-
-
-def _nni_fields(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+def nni_fields(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+    """The fields of a trial that NNI has, without its results."""
     return without_none(
         {
             "trialJobId": trial.trial_id,
@@ -143,7 +120,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
     }
     return (
         {"id": trial.trial_id}
-        | _nni_fields(snapshot, trial)
+        | nni_fields(snapshot, trial)
         | without_none(more)
         | {
             "state": trial.state.value,
@@ -153,7 +130,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "exitCode": trial.exit_code,
             "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
             "why": _why(trial),
-            "message": _message(snapshot, trial),
+            "message": message_of(snapshot, trial),
             "warning": trial.warning,
             "attempt": trial.attempt,
             "retries": trial.retries,
@@ -231,7 +208,7 @@ def _why(trial: Trial) -> str:
     return why_it_ended(trial.reason.value, trial.exit_code, trial.message)
 
 
-def _message(snapshot: ExperimentSnapshot, trial: Trial) -> str:
+def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
     """The message about the end of the trial, or the reason why it has not started."""
     if trial.state is not TrialState.WAITING or not trial.job_id:
         return trial.message

@@ -7,7 +7,7 @@ and their Python client, nni.experiment.
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from typing import Any, BinaryIO
 
@@ -17,13 +17,10 @@ from starlette.responses import Response, StreamingResponse
 
 from nni_manager.client import preflight, tensorboards
 from nni_manager.client.tensorboards import TensorBoard
-from nni_manager.domain.trial import Trial
-from nni_manager.engine import serializers
+from nni_manager.engine import nni_views
 from nni_manager.engine.listing import experiments_view
 from nni_manager.engine.profiles import metadata_view
-from nni_manager.engine.serializers import TrialReport
 from nni_manager.engine.trial_logs import log_location, output_location
-from nni_manager.store.reader import StoreReader
 from nni_manager.web.backend_reads import BackendReads
 from nni_manager.web.json_encoding import Json, body_of
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation
@@ -68,38 +65,27 @@ class NniRoutes:
     async def trial_jobs(self, request: Request) -> Response:
         """All trials in NNI's form, or those with one status. /trials has more fields."""
         status = request.query_params.get("status")
-        snapshot, reports = self._engine.snapshot(), await self._reports()
-        return Json(
-            [
-                serializers.nni_trial_view(snapshot, trial, reports.get(trial.trial_id, TrialReport()))
-                for trial in snapshot.experiment.trials.values()
-                if status in (None, trial.state.nni_status)
-            ]
+        snapshot, workspace = self._engine.snapshot(), self._engine.folder.workspace
+        trials = [
+            trial for trial in snapshot.experiment.trials.values() if status in (None, trial.state.nni_status)
+        ]
+        return await self._reads.from_store(
+            lambda reader: Json(
+                nni_views.trial_jobs_view(snapshot, trials, nni_views.reports_of(reader, workspace))
+            )
         )
 
     async def trial_job(self, request: Request) -> Response:
         """One trial in NNI's form. /trials has more fields."""
-        trial = self._reads.trial_of(request)
-        snapshot, reports = self._engine.snapshot(), await self._reports(trial)
-        return Json(serializers.nni_trial_view(snapshot, trial, reports.get(trial.trial_id, TrialReport())))
-
-    async def _reports(self, trial: Trial | None = None) -> Mapping[str, TrialReport]:
-        """What the store has of the report of a trial, or of all of them, by trial."""
+        trial, snapshot = self._reads.trial_of(request), self._engine.snapshot()
         workspace = self._engine.folder.workspace
-
-        def read(reader: StoreReader) -> Mapping[str, TrialReport]:
-            attempts = {
-                each.key.trial_id: each.key
-                for each in reader.attempts(None if trial is None else trial.trial_id)
-            }
-            span = () if trial is None else (trial.sequence_id, trial.sequence_id)
-            finals = {row.trial_id: row for page in reader.metric_pages(True, *span) for row in page}
-            return {
-                trial_id: TrialReport(finals.get(trial_id), workspace.attempt(key).stream(Stream.STDERR))
-                for trial_id, key in attempts.items()
-            }
-
-        return await self._reads.from_store(read)
+        return await self._reads.from_store(
+            lambda reader: Json(
+                nni_views.trial_jobs_view(snapshot, [trial], nni_views.reports_of(reader, workspace, trial))[
+                    0
+                ]
+            )
+        )
 
     async def trial_file(self, request: Request) -> Response:
         """A file of a trial's newest attempt: trial.log (of its keeper), stdout, stderr or model.onnx."""
