@@ -196,25 +196,29 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
 
 
 def test_the_policy_of_a_job_file_with_two_roles_ends_the_trial(home, nnictl):
+    # The workers wait for the ps: otherwise they could end the trial before it has started.
+    started = home / "started"
     (home / "work" / "job.yml").write_text(
-        """\
+        f"""\
 protocolVersion: 2
 name: team
 type: job
-prerequisites: [{type: dockerimage, name: i, uri: anything}]
-parameters: {greeting: "it's me"}
+prerequisites: [{{type: dockerimage, name: i, uri: anything}}]
+parameters: {{greeting: "it's me"}}
 taskRoles:
   ps:
     dockerImage: i
-    resourcePerInstance: {gpu: 0, cpu: 1, memoryMB: 256}
-    completion: {minFailedInstances: 1, minSucceededInstances: -1}
-    commands: ['echo "<% $parameters.greeting %> at $PAI_HOST_IP_ps_0"', sleep 1000]
+    resourcePerInstance: {{gpu: 0, cpu: 1, memoryMB: 256}}
+    completion: {{minFailedInstances: 1, minSucceededInstances: -1}}
+    commands: ['echo "<% $parameters.greeting %> at $PAI_HOST_IP_ps_0"', 'touch {started}', sleep 1000]
   worker:
     instances: 2
     dockerImage: i
-    resourcePerInstance: {gpu: 0, cpu: 1, memoryMB: 256}
-    completion: {minFailedInstances: 1, minSucceededInstances: 2}
-    commands: ['if [ "$PAI_TASK_INDEX" = 0 ]; then python3 train.py; fi']
+    resourcePerInstance: {{gpu: 0, cpu: 1, memoryMB: 256}}
+    completion: {{minFailedInstances: 1, minSucceededInstances: 2}}
+    commands:
+      - 'until [ -e {started} ]; do sleep 0.05; done'
+      - 'if [ "$PAI_TASK_INDEX" = 0 ]; then python3 train.py; fi'
 """
     )
     lines = ("command: python3 train.py", "gpuNum: 0", "cpuNum: 1", "memoryMB: 256", "image: anything")
@@ -231,7 +235,8 @@ taskRoles:
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
     # The cluster applies the same policy; the first of both ends the job.
-    assert set(jobs(nnictl, experiment_id).values()) <= {"SUCCEEDED", "STOPPED"}
+    ((name, state),) = jobs(nnictl, experiment_id).items()
+    assert state in ("SUCCEEDED", "STOPPED"), nnictl("openpai", "show", name).stdout
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
     tasks = {task.name: task for task in attempts.glob("*/*")}
     assert sorted(tasks) == ["ps-0", "worker-0", "worker-1"]
