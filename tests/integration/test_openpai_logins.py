@@ -12,7 +12,6 @@ from openpai_here import PASSWORDS, an_openpai_here
 from strangers import NOBODY
 
 from nni_manager.local_openpai.login_throttle import FAILURE_COOLDOWN_S, MAX_WAITING
-from trial_keeper.wire.listener_uid import uid_of_peer
 
 PATH = "/api/v2/authn/basic/login"
 
@@ -89,19 +88,3 @@ def test_an_unknown_user_and_a_wrong_password_get_the_same_answer(here):
     (first, first_words, _), (second, second_words, _) = answers
     assert (first, first_words) == (second, second_words)
     assert first_words["code"] == "IncorrectPasswordError"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_uid_of_a_loopback_peer_is_determined(host):
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        with socket.create_connection(listener.getsockname()[:2]) as peer:
-            connection, address = listener.accept()
-            connection.close()
-            assert uid_of_peer(*address[:2]) == os.geteuid()
-            if os.geteuid() == 0:
-                os.fchown(peer.fileno(), NOBODY, NOBODY)
-                assert uid_of_peer(*address[:2]) == NOBODY
-        assert uid_of_peer(host, listener.getsockname()[1]) is None, "a listening socket has no peer"
-    assert uid_of_peer("192.0.2.1", 80) is None
-    assert uid_of_peer("no address", 80) is None

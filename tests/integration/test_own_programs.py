@@ -11,7 +11,7 @@ import pytest
 import requests
 from deadlines import DEADLINE_S
 from guarded_server import Guarded
-from real_experiment import wait_until
+from nginx import nginx
 from strangers import NOBODY, session_of_another_user
 
 from nni_manager.web import own_programs
@@ -24,22 +24,6 @@ try:
     print(urllib.request.urlopen(sys.argv[1], timeout=60).status)
 except urllib.error.HTTPError as error:
     print(error.code)
-"""
-NGINX_CONF = """
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-user {user};
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
-    uwsgi_temp_path {folder}; scgi_temp_path {folder};
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{target}; {headers} }}
-    }}
-}}
 """
 
 
@@ -218,12 +202,12 @@ def test_a_socket_that_a_process_of_other_namespaces_shares_is_unclear(server):
         assert own_programs.is_own_program(*addresses)
 
 
-def test_without_the_kernels_tables_the_token_is_required(server, monkeypatch, tmp_path):
-    monkeypatch.setattr(listener_uid, "_TABLES", (tmp_path / "tcp",))
+def test_without_the_kernels_answer_the_token_is_required(server, monkeypatch):
+    monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     assert server.ask(token=None).status_code == 401
 
 
-def test_a_user_whom_the_tables_do_not_name_needs_the_token(server, monkeypatch, tmp_path):
+def test_a_user_whom_the_kernel_does_not_name_needs_the_token(server, monkeypatch):
     """In a user namespace, each user without a number of his own has the same number."""
     with server.connect() as client:
         addresses = client.getsockname(), ("127.0.0.1", server.port)
@@ -232,38 +216,6 @@ def test_a_user_whom_the_tables_do_not_name_needs_the_token(server, monkeypatch,
 
 
 # ---- proxies
-
-
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextlib.contextmanager
-def nginx(folder, target, user, headers=""):
-    """nginx in front of a port, with its default headers and these; yields its port."""
-    if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed (Debian: nginx-light)")
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to run nginx as another user")
-    folder.mkdir()
-    folder.chmod(0o777)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = folder / "nginx.conf"
-    config.write_text(NGINX_CONF.format(folder=folder, port=port, target=target, user=user, headers=headers))
-    log = folder / "stderr"
-    with (
-        log.open("wb") as stderr,
-        subprocess.Popen(["nginx", "-c", config, "-p", folder], stderr=stderr) as process,
-    ):
-        try:
-            wait_until(lambda: process.poll() is not None or listens(port), "nginx listens")
-            assert process.poll() is None, log.read_text()
-            yield port
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_S)
 
 
 BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}

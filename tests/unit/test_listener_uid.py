@@ -1,14 +1,16 @@
 """The uid that owns a loopback listener, read from the kernel, distinguishes this user's programs from another user's."""
 
+import itertools
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 from strangers import NOBODY, give_away
 
 from trial_keeper.wire import listener_uid
-from trial_keeper.wire.listener_uid import UntrustedListener, check_peer, verify_listener_uid
+from trial_keeper.wire.listener_uid import UntrustedListener, check_peer, client_socket, verify_listener_uid
 
 AT = [
     ("127.0.0.1", "127.0.0.1"),
@@ -83,3 +85,71 @@ def test_no_listener_is_verified_where_the_kernel_has_no_list_of_them(monkeypatc
             verify_listener_uid("127.0.0.1", port)
         monkeypatch.setattr(listener_uid, "_TABLES", (tmp_path / "tcp", tmp_path / "tcp6"))
         verify_listener_uid("127.0.0.1", port)
+
+
+# ---- the client's end of a connection
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_owner_of_the_clients_end_of_a_connection_is_found(host):
+    with a_listener(host) as listener:
+        server = listener.getsockname()[:2]
+        with socket.create_connection(server) as client:
+            accepted, address = listener.accept()
+            accepted.close()
+            inode = os.fstat(client.fileno()).st_ino
+            assert client_socket(address[:2], server) == (os.geteuid(), inode)
+            if os.geteuid() == 0:
+                os.fchown(client.fileno(), NOBODY, NOBODY)
+                assert client_socket(address[:2], server) == (NOBODY, inode)
+            other = server[0], server[1] - 1
+            assert client_socket(address[:2], other) is None
+            assert client_socket(server, other) is None, "a listener has no client"
+        assert client_socket(address[:2], server) is None, "the client has closed its end"
+
+
+def test_a_client_with_a_mapped_address_is_found():
+    with a_listener("127.0.0.1") as listener, socket.socket(socket.AF_INET6) as client:
+        client.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        client.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
+        connection, address = listener.accept()
+        with connection:
+            assert client_socket(address, listener.getsockname()).uid == os.geteuid()
+
+
+@pytest.mark.parametrize("client", [("192.0.2.1", 80), ("no address", 80), ("::1", 80)])
+def test_a_client_elsewhere_has_no_local_owner(client):
+    assert client_socket(client, ("127.0.0.1", 80)) is None
+
+
+def test_a_client_is_found_while_other_connections_are_opened_and_closed():
+    """The tables in /proc are read in pieces, and lacked it in half of all reads."""
+    is_over = threading.Event()
+
+    def connect_and_close():
+        with a_listener("127.0.0.1") as listener:
+            while not is_over.is_set():
+                pairs = [
+                    (socket.create_connection(listener.getsockname()), listener.accept()[0])
+                    for _ in range(40)
+                ]
+                for each in itertools.chain(*pairs):
+                    each.close()
+
+    with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as client:
+        threads = [threading.Thread(target=connect_and_close) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            found = {client_socket(client.getsockname(), listener.getsockname()) for _ in range(300)}
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+        assert found == {(os.geteuid(), os.fstat(client.fileno()).st_ino)}
+
+
+def test_without_the_kernels_answer_no_client_is_found(monkeypatch):
+    monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
+    with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as client:
+        assert client_socket(client.getsockname(), listener.getsockname()) is None

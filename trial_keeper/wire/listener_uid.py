@@ -1,4 +1,4 @@
-"""Reads from the kernel's tables which user owns a loopback socket: another user can take over a freed port.
+"""Asks the kernel which user owns a loopback socket: another user can take over a freed port.
 
 A certificate authenticates an encrypted peer; without encryption the kernel's list of listeners identifies the peer's user. Check
 after the connection is established and before any data is sent: this also detects a port that was taken over a moment earlier.
@@ -18,16 +18,6 @@ _LISTENS = "0A"
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ROOT = 0
 _ANY_ADDRESS = {4: ("0.0.0.0", "::"), 6: ("::",)}
-
-
-class _Socket(NamedTuple):
-    """A line of the kernel's tables. `inode` 0: no process has the socket open any more, and `uid` is not its owner's."""
-
-    local: _Address
-    remote: tuple[_Address, int]
-    state: str
-    uid: int
-    inode: int
 
 
 class ClientSocket(NamedTuple):
@@ -62,7 +52,7 @@ def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> Non
     )  # None for a host name too: the manager's loopback addresses are numeric
     if address is None or not _TABLES[0].exists():
         return
-    found = [(str(each.local), each.uid) for each in _sockets(port, only_listeners=True)]
+    found = [(str(at), uid) for at, uid in _listeners(port)]
     # The kernel prefers a listener at the exact address to one at the wildcard address.
     groups = (
         [uid for at, uid in found if at == one] for one in (str(address), *_ANY_ADDRESS[address.version])
@@ -89,61 +79,68 @@ def check_peer(connection: socket.socket) -> None:
         verify_listener_uid(host, port)
 
 
-def uid_of_peer(host: str, port: int) -> int | None:
-    """Return the owner of the socket with this local address on loopback.
-
-    None: the address is not on loopback, the socket is gone, or the kernel has no such list.
-
-    Source: proc_net_tcp in the kernel's documentation.
-    """
-    address = _loopback_address(host)
-    with contextlib.suppress(OSError):
-        for each in _sockets(port):
-            if each.local == address and each.state != _LISTENS and each.inode:
-                return each.uid
-    return None
-
-
 def client_socket(client: tuple[str, int], server: tuple[str, int]) -> ClientSocket | None:
     """Return the client's end of a loopback connection; each argument is the address and port of one end.
 
-    None: the addresses are not on loopback, the client has closed its end, or the kernel has no such list. Both ends are
+    None: the addresses are not on loopback, the client has closed its end, or the kernel does not answer. Both ends are
     compared: a program can bind one local port to several connections.
 
-    Source: proc_net_tcp in the kernel's documentation.
+    Source: sock_diag(7).
     """
     local, remote = _loopback_address(client[0]), _loopback_address(server[0])
-    if local is None or remote is None:
+    if local is None or remote is None or local.version != remote.version:
         return None
-    found = []
-    with contextlib.suppress(OSError):
-        for each in _sockets(client[1]):
-            if each.local == local and each.remote == (remote, server[1]) and each.inode:
-                found.append(ClientSocket(each.uid, each.inode))
-    return found[0] if len(found) == 1 else None
+    with contextlib.suppress(OSError, struct.error):
+        return _from_sock_diag((local, client[1]), (remote, server[1]))
+    return None
 
 
-def _sockets(port: int, *, only_listeners: bool = False) -> Iterator[_Socket]:
-    """Yield the sockets with this local port from the kernel's tables."""
+# From linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h.
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_REQUEST = struct.Struct("=BBBxI")  # family, protocol, extensions, states
+_SOCKET_ID = struct.Struct(
+    "!HH16s16s"
+)  # ports and addresses of both ends; then the interface and the cookie: any
+_ANY_INTERFACE_AND_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_ANSWER = struct.Struct("=BBxx48x4x4x4xII")  # family, state, uid, inode
+_DIAG_TIMEOUT_S = 5.0
+
+
+def _from_sock_diag(local: tuple[_Address, int], remote: tuple[_Address, int]) -> ClientSocket | None:
+    """Ask the kernel for one connection. Its tables in /proc may lack a socket that others are opened or closed beside."""
+    family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
+    addresses = (each[0].packed.ljust(16, b"\0") for each in (local, remote))
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    body += _SOCKET_ID.pack(local[1], remote[1], *addresses) + _ANY_INTERFACE_AND_COOKIE
+    request = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(_DIAG_TIMEOUT_S)
+        kernel.sendto(request, (0, 0))
+        answer = kernel.recv(8192)
+    if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None  # an error: there is no such connection
+    _, state, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    # A listener is found in place of a connection that does not exist; a socket without an inode has no owner any more.
+    return ClientSocket(uid, inode) if state != int(_LISTENS, 16) and inode else None
+
+
+def _listeners(port: int) -> Iterator[tuple[_Address, int]]:
+    """Yield address and uid of each listener at this port, from the kernel's tables."""
     number = f":{port:04X} "
     for table in filter(Path.exists, _TABLES):
         with table.open(encoding="ascii") as lines:
             next(lines, None)  # the heading
             for line in lines:
-                if only_listeners and line.split(maxsplit=4)[3] != _LISTENS:
+                if line.split(maxsplit=4)[3] != _LISTENS:
                     break  # listeners come first, and there may be thousands of connections
                 if number not in line:
                     continue
-                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+                _, local, _, _, _, _, _, uid, *_ = line.split()
                 if f"{local} ".endswith(number):
-                    peer, _, peer_port = remote.partition(":")
-                    yield _Socket(
-                        _address_in(local.partition(":")[0]),
-                        (_address_in(peer), int(peer_port, 16)),
-                        state,
-                        int(uid),
-                        int(inode),
-                    )
+                    yield _address_in(local.partition(":")[0]), int(uid)
 
 
 def _loopback_address(host: str) -> _Address | None:

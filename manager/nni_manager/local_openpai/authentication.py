@@ -108,7 +108,7 @@ class Authenticator:
         name, password = text_in(fields, "username"), text_in(fields, "password")
         lifetime_s = _expiration(fields.get("expiration", MAX_EXPIRATION_S))
         user = self._accounts.login(name)
-        await self._throttle.check(user, password, source_of(request.client))
+        await self._throttle.check(user, password, source_of(request))
         self._accounts.user(name)  # raises if the user was removed meanwhile
         token = self._accounts.issue(name, self._clock(), lifetime_s)
         self._store(self._accounts)
@@ -176,7 +176,7 @@ class Authenticator:
                 raise ApiError(
                     "ForbiddenUserError", f"User {caller.name} is not allowed to do this operation."
                 )
-            await self._throttle.check(user, text_in(fields, "oldPassword"), source_of(request.client))
+            await self._throttle.check(user, text_in(fields, "oldPassword"), source_of(request))
         password = text_in(fields, "newPassword")
         changed = await asyncio.to_thread(new_user, name, password, is_admin=user.is_admin)
         self._accounts.replace_user(changed)

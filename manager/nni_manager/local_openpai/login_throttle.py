@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from starlette.requests import Request
+
 from nni_manager.local_openpai.accounts import User, check_password
 from nni_manager.local_openpai.errors import ApiError
-from trial_keeper.wire.listener_uid import uid_of_peer
+from trial_keeper.wire.listener_uid import client_socket
 
 # A guess takes 30 ms of CPU: 6 % of a core for each source that guesses continuously.
 FAILURE_COOLDOWN_S = 0.5
@@ -72,10 +74,10 @@ class LoginThrottle:
             attempts.waiting -= 1
 
 
-def source_of(client: tuple[str, int] | None) -> str:
-    """The source of a connection: the local user that owns it, else the remote address."""
-    if client is None:
+def source_of(request: Request) -> str:
+    """The source of a request: the local user that owns its connection, else the remote address."""
+    client, server = request.scope["client"], request.scope["server"]
+    if client is None or server is None:
         return ""
-    host, port = client
-    uid = uid_of_peer(host, port)
-    return host if uid is None else f"uid {uid}"
+    found = client_socket(client, server)
+    return str(client[0]) if found is None else f"uid {found.uid}"

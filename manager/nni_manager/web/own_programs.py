@@ -1,6 +1,6 @@
 """Recognizes requests of the user's own programs on this machine, such as NNI's client, which know no token.
 
-Three things must hold. The kernel's tables show that the client's socket belongs to the manager's user. Each process that has the
+Three things must hold. The kernel says that the client's socket belongs to the manager's user. Each process that has the
 socket open is in the manager's own namespaces, so a container on the host's network is not one of these programs. And nothing
 in the request is from a browser or a proxy. Whatever is unclear counts as foreign.
 """
@@ -38,7 +38,7 @@ def is_own_program(client: tuple[str, int], server: tuple[str, int]) -> bool:
 
     Each argument is the address and port of one end. Blocks for the time of a scan of this user's processes.
 
-    Source: proc_net_tcp in the kernel's documentation; proc(5), namespaces(7).
+    Source: sock_diag(7), proc(5), namespaces(7).
     """
     found = client_socket(client, server)
     if found is None or found.uid != os.geteuid() or found.uid == _overflow_uid():
@@ -49,7 +49,7 @@ def is_own_program(client: tuple[str, int], server: tuple[str, int]) -> bool:
 
 
 def _overflow_uid() -> int | None:
-    """The uid that the kernel's tables show for each user who does not exist in this user namespace."""
+    """The uid by which the kernel names each user who does not exist in this user namespace."""
     try:
         return int((_PROC / "sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):

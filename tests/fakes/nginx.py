@@ -1,0 +1,64 @@
+"""A real nginx as a reverse proxy."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deadlines import DEADLINE_S
+from real_experiment import free_port_pair, wait_until
+
+_CONF = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+user {user};
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+    uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass http://127.0.0.1:{target}; {settings} }}
+    }}
+}}
+"""
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def nginx(folder: Path, target: int, user: str = "root", settings: str = "") -> Iterator[int]:
+    """nginx in front of a port of this machine, with its default headers and these settings; yields its port.
+
+    Its workers run as `user`. Skips without nginx, and if this user is not root.
+    """
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed (Debian: nginx-light)")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run nginx as another user")
+    folder.mkdir()
+    folder.chmod(0o777)
+    port = free_port_pair()
+    config = folder / "nginx.conf"
+    config.write_text(_CONF.format(folder=folder, port=port, target=target, user=user, settings=settings))
+    log = folder / "stderr"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(["nginx", "-c", config, "-p", folder], stderr=stderr) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or _listens(port), "nginx listens")
+            assert process.poll() is None, log.read_text()
+            yield port
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
