@@ -73,6 +73,7 @@ def main() -> int:
         action="store_true",
         help="on loopback, require the token of this user's own programs, too",
     )
+    parser.add_argument("--url_prefix", default="", help="the path before all addresses, as /lab/digits")
     parser.add_argument("--debug", action="store_true", help="write a verbose log")
     parser.add_argument(
         "--view", action="store_true", help="serve the stored data read-only, even while a manager runs"
@@ -87,6 +88,7 @@ def main() -> int:
     parent_death_pipe: int | None = arguments.parent_death_pipe
     if parent_death_pipe is not None:
         os.set_inheritable(parent_death_pipe, False)
+    http = _HttpOptions(arguments.host, arguments.port, arguments.require_token, arguments.url_prefix)
     folder = ExperimentFolder(arguments.folder)
     # nnictl starts this process in the experiment's folder, which Python adds to its path. Trials and archives write there: a
     # `code/__init__.py` would replace a module of the standard library.
@@ -94,9 +96,7 @@ def main() -> int:
     try:
         if arguments.view:
             with folder.viewed():
-                asyncio.run(
-                    _view(folder, arguments.host, arguments.port, arguments.require_token, parent_death_pipe)
-                )
+                asyncio.run(_view(folder, http, parent_death_pipe))
             return 0
         folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
@@ -115,31 +115,35 @@ def main() -> int:
                     "%s, which a shell finds first, is another package's nnictl; write `trial-keeper ctl` instead",
                     foreign,
                 )
-            manager = _Manager(
-                config, folder, arguments.host, arguments.port, arguments.require_token, parent_death_pipe
-            )
+            manager = _Manager(config, folder, http, parent_death_pipe)
             return asyncio.run(manager.run(lease))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 
 
-async def _view(
-    folder: ExperimentFolder, host: str, port: int, require_token: bool, parent_death_pipe: int | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _HttpOptions:
+    """The command line's options of the HTTP API: its listen address, and those of `ManagerApi`."""
+
+    host: str
+    port: int
+    require_token: bool
+    url_prefix: str
+
+
+async def _view(folder: ExperimentFolder, http: _HttpOptions, parent_death_pipe: int | None) -> None:
     """Serve the stored experiment, read-only, until a signal or the end of the parent process."""
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
     _call_on_eof(loop, parent_death_pipe, must_end.set)
-    listener = listen(host, port, _OTHER_PORT)
-    certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
+    listener = listen(http.host, http.port, _OTHER_PORT)
+    certificate = None if is_loopback(http.host) else folder.certificate(_names_here(http.host))
     with StoreReader(folder.database) as reader:
         secret = reader.experiment().secret
     with contextlib.closing(StoredExperimentReader(folder)) as view:
-        web, process = _http_api(
-            view, secret, host, port, certificate, must_end.set, require_token=require_token
-        )
+        web, process = _http_api(view, secret, http, certificate, must_end.set)
         serving = loop.create_task(web.serve(sockets=[listener]))
         folder.write_process(process, is_view=True)
         await must_end.wait()
@@ -153,9 +157,7 @@ class _Manager:
 
     config: ExperimentSpec
     folder: ExperimentFolder
-    host: str
-    port: int
-    require_token: bool
+    http: _HttpOptions
     parent_death_pipe: int | None
     must_end: asyncio.Event = field(default_factory=asyncio.Event)
     end_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -171,19 +173,19 @@ class _Manager:
             storage = training_service_factory.storage_here(self.config)
             if storage is not None:
                 self.folder.restore_link(storage)
-        listener = listen(self.host, self.port, _OTHER_PORTS)
+        listener = listen(self.http.host, self.http.port, _OTHER_PORTS)
         make_service = await asyncio.to_thread(
             training_service_factory.make_service, self.config, self.folder
         )
         address = training_service_factory.address_for_keepers(self.config)
         keepers_host = training_service_factory.listens_at(address)
         certificate = None
-        if not (is_loopback(keepers_host) and is_loopback(self.host)):
-            certificate = self.folder.certificate(_names_here(address, self.host))
+        if not (is_loopback(keepers_host) and is_loopback(self.http.host)):
+            certificate = self.folder.certificate(_names_here(address, self.http.host))
         for_keepers = None if is_loopback(keepers_host) else certificate
-        for_people = None if is_loopback(self.host) else certificate
+        for_people = None if is_loopback(self.http.host) else certificate
         # Only a check: gRPC opens its port itself, with a less clear error.
-        listen(keepers_host, self.port + 1, _OTHER_PORTS).close()
+        listen(keepers_host, self.http.port + 1, _OTHER_PORTS).close()
         engine = Engine(
             self.config,
             self.folder,
@@ -195,24 +197,16 @@ class _Manager:
             lease,
         )
         server = KeeperServer(engine.admission)
-        web, process = _http_api(
-            engine,
-            engine.stored.secret,
-            self.host,
-            self.port,
-            for_people,
-            self.end_requested.set,
-            require_token=self.require_token,
-        )
+        web, process = _http_api(engine, engine.stored.secret, self.http, for_people, self.end_requested.set)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.must_end.set)
         lease.call_when_lost(lambda error: loop.call_soon_threadsafe(engine.on_lease_lost, error))
         try:
             await engine.restore()
-            await server.start(keepers_host, self.port + 1, for_keepers)
+            await server.start(keepers_host, self.http.port + 1, for_keepers)
             lease.check()  # the next two calls publish this manager's address to keepers and nnictl
             await engine.start(
-                (f"{address}:{self.port + 1}",),
+                (f"{address}:{self.http.port + 1}",),
                 None if for_keepers is None else for_keepers.certificate_pem,
             )
             serving = loop.create_task(web.serve(sockets=[listener]))
@@ -223,7 +217,7 @@ class _Manager:
                 "experiment %s: manager %s listens on port %d",
                 self.folder.experiment_id,
                 __version__,
-                self.port,
+                self.http.port,
             )
             _call_on_eof(loop, self.parent_death_pipe, partial(self._stop, engine))
             gc.freeze()  # the objects created so far live as long as the process
@@ -267,19 +261,26 @@ class _Manager:
 def _http_api(
     backend: ExperimentBackend,
     secret: bytes,
-    host: str,
-    port: int,
+    http: _HttpOptions,
     certificate: Certificate | None,
     end: Callable[[], None],
-    *,
-    require_token: bool,
 ) -> tuple[HttpServer, ManagerProcess]:
     """The server of the HTTP API, and the record by which clients find it."""
     folder = backend.folder
     session_auth = SessionAuth(secret, folder.experiment_id, folder.ended_sessions)
-    app = ManagerApi(backend, host, port, session_auth, end, require_token=require_token).app()
+    app = ManagerApi(
+        backend,
+        http.host,
+        http.port,
+        session_auth,
+        end,
+        require_token=http.require_token,
+        url_prefix=http.url_prefix,
+    ).app()
     path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
-    process = ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256)
+    process = ManagerProcess(
+        os.getpid(), http.host, http.port, __version__, session_auth.token, sha256, http.url_prefix
+    )
     return HttpServer(app, path), process
 
 

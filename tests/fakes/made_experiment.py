@@ -88,8 +88,12 @@ class ServedView:
     """Serves a view of an experiment, or a scripted one, from a thread of this process."""
 
     def __init__(
-        self, folder: ExperimentFolder, view: "StoredExperimentReader | Played | None" = None
+        self,
+        folder: ExperimentFolder,
+        view: "StoredExperimentReader | Played | None" = None,
+        **options: Any,
     ) -> None:
+        """`options`: further arguments of `ManagerApi`."""
         self.folder = folder
         listener = listen("127.0.0.1", 0, "")
         self.port = listener.getsockname()[1]
@@ -98,11 +102,16 @@ class ServedView:
                 reader.experiment().secret, folder.experiment_id, folder.ended_sessions
             )
         self.process = ManagerProcess(
-            os.getpid(), "127.0.0.1", self.port, __version__, self.session_auth.token
+            os.getpid(),
+            "127.0.0.1",
+            self.port,
+            __version__,
+            self.session_auth.token,
+            url_prefix=options.get("url_prefix", ""),
         )
         self.view: Any = StoredExperimentReader(folder) if view is None else view
         self.server = HttpServer(
-            ManagerApi(self.view, "127.0.0.1", self.port, self.session_auth, lambda: None).app()
+            ManagerApi(self.view, "127.0.0.1", self.port, self.session_auth, lambda: None, **options).app()
         )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)))
         self._thread.start()
@@ -113,8 +122,8 @@ class ServedView:
 
     @property
     def origin(self) -> str:
-        """The origin of the addresses of its pages."""
-        return self.process.origin
+        """The start of the addresses of its pages."""
+        return self.process.base_url
 
     def link(self) -> str:
         """A login link for one browser."""
@@ -141,9 +150,11 @@ class ServedView:
 
 
 @contextlib.contextmanager
-def served_view(folder: ExperimentFolder, view: "Played | None" = None) -> Iterator[ServedView]:
-    """A served view of an experiment, or of a scripted one."""
-    served = ServedView(folder, view)
+def served_view(
+    folder: ExperimentFolder, view: "Played | None" = None, **options: Any
+) -> Iterator[ServedView]:
+    """A served view of an experiment, or of a scripted one. `options`: further arguments of `ManagerApi`."""
+    served = ServedView(folder, view, **options)
     try:
         yield served
     finally:

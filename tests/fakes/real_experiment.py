@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +155,8 @@ class RealExperiment:
             time.time(),
         ).close()
 
-    def start(self, port: int | None = None, host: str = "127.0.0.1") -> None:
-        """Start a manager: the first, or one that resumes."""
+    def start(self, port: int | None = None, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
+        """Start a manager: the first, or one that resumes. `options`: further options of its program."""
         self.port = port or free_port_pair()
         with self.folder.manager_stderr.open("ab") as stderr:
             self.manager = subprocess.Popen(
@@ -169,6 +169,7 @@ class RealExperiment:
                     host,
                     "--port",
                     f"{self.port}",
+                    *options,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,

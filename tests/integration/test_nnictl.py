@@ -611,3 +611,27 @@ def test_a_terminal_shows_the_experiment_live(place):
     assert "DONE" in text
     assert "\x1b[?25h" in text  # the cursor is visible again
     assert left_in(place) == []
+
+
+def test_a_url_prefix_is_part_of_all_addresses_and_kept_by_resume_and_view(place, nnictl):
+    refused = nnictl("create", "--config", "config.yml", "--url-prefix", "lab/../x")
+    assert (refused.returncode, "cannot use --url-prefix lab/../x: write letters" in refused.stderr) == (
+        1,
+        True,
+    )
+    (place / "train.py").write_text(ENDLESS)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "-u", "lab/digits/")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"The API url is: http://127\.0\.0\.1:\d+/lab/digits/api/v1/nni\n", done.stdout)
+    assert re.search(r"http://127\.0\.0\.1:\d+/lab/digits/enter#", done.stdout)
+    assert "RUNNING" in nnictl("experiment", "list").stdout
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert line["prefixUrl"] == "/lab/digits"
+    assert nnictl("stop").returncode == 0
+
+    resumed = nnictl("resume", line["id"], "--port", "auto")
+    assert "/lab/digits/enter#" in resumed.stdout
+    assert nnictl("stop").returncode == 0
+    viewed = nnictl("view", line["id"], "--port", "auto", "--url_prefix", "/")
+    assert re.search(r"http://127\.0\.0\.1:\d+/enter#", viewed.stdout)
+    assert nnictl("stop").returncode == 0

@@ -1,17 +1,18 @@
 """Access to the web page: links, sessions, and requests from other web pages."""
 
+import asyncio
 import importlib.util
 import re
 import socket
 
+import httpx
 import pytest
 import requests
 from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
-from starlette.requests import Request
 
 from nni_manager.store.folders import ManagerProcess
-from nni_manager.web import api
+from nni_manager.web.api import ManagerApi
 from nni_manager.web.files import FOLDER, PLACES, Files
 
 ROOT = "/api/v1/nni"
@@ -74,10 +75,20 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
 
 
 @pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
-def test_the_session_cookie_is_secure_over_https_only(scheme, is_secure):
-    address = ("127.0.0.1", 80)
-    request = Request({"type": "http", "scheme": scheme, "server": address, "path": "/", "headers": []})
-    assert api._flags_of(request)["secure"] is is_secure
+def test_the_session_cookie_is_secure_over_https_only(served, scheme, is_secure):
+    """Also of a proxy, which encrypts the way to the browser."""
+    app = ManagerApi(served.view, "127.0.0.1", served.port, served.session_auth, lambda: None).app()
+    code = {"code": served.session_auth.new_login_code()}
+
+    async def log_in(base, headers):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as client:
+            return await client.post(f"{ROOT}/session", json=code)
+
+    for base, headers in ((f"{scheme}://127.0.0.1", {}), ("http://127.0.0.1", {"X-Forwarded-Proto": scheme})):
+        code["code"] = served.session_auth.new_login_code()
+        cookie = asyncio.run(log_in(base, headers)).headers["Set-Cookie"]
+        assert ("Secure" in cookie.split("; ")) is is_secure
 
 
 def test_a_request_needs_both_the_cookie_and_the_key(served, browser):
@@ -152,8 +163,9 @@ def test_without_a_session_only_a_short_login_code_is_accepted(served):
     [
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": None},  # of an old browser
+        {"Origin": "null", "Sec-Fetch-Site": None},
+        {"Origin": "null", "Sec-Fetch-Site": None, "X-Forwarded-Host": "proxy.example"},
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"},
     ],
 )
@@ -277,10 +289,12 @@ def test_every_response_has_security_headers(served, browser):
             assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_the_origin_of_a_manager_depends_on_its_host_and_certificate():
-    for host, certificate, origin in [
+def test_the_base_url_of_a_manager_depends_on_its_host_certificate_and_prefix():
+    for host, certificate, url in [
         ("127.0.0.1", None, "http://127.0.0.1:80"),
         ("0.0.0.0", "AA", "https://127.0.0.1:80"),
         ("::", "AA", "https://[::1]:80"),
     ]:
-        assert ManagerProcess(1, host, 80, "0.6.0", "", certificate).origin == origin
+        process = ManagerProcess(1, host, 80, "0.6.0", "", certificate, "/lab/x")
+        assert process.base_url == f"{url}/lab/x"
+        assert ManagerProcess(1, host, 80, "0.6.0", "", certificate).base_url == url

@@ -22,7 +22,13 @@ from nni_manager.errors import NniManagerError, UserError
 @options.config_option("The experiment file.")
 @options.start_options
 def create(
-    config_path: Path, host: str, port: int | None, require_token: bool, debug: bool, foreground: bool
+    config_path: Path,
+    host: str,
+    port: int | None,
+    url_prefix: str | None,
+    require_token: bool,
+    debug: bool,
+    foreground: bool,
 ) -> int:
     """Start a new experiment."""
     from nni_manager import training_service_factory
@@ -51,7 +57,9 @@ def create(
             f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(config, ports, debug, host, require_token=require_token)
+    known = manager_process.create_experiment(
+        config, ports, debug, host, require_token=require_token, url_prefix=url_prefix or ""
+    )
     return _after_start(known, foreground)
 
 
@@ -64,11 +72,15 @@ def resume(
     experiment_dir: Path | None,
     host: str,
     port: int | None,
+    url_prefix: str | None,
     require_token: bool,
     debug: bool,
     foreground: bool,
 ) -> int:
-    """Resume an experiment whose manager is not running."""
+    """Resume an experiment whose manager is not running.
+
+    Without --url-prefix, it has the prefix of its last manager.
+    """
     from nni_manager.client import manager_process, manager_stop, preflight
 
     known = _resolved(experiment_id, experiment_dir)
@@ -88,7 +100,14 @@ def resume(
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
     ports = preflight.usable_ports(port, host)
     output.info("Starting restful server...")
-    known = manager_process.start_manager(known.folder, ports, debug, host, require_token=require_token)
+    known = manager_process.start_manager(
+        known.folder,
+        ports,
+        debug,
+        host,
+        require_token=require_token,
+        url_prefix=_prefix_or_last(known, url_prefix),
+    )
     return _after_start(known, foreground)
 
 
@@ -99,6 +118,7 @@ def resume(
 @options.experiment_dir_option
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
 @options.require_token_option
+@options.url_prefix_option
 @options.host_option
 @options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(
@@ -106,10 +126,14 @@ def view(
     experiment_dir: Path | None,
     host: str,
     port: int | None,
+    url_prefix: str | None,
     require_token: bool,
     foreground: bool,
 ) -> int:
-    """Serve a stored experiment read-only."""
+    """Serve a stored experiment read-only.
+
+    Without --url-prefix, it has the prefix of its last manager.
+    """
     from nni_manager.client import manager_process, manager_stop, preflight
 
     known = _resolved(experiment_id, experiment_dir)
@@ -120,7 +144,10 @@ def view(
         print_links(name, server)
         return 0
     ports = preflight.usable_ports(port, host, 1)
-    known = manager_process.start_view(known.folder, ports, host, require_token=require_token)
+    prefix = _prefix_or_last(known, url_prefix)
+    known = manager_process.start_view(
+        known.folder, ports, host, require_token=require_token, url_prefix=prefix
+    )
     assert known.view is not None  # it has just been started
     try:
         output.info(f"Experiment {name} is served read-only at {api_url(known.view)}")
@@ -134,6 +161,11 @@ def view(
             manager_stop.end_view(known)
         return options.INTERRUPTED
     return 0
+
+
+def _prefix_or_last(known: KnownExperiment, given: str | None) -> str:
+    last = known.folder.process()
+    return given if given is not None else "" if last is None else last.url_prefix
 
 
 def _resolved(experiment_id: str | None, experiment_dir: Path | None) -> KnownExperiment:

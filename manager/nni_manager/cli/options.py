@@ -47,6 +47,27 @@ require_token_option = click.option(
 )  # fmt: skip
 
 
+class UrlPrefix(click.ParamType[Any]):
+    """A path prefix, as `preflight.url_prefix` reads it."""
+
+    name = "PREFIX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The prefix."""
+        from nni_manager.client.preflight import url_prefix
+
+        try:
+            return url_prefix(str(value))
+        except UserError as error:
+            self.fail(str(error))
+
+
+url_prefix_option = click.option(
+    "--url-prefix", "-u", type=UrlPrefix(), metavar="PREFIX",
+    help="Serve the page and the HTTP API below this path, for a proxy. The token is then required of all programs.",
+)  # fmt: skip
+
+
 def port_option(default: str, help_text: str | None = None) -> Callable[[Command], Command]:
     """The option --port; None for `auto`."""
     return click.option(
@@ -55,11 +76,15 @@ def port_option(default: str, help_text: str | None = None) -> Callable[[Command
 
 
 def start_options(command: Command) -> Command:
-    """Options of commands that start a manager: `host`, `port` (None: any), `require_token`, `debug` and `foreground`."""
+    """Options of commands that start a manager.
+
+    `host`, `port` (None: any), `url_prefix` (None: not given), `require_token`, `debug` and `foreground`.
+    """
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
         require_token_option,
+        url_prefix_option,
         host_option,
         port_option("8080", "Port of the HTTP API; keepers use the next one. auto: the first free pair."),
     ):

@@ -47,7 +47,7 @@ def urls_of(server: ManagerProcess) -> Iterator[str]:
     """The URLs at which a manager answers, without any secret."""
     hosts = list(_addresses_here(server.host)) if server.host in _EVERYWHERE else [server.host]
     for host in hosts:
-        yield dataclasses.replace(server, host=host).origin
+        yield dataclasses.replace(server, host=host).base_url
 
 
 def _addresses_here(everywhere: str) -> Iterator[str]:

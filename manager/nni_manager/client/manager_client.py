@@ -158,4 +158,4 @@ def session_with(process: ManagerProcess) -> requests.Session:
 
 def api_url(process: ManagerProcess) -> str:
     """The base URL of the manager's HTTP API, for programs on this machine."""
-    return f"{process.origin}/api/v1/nni"
+    return f"{process.base_url}/api/v1/nni"

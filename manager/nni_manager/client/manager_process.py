@@ -48,6 +48,7 @@ def create_experiment(
     host: str = HOST,
     *,
     require_token: bool = False,
+    url_prefix: str = "",
     parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
 ) -> KnownExperiment:
@@ -55,7 +56,7 @@ def create_experiment(
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
     this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
-    log, and check no versions. `require_token`: see `nni_manager.web.own_programs`.
+    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`.
 
     Raises:
         ManagerFailed: the manager did not become ready.
@@ -101,6 +102,7 @@ def create_experiment(
             debug,
             host,
             require_token=require_token,
+            url_prefix=url_prefix,
             is_new=True,
             parent_death_pipe=parent_death_pipe,
         )
@@ -140,19 +142,20 @@ def start_manager(
     host: str = HOST,
     *,
     require_token: bool = False,
+    url_prefix: str = "",
     is_new: bool = False,
     parent_death_pipe: ParentDeathPipe | None = None,
 ) -> KnownExperiment:
     """Start a manager on the first free port of `ports`, and return the experiment when the manager is ready.
 
     On failure, trials of a new experiment are stopped; trials of an older one continue.
-    `parent_death_pipe` and `require_token`: see `create_experiment`.
+    `parent_death_pipe`, `require_token` and `url_prefix`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
         FolderUnreadable: something else is in the place of a file of the experiment, or this user may not read it.
     """
-    options = (("--debug",) if debug else ()) + _token_option(require_token)
+    options = (("--debug",) if debug else ()) + _options_of_api(require_token, url_prefix)
     folder.check_files_of_manager()
     outputs = folder.manager_stdout, folder.manager_stderr
     launch = _Launch(folder, host, options, *outputs, folder.process, parent_death_pipe, is_new)
@@ -166,22 +169,25 @@ def start_view(
     parent_death_pipe: ParentDeathPipe | None = None,
     *,
     require_token: bool = False,
+    url_prefix: str = "",
 ) -> KnownExperiment:
     """Start a view of the stored experiment on the first free port of `ports`; return when the view is ready.
 
-    The view ends when this process's end of `parent_death_pipe` is closed. `require_token`: see `create_experiment`.
+    The view ends when this process's end of `parent_death_pipe` is closed. `require_token` and `url_prefix`: see
+    `create_experiment`.
 
     Raises:
         ManagerFailed: the view did not become ready, and has exited.
     """
     outputs = folder.view_stderr, folder.view_stderr
-    options = ("--view", *_token_option(require_token))
+    options = ("--view", *_options_of_api(require_token, url_prefix))
     launch = _Launch(folder, host, options, *outputs, folder.running_view, parent_death_pipe)
     return KnownExperiment(folder, None, view=launch.on_first_free(ports))
 
 
-def _token_option(require_token: bool) -> tuple[str, ...]:
-    return ("--require_token",) if require_token else ()
+def _options_of_api(require_token: bool, url_prefix: str) -> tuple[str, ...]:
+    prefix = (f"--url_prefix={url_prefix}",) if url_prefix else ()
+    return (("--require_token",) if require_token else ()) + prefix
 
 
 @dataclass(frozen=True, slots=True)

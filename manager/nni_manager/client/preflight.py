@@ -29,6 +29,7 @@ HIGHEST_PORT = 65534  # keepers use the next port
 # A word that bash does not expand, followed by the end of the line or by arguments. No parenthesis may follow: that would
 # define a function.
 _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())")
+_URL_SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
 # BASH_ENV may name slow start-up files; the check is limited in time.
 _CHECK_TIMEOUT_S = 10.0
 
@@ -106,6 +107,22 @@ def _port_problem(port: int, host: str) -> str | None:
         except (TypeError, UnicodeError) as error:  # raised before the name is resolved
             raise UserError(f"cannot use --host {host}: no machine has such a name; {remedy}") from error
     return None
+
+
+def url_prefix(text: str) -> str:
+    """The prefix of all addresses, with one slash before it and none after it; "" for none.
+
+    Raises:
+        UserError: it has other characters than letters, digits, - and _ in its segments.
+    """
+    segments = text.strip("/").split("/")
+    if segments == [""]:
+        return ""
+    if not all(map(_URL_SEGMENT.fullmatch, segments)):
+        raise UserError(
+            f"cannot use --url-prefix {text}: write letters, digits, - and _, with slashes between them, such as lab/digits"
+        )
+    return "/" + "/".join(segments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Experiment(StartedExperiment):
     """One experiment. `stop`, the end of its `with` block, or Python's exit stops what this object starts.
 
     `config` is its configuration. `id` and `port` are None until the experiment is started. `id` stays after `stop`, and
-    results can still be queried.
+    results can still be queried. `url_prefix`, such as "lab/digits", precedes the paths of the web page and the HTTP API.
 
     >>> experiment = Experiment("local")
     >>> experiment.config.trial_command = "python3 train.py"
@@ -87,6 +87,7 @@ class Experiment(StartedExperiment):
         self._given_id = id
         super().__init__(id)
         self.port: int | None = None
+        self.url_prefix: str | None = None
         self._parent_death_pipe: ParentDeathPipe | None = None
         self._log: LogTail | None = None
         self._is_stopping = False
@@ -170,7 +171,12 @@ class Experiment(StartedExperiment):
             if platform.where:
                 output.info(f"run jobs on {platform.where}")
             create = partial(
-                manager_process.create_experiment, config, ports, debug, experiment_id=self._given_id
+                manager_process.create_experiment,
+                config,
+                ports,
+                debug,
+                experiment_id=self._given_id,
+                url_prefix=_prefix(self),
             )
             self._launch(run_mode, create)
 
@@ -268,7 +274,10 @@ class Experiment(StartedExperiment):
         folder = self._stored().folder
         with in_python_terms():
             ports = _ports(port, count=1)
-            known = self._launch(RunMode.Background, partial(manager_process.start_view, folder, ports))
+            known = self._launch(
+                RunMode.Background,
+                partial(manager_process.start_view, folder, ports, url_prefix=_prefix(self)),
+            )
         if not non_blocking:
             try:
                 manager_stop.wait_for_view(known)
@@ -329,7 +338,9 @@ class Experiment(StartedExperiment):
             manager_stop.end_view(known)
         with in_python_terms():
             ports = _ports(port)
-            start = partial(manager_process.start_manager, known.folder, ports, debug)
+            start = partial(
+                manager_process.start_manager, known.folder, ports, debug, url_prefix=_prefix(self)
+            )
             self._launch(RunMode.Background, start)
 
     def _launch(self, run_mode: RunMode, start: Callable[..., KnownExperiment]) -> KnownExperiment:
@@ -392,6 +403,10 @@ class Experiment(StartedExperiment):
         if (why_not := watch.verdict(summary)) is not None:
             output.warning(to_python_names(str(why_not)))
         return bool(summary["status"] != "ERROR")
+
+
+def _prefix(experiment: Experiment) -> str:
+    return preflight.url_prefix(experiment.url_prefix or "")
 
 
 def _check_id(given: Any) -> None:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     import pandas
 
 _Answer = TypeVar("_Answer")
-_OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port (N|\d+)": r"port=\1"}
+_OF_COMMAND_LINE = {
+    r"--port N or --port auto": 'port=N or port="auto"',
+    r"--port (N|\d+)": r"port=\1",
+    "--url-prefix": "url_prefix",
+}
 
 
 class NotStarted(UserError):

@@ -54,13 +54,15 @@ class ManagerProcess:
     """Token of its HTTP API; empty if only the command line of the process is known."""
     certificate_sha256: str | None = None
     """Fingerprint of the certificate for HTTPS; None: HTTP, on loopback."""
+    url_prefix: str = ""
+    """The path before all its addresses, such as `/lab/digits`; empty: none."""
 
     @property
-    def origin(self) -> str:
-        """Base URL of its HTTP API for programs on this machine."""
+    def base_url(self) -> str:
+        """The URL before the paths of its page and its HTTP API, for programs on this machine."""
         scheme = "http" if self.certificate_sha256 is None else "https"
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{self.url_prefix}"
 
 
 class _Inside:
@@ -512,9 +514,9 @@ def served_by(
         "pid": manager and manager.pid,
         "port": manager and manager.port,
         "viewPort": view and view.port,
-        "webuiUrl": [] if server is None else [server.origin],
+        "webuiUrl": [] if server is None else [server.base_url],
         "tag": [],
-        "prefixUrl": None,
+        "prefixUrl": server and (server.url_prefix or None),
         "logDir": str(folder.path),
     }
 

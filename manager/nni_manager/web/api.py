@@ -26,6 +26,7 @@ from nni_manager.web.json_encoding import Json, body_of
 from nni_manager.web.nni_routes import NniRoutes
 from nni_manager.web.openapi import MAPPING, ONE, Operation, document
 from nni_manager.web.session_auth import CODE_S, SESSION_S, SessionAuth
+from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
@@ -36,7 +37,8 @@ MAX_CODE_BYTES = 1024
 class ManagerApi:
     """The routes. `end` ends the manager's process once the experiment is terminal.
 
-    `host` and `port`: the listen address. `require_token`: on loopback, this user's own programs need the token, too.
+    `host` and `port`: the listen address. `require_token`: on loopback, this user's own programs need the token, too. They do
+    anyway with a `url_prefix`, see `UrlPrefixMiddleware`.
     """
 
     def __init__(
@@ -48,15 +50,18 @@ class ManagerApi:
         end: Callable[[], None],
         *,
         require_token: bool = True,
+        url_prefix: str = "",
     ) -> None:
         self._host = host
-        self._require_token = require_token
+        # A prefix is for a proxy, which may be one of this user's programs and pass on requests of anybody.
+        self._require_token = require_token or url_prefix != ""
+        self._url_prefix = url_prefix
         self._session_auth = session_auth
-        self._files = Files()
+        self._files = Files(url_prefix=url_prefix)
         self._live = ChangeFeed(engine.snapshot)
         reads = BackendReads(engine)
         self._routes = ExperimentRoutes(reads, end)
-        self._nni_routes = NniRoutes(reads, port)
+        self._nni_routes = NniRoutes(reads, port, url_prefix)
 
     def operations(self) -> list[Operation]:
         """All operations of the API."""
@@ -85,6 +90,7 @@ class ManagerApi:
             routes=[Mount(API_ROOT, routes=routes), Route("/", self.first_page), *shown],
             middleware=[
                 Middleware(LingeringCloseMiddleware),
+                Middleware(UrlPrefixMiddleware, prefix=self._url_prefix),
                 Middleware(
                     AuthMiddleware,
                     session_auth=self._session_auth,
@@ -114,11 +120,11 @@ class ManagerApi:
 
     async def first_page(self, _: Request) -> Response:
         """Redirect to the overview page."""
-        return RedirectResponse("/oview")
+        return RedirectResponse(f"{self._url_prefix}/oview")
 
     async def file(self, request: Request) -> Response:
         """A file of the page."""
-        path = request.url.path
+        path = path_of(request.scope)
         if path not in self._files:
             raise HTTPException(404, "cannot find this file of the page; reload the page")
         return await asyncio.to_thread(self._files.answer, path, request.headers)
@@ -139,7 +145,7 @@ class ManagerApi:
                 f"{CODE_S // 60} minutes; `nnictl webui url` prints another",
             )
         answer = Json({"key": session.key})
-        flags = _flags_of(request)
+        flags = self._cookie_flags(request)
         answer.set_cookie(self._session_auth.cookie_name, session.cookie, max_age=SESSION_S, **flags)
         # A browser with cookies of a hundred experiments would exceed the header limit and be rejected by all of them.
         for name in self._session_auth.too_old(request.cookies):
@@ -151,8 +157,12 @@ class ManagerApi:
         if cookie := request.cookies.get(self._session_auth.cookie_name):
             self._session_auth.end(cookie)
         answer = Json({})
-        answer.delete_cookie(self._session_auth.cookie_name, **_flags_of(request))
+        answer.delete_cookie(self._session_auth.cookie_name, **self._cookie_flags(request))
         return answer
+
+    def _cookie_flags(self, request: Request) -> dict[str, Any]:
+        is_secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+        return {"secure": is_secure, "httponly": True, "samesite": "strict", "path": self._url_prefix or "/"}
 
     async def news(self, request: Request) -> Response:
         """The summary, and the trials that changed after the cursor `since`: all, if another process issued the cursor."""
@@ -174,15 +184,12 @@ class ManagerApi:
 
     async def description(self, _: Request) -> Response:
         """This description."""
-        return Json(document(self.operations(), API_ROOT, self._session_auth.cookie_name))
+        root = self._url_prefix + API_ROOT
+        return Json(document(self.operations(), root, self._session_auth.cookie_name))
 
     async def version(self, _: Request) -> Response:
         """The manager's version."""
         return PlainTextResponse(__version__)
-
-
-def _flags_of(request: Request) -> dict[str, Any]:
-    return {"secure": request.url.scheme == "https", "httponly": True, "samesite": "strict"}
 
 
 def _since(request: Request) -> Cursor | None:

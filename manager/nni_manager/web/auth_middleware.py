@@ -20,6 +20,7 @@ from nni_manager.engine.tokens import is_token
 from nni_manager.http_server import MAX_HEAD_BYTES, OWN_NAMES, is_loopback, mark_authenticated
 from nni_manager.web.own_programs import is_direct, is_own_program
 from nni_manager.web.session_auth import KEY_HEADER, SessionAuth
+from nni_manager.web.url_prefix import path_of
 
 # The default limit; the few operations with larger bodies declare their own.
 MAX_BODY_BYTES = 64 * 1024
@@ -74,7 +75,8 @@ class AuthMiddleware:
         """Check one request and pass it on, or reject it."""
         if scope["type"] != "http":
             return  # the server has no websockets
-        is_public = self._is_public(scope["method"], scope["path"])
+        operation = scope["method"], path_of(scope)
+        is_public = self._is_public(*operation)
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -85,7 +87,7 @@ class AuthMiddleware:
 
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
-        most = self._most_body_bytes.get((scope["method"], scope["path"]), MAX_BODY_BYTES)
+        most = self._most_body_bytes.get(operation, MAX_BODY_BYTES)
         headers = Headers(scope=scope)
         refusal = (
             self._refusal_of_page(headers, scope, is_public)
@@ -124,7 +126,7 @@ class AuthMiddleware:
         may_be_own = (
             refusal is not None
             and self._admits_own_programs
-            and (scope["method"], scope["path"]) not in self._for_programs
+            and (scope["method"], path_of(scope)) not in self._for_programs
             and is_direct(headers)
             and scope["client"]
             and scope["server"]
@@ -140,7 +142,7 @@ class AuthMiddleware:
             return None
         cookie = cookie_parser(headers.get("cookie", "")).get(self._session_auth.cookie_name)
         if self._session_auth.is_authenticated(cookie, headers.get(KEY_HEADER, "")):
-            if (scope["method"], scope["path"]) not in self._for_programs:
+            if (scope["method"], path_of(scope)) not in self._for_programs:
                 return None
             return HTTPStatus.FORBIDDEN, "accept this request from a web page; use nnictl"
         return (
@@ -191,7 +193,14 @@ def _is_address(host: str) -> bool:
 
 
 def _is_foreign(headers: Headers, own_origin: str) -> bool:
-    """True if a browser reports another page as the origin. Programs other than browsers do not send these headers."""
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return True
-    return any(origin.lower() != own_origin.lower() for origin in headers.getlist("origin"))
+    """True if a browser reports another page as the origin. Programs other than browsers do not send these headers.
+
+    Behind a proxy the page has the proxy's origin. The browser's own verdict holds there, or the proxy names its address; a page
+    of another site can send neither header.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("none", "same-origin")
+    proxied = f"{headers.get('x-forwarded-proto', 'http')}://{headers.get('x-forwarded-host', '')}"
+    own = (own_origin.lower(), proxied.lower())
+    return any(origin.lower() not in own for origin in headers.getlist("origin"))

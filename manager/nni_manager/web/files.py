@@ -49,7 +49,9 @@ class _File:
 class Files:
     """Serves files by their exact path, with any edition or none. No other path is accepted."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = FOLDER, url_prefix: str = "") -> None:
+        """`url_prefix`: the path before that of each file, in the document's references."""
+        self._url_prefix = url_prefix
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TYPES]
         self._paths: dict[str, Path] = {
             f"/page/{path.relative_to(folder).as_posix()}": path for path in files
@@ -89,7 +91,7 @@ class Files:
     def _load(self, path: Path) -> _File:
         content = path.read_bytes()
         if path.suffix == ".html":
-            content = content.replace(b'"/page/', f'"/page/{self.edition}/'.encode())
+            content = content.replace(b'"/page/', f'"{self._url_prefix}/page/{self.edition}/'.encode())
         packed = None if path.suffix in _PACKED else gzip.compress(content, mtime=0)
         return _File(content, packed, f'"{sha256(content).hexdigest()[:32]}"', _TYPES[path.suffix])
 

@@ -33,12 +33,12 @@ _BLOCK_BYTES = 256 * 1024
 
 
 class NniRoutes:
-    """Queries in NNI's own form, and TensorBoard. `port`: the port of this API."""
+    """Queries in NNI's own form, and TensorBoard. `port` and `url_prefix`: those of this API."""
 
-    def __init__(self, reads: BackendReads, port: int) -> None:
+    def __init__(self, reads: BackendReads, port: int, url_prefix: str) -> None:
         self._reads = reads
         self._engine = reads.engine
-        self._port = port
+        self._served = {"port": port, "pid": os.getpid(), "tag": [], "prefixUrl": url_prefix or None}
 
     def operations(self) -> list[Operation]:
         """All operations."""
@@ -116,9 +116,8 @@ class NniRoutes:
 
     async def metadata(self, request: Request) -> Response:
         """The experiment as an item of NNI's list of experiments."""
-        served = {"port": self._port, "pid": os.getpid(), "tag": [], "prefixUrl": None}
         url = str(request.base_url).rstrip("/")
-        return Json(metadata_view(self._engine.snapshot()) | served | {"webuiUrl": [url]})
+        return Json(metadata_view(self._engine.snapshot()) | self._served | {"webuiUrl": [url]})
 
     async def experiments_info(self, _: Request) -> Response:
         """All experiments of the manager's user, in NNI's form."""

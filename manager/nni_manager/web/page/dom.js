@@ -5,6 +5,8 @@
  * @typedef {{[name: string]: string | number | boolean | null | undefined | ((event: any) => void)}} Properties
  */
 
+import { BASE } from "./base.js";
+
 /**
  * Create an element. A function property becomes a listener of the event of that name; every other property becomes an
  * attribute. true is an attribute without a value; null, undefined and false are omitted.
@@ -92,10 +94,10 @@ export function whenChanged(build) {
 /**
  * A link within the page, which the router follows without a reload.
  *
- * @param {string} href
+ * @param {string} href  without the base
  * @param {Properties} properties
  * @param {...(Child | Child[])} children
  */
 export function link(href, properties, ...children) {
-  return h("a", { href, ...properties }, ...children);
+  return h("a", { href: BASE + href, ...properties }, ...children);
 }

@@ -1,5 +1,6 @@
 /** The frame around the pages: the router, the bar at the top, and the connection status. */
 
+import { BASE, withoutBase } from "./base.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
 import * as format from "./format.js";
 import { plain } from "./plain.js";
@@ -45,15 +46,16 @@ const spoken = h("div", { class: "unseen", role: "status", "aria-live": "polite"
 /** @type {Context} */
 const context = { live, announce: (text) => say(spoken, text), go };
 
-/** @param {string} to */
+/** @param {string} to  a path of PAGES */
 function go(to) {
-  history.pushState(null, "", to);
+  history.pushState(null, "", BASE + to);
   route();
 }
 
 /** Show the page of the current address. */
 function route() {
-  const wanted = PAGES[location.pathname] === undefined ? "/oview" : location.pathname;
+  const asked = withoutBase(location.pathname) ?? "";
+  const wanted = PAGES[asked] === undefined ? "/oview" : asked;
   if (wanted === path && page !== null) {
     page.arrive?.();
     return;
@@ -63,7 +65,7 @@ function route() {
   page?.close();
   page = null;
   path = wanted;
-  navigation.forEach((each) => setAttribute(each, "aria-current", each.pathname === path ? "page" : null));
+  navigation.forEach((each) => setAttribute(each, "aria-current", each.pathname === BASE + path ? "page" : null));
   show();
   if (!isFirst) {
     scrollTo(0, 0);
@@ -95,7 +97,7 @@ function show() {
 
 async function leave() {
   // Load anew, so that no data stays visible.
-  if (await attempt(api.leave)) location.assign("/oview");
+  if (await attempt(api.leave)) location.assign(`${BASE}/oview`);
 }
 
 function locked() {
@@ -187,9 +189,10 @@ document.addEventListener("click", (event) => {
   const anchor = event.target instanceof Element ? event.target.closest("a") : null;
   const isPlain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
   if (anchor === null || !isPlain || event.defaultPrevented || anchor.target === "_blank" || anchor.origin !== location.origin) return;
-  if (PAGES[anchor.pathname] === undefined) return;
+  const to = withoutBase(anchor.pathname) ?? "";
+  if (PAGES[to] === undefined) return;
   event.preventDefault();
-  go(anchor.pathname + anchor.hash);
+  go(to + anchor.hash);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 

@@ -1,5 +1,6 @@
 /** `/enter#CODE`: exchanges the code that nnictl printed for a session. The code is removed from the address first. */
 
+import { BASE } from "../base.js";
 import { fill, h } from "../dom.js";
 import { api, Refused } from "../state/api.js";
 import { prose } from "../widgets/facts.js";
@@ -12,7 +13,7 @@ import { prose } from "../widgets/facts.js";
  */
 export function enter({ live, go }) {
   const code = location.hash.slice(1);
-  history.replaceState(null, "", "/enter");
+  history.replaceState(null, "", `${BASE}/enter`);
   const message = h("div", { "data-test": "enter-message", role: "status" }, h("p", {}, "Logging in…"));
   const element = h("div", { class: "page narrow" }, h("section", { class: "card" }, h("h2", {}, "Welcome"), message));
 

@@ -3,10 +3,13 @@
  * stores and sends with every request. Browsers send cookies to every port of a host; the stored key is limited to this origin.
  */
 
+import { BASE } from "../base.js";
+
 /** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Trial, UsageSample } from "../types.js" */
 
-const ROOT = "/api/v1/nni";
-const KEY = "trial-keeper-key";
+const ROOT = `${BASE}/api/v1/nni`;
+/** Managers behind one proxy share the storage of its origin. */
+const KEY = `trial-keeper-key${BASE}`;
 /** Request timeout; a slower manager is shown as unresponsive. */
 const PATIENCE_MS = 30_000;
 
