@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Each module by its full name: a module found through our package's path would be loaded twice, with separate classes.
+_OF_ADVISORS = {
+    "nni.msg_dispatcher_base": "nni_sdk.advisor",
+    "nni.protocol": "nni_sdk.advisor",
+    "nni.runtime.msg_dispatcher_base": "nni_sdk.advisor",
+    "nni.runtime.protocol": "nni_sdk.advisor",
+}
 _OF_SDK = {
     "nni.assessor": "nni_sdk.assessor",
     "nni.recoverable": "nni_sdk.tuner",
@@ -21,6 +27,7 @@ _OF_SDK = {
     "nni.tuner": "nni_sdk.tuner",
     "nni.utils": "nni_sdk.utils",
     "nni.runtime.config": "nni_sdk.config_folder",
+    "nni.runtime.tuner_command_channel": "nni_sdk.advisor",
 }
 _OF_MANAGER = {
     "nni.experiment": "nni_manager.experiment",
@@ -50,10 +57,10 @@ _ABSENT_FUNCTIONS = (
 )
 
 
-def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
+def install_import_aliases(*, experiment_is_ours: bool = False, advisors_are_ours: bool = False) -> None:
     """Make `import nni` import our SDK, unless the real package is installed.
 
-    `experiment_is_ours`: `nni.experiment` is ours even then.
+    `experiment_is_ours`: `nni.experiment` is ours even then. `advisors_are_ours`: so is the base class of advisors.
     """
     try:
         __import__("nni")
@@ -62,14 +69,15 @@ def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
             raise
         use_sdk()
     else:
-        if experiment_is_ours:
-            _install_finder(_OF_MANAGER)
+        names = dict(_OF_MANAGER if experiment_is_ours else {}, **(_OF_ADVISORS if advisors_are_ours else {}))
+        if names:
+            _install_finder(names)
 
 
 def use_sdk() -> None:
     """Make `nni` this SDK in this process, without a search for the real package."""
     sys.modules["nni"] = sys.modules["nni_sdk"]
-    _install_finder(dict(_OF_SDK, **_OF_MANAGER))
+    _install_finder(dict(_OF_SDK, **_OF_ADVISORS, **_OF_MANAGER))
 
 
 def _install_finder(names: "dict[str, str]") -> None:

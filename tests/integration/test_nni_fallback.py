@@ -316,3 +316,25 @@ def test_trials_that_import_nni_succeed_without_the_package(a_real_experiment, k
     experiment.start()
     summary = experiment.wait_for_status("DONE", "ERROR")
     assert (summary["status"], summary["counts"]["SUCCEEDED"]) == ("DONE", 4), summary
+
+
+def test_advisors_have_our_base_class_beside_an_installed_package(tmp_path):
+    """That of NNI connects to NNI's manager when it is created."""
+    package = real_nni(tmp_path)
+    (package / "runtime").mkdir()
+    (package / "runtime" / "__init__.py").touch()
+    for name in ("msg_dispatcher_base", "protocol", "tuner_command_channel"):
+        (package / "runtime" / f"{name}.py").write_text("WHO = 'real'\n")
+    code = (
+        "from nni_sdk.aliases import install_import_aliases; install_import_aliases(advisors_are_ours=True)\n"
+        "from nni.runtime.msg_dispatcher_base import MsgDispatcherBase\n"
+        "from nni.runtime.protocol import send\n"
+        "from nni.runtime.tuner_command_channel import WHO\n"
+        "import nni.tuner\n"
+        "print(MsgDispatcherBase.__module__, send.__module__, WHO, nni.tuner.WHO)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert (done.stdout, done.stderr) == ("nni_sdk.advisor nni_sdk.advisor real real\n", "")

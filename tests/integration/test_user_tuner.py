@@ -138,3 +138,81 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
     assert [len(each) for each in generations] == [2, 2, 2]
     best = max(generations[0])
     assert {each[:1] for each in generations[1]} == {best}, "both must continue from the better one"
+
+
+# Names of NNI v1.9, and of v2.10 and later.
+IMPORTS = {
+    "v1": "from nni.msg_dispatcher_base import MsgDispatcherBase\nfrom nni.protocol import CommandType, send\n",
+    "v2": "from nni.runtime.msg_dispatcher_base import MsgDispatcherBase\n"
+    "from nni.runtime.tuner_command_channel import CommandType\nfrom nni_sdk.advisor import send\n",
+}
+ADVISOR = """
+import json
+from nni.utils import MetricType, extract_scalar_reward
+
+class Halving(MsgDispatcherBase):
+    '''Proposes two trials, and sends the next one only when one of them has ended.'''
+    def __init__(self, optimize_mode):
+        super().__init__()
+        self.results, self.count = {}, 0
+    def handle_initialize(self, data):
+        self.handle_update_search_space(data)
+        send(CommandType.Initialized, "")
+    def handle_update_search_space(self, data):
+        self.most = data["n"]["_value"][1]
+    def handle_request_trial_jobs(self, data):
+        for _ in range(data):
+            if self.count < 2 or self.results:
+                self.new_trial()
+            else:
+                self.owes = True
+    def new_trial(self):
+        if self.count < self.most:
+            self.count += 1
+            trial = {"parameter_id": 100 + self.count, "parameters": {"n": self.count}, "parameter_source": "algorithm"}
+            self.send(CommandType.NewTrialJob, json.dumps(trial))
+        else:
+            self.send(CommandType.NoMoreTrialJobs, "")
+    def handle_report_metric_data(self, data):
+        assert data["type"] == MetricType.FINAL
+        self.results[data["parameter_id"]] = extract_scalar_reward(json.loads(data["value"]))
+    def handle_trial_end(self, data):
+        sent = json.loads(data["hyper_params"])
+        print("ended", data["event"], len(data["trial_job_id"]), sent["parameter_id"], self.results, flush=True)
+        if getattr(self, "owes", False):
+            self.owes = False
+            self.new_trial()
+    def handle_import_data(self, data):
+        pass
+"""
+
+
+@pytest.mark.parametrize("names", ["v1", "v2"])
+def test_an_experiment_with_an_own_advisor_runs_to_its_end_and_resumes(a_real_experiment, names):
+    experiment = a_real_experiment(
+        TRAIN,
+        space={"n": {"_type": "randint", "_value": [0, 5]}},
+        trialConcurrency=3,
+        maxTrialNum=9,
+        tuner=None,
+        advisor={
+            "codeDir": ".",
+            "classFileName": "mine.py",
+            "className": "Halving",
+            "classArgs": {"optimize_mode": "maximize"},
+        },
+        files={"mine.py": IMPORTS[names] + ADVISOR},
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trials")
+    assert sorted(trial["parameters"]["n"] for trial in trials) == [1, 2, 3, 4, 5]
+    assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
+    heard = (experiment.folder.log / "tuner.log").read_text().splitlines()
+    assert len(heard) == 5
+    assert heard[0].startswith("ended SUCCEEDED 5 10")
+    assert heard[-1].count(":") == 5
+    experiment.kill_manager()
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    assert len(experiment.get("/trials")) == 5

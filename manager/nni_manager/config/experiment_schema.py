@@ -109,8 +109,7 @@ def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator
     def checked(name: Any) -> Any:
         if is_placeholder(name):
             raise ValueError(name)
-        is_set = name is not None or kind == "advisor"
-        if is_set and (reason := reason_against(kind, name)) is not None:
+        if name is not None and (reason := reason_against(kind, name)) is not None:
             raise refusal(reason)
         return name
 
@@ -139,14 +138,12 @@ class TunerKeys(_AlgorithmKeys):
     include_intermediate_results: bool = flag("false", False)
 
 
-class AdvisorKeys(Schema):
+class AdvisorKeys(_AlgorithmKeys):
     """`advisor`: NNI's name for an algorithm that replaces both tuner and assessor."""
 
-    name: Annotated[str, _available("advisor")] = must_be(
-        "the name of an advisor", "Hyperband", v1="builtinAdvisorName"
+    name: Annotated[str | None, _available("advisor")] = must_be(
+        "the name of an advisor", "Hyperband", None, v1="builtinAdvisorName"
     )
-    # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None)
     gpu_indices: GpuIndices = must_be(_GPUS, '"0,1"', None, only_v1=True)
 
 

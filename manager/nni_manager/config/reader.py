@@ -49,7 +49,7 @@ from nni_manager.config.experiment_schema import (
 from nni_manager.config.framework_template import FrameworkTemplate, read_template
 from nni_manager.config.keys import KUBERNETES, PLATFORMS, SERVICE
 from nni_manager.config.kubernetes import kubernetes_of, paths_in, refuse_contradictions
-from nni_manager.config.registered_algorithms import AlgorithmKind
+from nni_manager.config.registered_algorithms import AlgorithmSection
 from nni_manager.config.schema import AnySchema, check, is_placeholder
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
@@ -207,6 +207,7 @@ class _Reading:
         kubernetes: model.KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentKeys | KubeflowExperimentKeys):
             kubernetes = kubernetes_of(file, *place_of_jobs)
+        proposer = file.tuner or file.advisor
         return model.ExperimentSpec(
             schema="v2",
             experiment_name=file.experiment_name,
@@ -227,7 +228,7 @@ class _Reading:
                 class_args=dict(self._within(self._proposer).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
-                own=None if file.tuner is None else self._own("tuner", file.tuner.call_timeout),
+                own=None if proposer is None else self._own(self._proposer, proposer.call_timeout),
             ),
             assessor=None
             if file.assessor is None
@@ -388,13 +389,12 @@ class _Reading:
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
                 why = f"an advisor replaces both tuner and assessor; remove {other} or advisor"
                 self._report((other,), f"cannot use {ref((other,))} together with advisor: {why}")
-        if proposer == "tuner":
-            self._check_kind("tuner", "TPE")
-            if self._own("tuner") is not None:
-                # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
-                raw = self._within("tuner").get("classArgs")
-                mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
-                return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
+        self._check_kind(proposer, "TPE" if proposer == "tuner" else "Hyperband")
+        if self._own(proposer) is not None:
+            # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
+            raw = self._within(proposer).get("classArgs")
+            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
+            return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
         return self._checked_args(proposer, CLASS_ARGS)
 
     def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
@@ -407,7 +407,7 @@ class _Reading:
         self.diagnostics += diagnostics
         return args
 
-    def _check_kind(self, kind: AlgorithmKind, example: str) -> None:
+    def _check_kind(self, kind: AlgorithmSection, example: str) -> None:
         """Report missing keys of a built-in algorithm or of the user's own class."""
         section = self._within(kind)
         is_there = isinstance(self.raw.get(kind), Mapping)
@@ -449,21 +449,21 @@ class _Reading:
             )
 
     def _warn_of_timeouts_of_built_ins(self) -> None:
-        for section in ("tuner", "assessor"):
+        for section in ("tuner", "assessor", "advisor"):
             keys = self._within(section)
             if keys.get("callTimeout") is not None and not any(keys.get(key) for key in OWN_KEYS):
                 self._warn(
                     f"{ref((section, 'callTimeout'))} has no effect: only your own class can exceed it; remove it"
                 )
 
-    def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
+    def _folder_of_class(self, kind: AlgorithmSection) -> Path | None:
         """The folder of the user's own class; None if the file names none."""
         written = self._within(kind).get("codeDirectory")
         if not isinstance(written, str) or "\0" in written:
             return None
         return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
 
-    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> model.UserClass | None:
+    def _own(self, kind: AlgorithmSection, call_timeout_s: float | None = None) -> model.UserClass | None:
         section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
         name = section.get("name")
         return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
@@ -484,7 +484,7 @@ class _Reading:
             if written is not None:
                 self._refuse(("searchSpace",), "«searchSpaceFile» is also set; keep one of the two")
             return self._checked_space(space, self.document, ("searchSpace",))
-        if written is None and self._own("tuner") is not None:
+        if written is None and self._own(self._proposer) is not None:
             return {}, SearchSpace({})
         if written is None:
             key, what, example = self.document.dialect.space
@@ -510,7 +510,7 @@ class _Reading:
         self, raw: Any, document: Document, above: Place = ()
     ) -> tuple[dict[str, Any], SearchSpace | None]:
         """The search space at a place of a document."""
-        space, problems = read_search_space(raw, for_own_class=self._own("tuner") is not None)
+        space, problems = read_search_space(raw, for_own_class=self._own(self._proposer) is not None)
         if raw and space is not None and not space.parameters:
             self._warn(
                 "the search space has none of the built-in types: it is passed to the tuner's class unchecked"

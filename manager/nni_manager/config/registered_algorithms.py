@@ -27,6 +27,8 @@ from nni_manager.errors import UserError
 from trial_keeper.wire.workspace import replace_file
 
 AlgorithmKind = Literal["tuner", "assessor"]
+AlgorithmSection = Literal["tuner", "assessor", "advisor"]
+"""The sections of an experiment file that can name a class of the user; advisors cannot be registered."""
 KINDS: tuple[AlgorithmKind, ...] = ("tuner", "assessor")
 _DOTTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
 

@@ -1,4 +1,4 @@
-"""Locates the user's own tuner or assessor class: from the keys of the experiment file to module and class."""
+"""Locates the user's own class of a tuner, an assessor or an advisor: from keys of the experiment file to module and class."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config.model import CALL_TIMEOUT_S, UserClass
-from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
+from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmSection, registered
 
 OWN_KEYS = ("codeDirectory", "classFileName", "className")
 
 
 def user_class(
-    kind: AlgorithmKind,
+    kind: AlgorithmSection,
     name: object,
     section: Mapping[str, Any],
     code_dir: Path,
@@ -28,7 +28,7 @@ def user_class(
     if isinstance(section.get("className"), str):
         return UserClass(_dotted(section), str(code_dir), None, limit_s)
     try:
-        found = registered(kind, name) if isinstance(name, str) else None
+        found = registered(kind, name) if isinstance(name, str) and kind != "advisor" else None
     except AlgorithmFileInvalid:
         return None  # the schema reports it
     if found is None:
@@ -44,7 +44,7 @@ def _dotted(section: Mapping[str, Any]) -> str:
 
 
 def reason_against_class(
-    kind: AlgorithmKind, section: Mapping[str, Any], code_dir: Path | None
+    kind: AlgorithmSection, section: Mapping[str, Any], code_dir: Path | None
 ) -> tuple[str, str] | None:
     """The wrong key, and the reason as a sentence, if the section's class cannot be used; None if no error is found.
 
@@ -81,7 +81,7 @@ def reason_against_class(
 
 
 def _reason_against_file(
-    kind: AlgorithmKind, class_name: str, code_dir: Path, key: str
+    kind: AlgorithmSection, class_name: str, code_dir: Path, key: str
 ) -> tuple[str, str] | None:
     module, _, name = class_name.rpartition(".")
     base = code_dir / Path(*module.split("."))

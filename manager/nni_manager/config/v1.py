@@ -34,7 +34,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 # ---- hints for unknown keys that users often write, by dotted path: the reason and the replacement
 
-OWN_ADVISOR = "custom advisors are not supported; write a custom tuner into tuner"
 _FOR_CLUSTERS = "it applies only to jobs on a cluster; remove it"
 _FOR_ROLES = f"it applies to {_PLATFORM}: {{}}; remove it, and write command directly into trial"
 _JOB_FILE = "write it into an OpenPAI job file, and set trial.paiConfigPath to that file"
@@ -50,9 +49,6 @@ _ON_ALL = {
     "assessor.gpuNum": "only trials use GPUs; remove it",
     "tuner.checkpointDir": "results are stored with the experiment; remove it",
     "assessor.checkpointDir": "results are stored with the experiment; remove it",
-    "advisor.codeDir": OWN_ADVISOR,
-    "advisor.classFileName": OWN_ADVISOR,
-    "advisor.className": OWN_ADVISOR,
     "trial.nasMode": "architecture search is not supported; remove it, and write its options as a choice",
     "trial.dataDir": "OpenPAI no longer has HDFS; read data from the storage at trial.containerNFSMountPath, and remove it",
     "trial.outputDir": "OpenPAI no longer has HDFS; write to $NNI_OUTPUT_DIR on the shared storage, and remove it",

@@ -20,7 +20,6 @@ from nni_manager.config.keys import SERVICE, STORAGE, get
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.translation import Translation, put
 from nni_manager.config.units import SECONDS_OF
-from nni_manager.config.v1 import OWN_ADVISOR
 
 _POLICY = (*SERVICE, "taskRoles", EACH, "frameworkAttemptCompletionPolicy")
 # Other names of the same keys in some versions of NNI.
@@ -41,8 +40,6 @@ _HINTS = {
     "name": "did you mean experimentName?",
     "authorName": "NNI's second schema has no such key; remove it",
     "trial": "it belongs to NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
-    "advisor.className": OWN_ADVISOR,
-    "advisor.codeDirectory": OWN_ADVISOR,
     "multiPhase": "NNI removed this key; remove it",
     "multiThread": "NNI removed this key; remove it",
     **{

@@ -44,7 +44,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_OOM_SCORE))
-    install_import_aliases()
+    install_import_aliases(advisors_are_ours=True)
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_queue_calls, args=(connection, calls), daemon=True).start()
     worker = _Worker()

@@ -1,0 +1,162 @@
+"""Base class for custom advisors, with NNI's names: `from nni.runtime.msg_dispatcher_base import MsgDispatcherBase`.
+
+An advisor replaces tuner and assessor: it handles commands, and answers by `send`. Here it is a tuner whose methods are
+translated to commands. It receives final results only, and cannot stop trials. Source: NNI v1.9, v2.10 and v3.0,
+nni.runtime.msg_dispatcher_base.
+"""
+
+import json
+from enum import Enum
+
+from nni_sdk.tuner import Tuner
+from nni_sdk.utils import MetricType
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class CommandType(Enum):
+    """The commands of the manager, and the answers of an advisor."""
+
+    Initialize = "IN"
+    RequestTrialJobs = "GE"
+    ReportMetricData = "ME"
+    UpdateSearchSpace = "SS"
+    ImportData = "FD"
+    AddCustomizedTrialJob = "AD"
+    TrialEnd = "EN"
+    Terminate = "TE"
+    Ping = "PI"
+    Initialized = "ID"
+    NewTrialJob = "TR"
+    SendTrialJobParameter = "SP"
+    NoMoreTrialJobs = "NO"
+    KillTrialJob = "KI"
+    Error = "ER"
+
+
+_sent = []  # type: list[tuple[str, Any]]
+"""The answers that were not processed yet: a process has one advisor."""
+
+
+def send(command: "Any", data: "Any") -> None:
+    """Answer the manager. `command` is a `CommandType`, ours or of NNI's package; `data` is JSON text or empty."""
+    _sent.append((command.name, data))
+
+
+class MsgDispatcherBase(Tuner):
+    """Base of an advisor: override the methods `handle_...`, each of which receives the data of one command."""
+
+    def __init__(self, command_channel_url: "str | None" = None) -> None:
+        """Start without trials; the argument has no effect."""
+        self._is_initialized = False
+        self._missing = []  # type: list[int]
+        self._ready = []  # type: list[dict[str, Any]]
+        self._trials = {}  # type: dict[int, dict[str, Any]]
+
+    def send(self, command: "Any", data: "Any") -> None:
+        """See the function `send`."""
+        send(command, data)
+
+    def handle_initialize(self, data: "dict[str, Any]") -> None:
+        """Receive the search space, once; answer `Initialized`."""
+        raise NotImplementedError("handle_initialize not implemented")
+
+    def handle_request_trial_jobs(self, data: int) -> None:
+        """Answer `NewTrialJob` this many times, now or later, each with parameter_id and parameters."""
+        raise NotImplementedError("handle_request_trial_jobs not implemented")
+
+    def handle_update_search_space(self, data: "dict[str, Any]") -> None:
+        """Receive another search space."""
+        raise NotImplementedError("handle_update_search_space not implemented")
+
+    def handle_import_data(self, data: "list[dict[str, Any]]") -> None:
+        """Receive prior results: each has `parameter` and `value`."""
+        raise NotImplementedError("handle_import_data not implemented")
+
+    def handle_add_customized_trial(self, data: "Any") -> None:
+        """Not called here: trials of users are not reported to tuners."""
+
+    def handle_report_metric_data(self, data: "dict[str, Any]") -> None:
+        """Receive a final result: parameter_id, trial_job_id, type, sequence, and value as JSON text."""
+        raise NotImplementedError("handle_report_metric_data not implemented")
+
+    def handle_trial_end(self, data: "dict[str, Any]") -> None:
+        """Receive the end of a trial: trial_job_id, event, and hyper_params, which is what `NewTrialJob` sent."""
+        raise NotImplementedError("handle_trial_end not implemented")
+
+    # ---- the methods of a tuner, which the manager calls
+
+    def update_search_space(self, search_space: "dict[str, Any]") -> None:
+        """See `Tuner`."""
+        if self._is_initialized:
+            self.handle_update_search_space(search_space)
+        else:
+            self._is_initialized = True
+            self.handle_initialize(search_space)
+        self._receive(None)
+
+    def generate_multiple_parameters(
+        self, parameter_id_list: "list[int]", **kwargs: "Any"
+    ) -> "list[dict[str, Any]]":
+        """See `Tuner`. An advisor that owes parameters is not asked for more; `st_callback` gets them later."""
+        deliver = self._deliver = kwargs.get("st_callback")
+        found = []
+        for parameter_id in parameter_id_list:
+            if not (self._ready or self._missing):
+                self.handle_request_trial_jobs(1)
+                self._receive(deliver)
+                if not self._ready:
+                    self._missing.append(parameter_id)
+            if self._ready:
+                found.append(self._give(parameter_id))
+        return found
+
+    def receive_trial_result(
+        self, parameter_id: int, parameters: "dict[str, Any]", value: "Any", **kwargs: "Any"
+    ) -> None:
+        """See `Tuner`."""
+        data = {
+            "parameter_id": self._trials[parameter_id]["parameter_id"],
+            "trial_job_id": kwargs.get("trial_job_id"),
+            "type": MetricType.FINAL,
+            "sequence": 0,
+            "value": json.dumps(value),
+        }
+        self.handle_report_metric_data(data)
+        self._receive(self._deliver)
+
+    def trial_end(self, parameter_id: int, success: bool, **kwargs: "Any") -> None:
+        """See `Tuner`."""
+        event = "SUCCEEDED" if success else "FAILED"
+        sent = json.dumps(self._trials.pop(parameter_id))
+        self.handle_trial_end(
+            {"trial_job_id": kwargs.get("trial_job_id"), "event": event, "hyper_params": sent}
+        )
+        self._receive(self._deliver)
+
+    def import_data(self, data: "list[dict[str, Any]]") -> None:
+        """See `Tuner`."""
+        self.handle_import_data(data)
+        self._receive(self._deliver)
+
+    _deliver = None  # type: Any
+
+    def _receive(self, deliver: "Any") -> None:
+        """Process what was sent."""
+        while _sent:
+            name, data = _sent.pop(0)
+            if name == "NewTrialJob":
+                self._ready.append(json.loads(data))
+            elif name == "Error":
+                raise RuntimeError(data)
+            elif name == "KillTrialJob":
+                print("cannot stop trial", data, "early: an advisor receives final results only; ignored")
+        while self._ready and self._missing and deliver is not None:
+            parameter_id = self._missing.pop(0)
+            deliver(parameter_id, self._give(parameter_id))
+
+    def _give(self, parameter_id: int) -> "Any":
+        self._trials[parameter_id] = sent = self._ready.pop(0)
+        return sent["parameters"]

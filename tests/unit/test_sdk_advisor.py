@@ -1,0 +1,112 @@
+"""The base class of advisors: commands in, answers out, as the tuner that the manager calls."""
+
+import enum
+import json
+
+import pytest
+
+from nni_sdk import advisor
+from nni_sdk.advisor import CommandType, MsgDispatcherBase, send
+
+
+class Recording(MsgDispatcherBase):
+    """Answers a request only if `answers`, and records what it handles."""
+
+    def __init__(self, answers=True):
+        super().__init__("ws://ignored")
+        self.answers, self.handled = answers, []
+
+    def handle_initialize(self, data):
+        self.handled.append(("initialize", data))
+        send(CommandType.Initialized, "")
+
+    def handle_update_search_space(self, data):
+        self.handled.append(("space", data))
+
+    def handle_request_trial_jobs(self, data):
+        self.handled.append(("request", data))
+        if self.answers:
+            self.propose(len(self.handled))
+
+    def propose(self, number, command=CommandType.NewTrialJob):
+        self.send(command, json.dumps({"parameter_id": f"p{number}", "parameters": {"x": number}}))
+
+    def handle_report_metric_data(self, data):
+        self.handled.append(("metric", data))
+
+    def handle_trial_end(self, data):
+        self.handled.append(("end", data))
+
+    def handle_import_data(self, data):
+        self.handled.append(("import", data))
+
+
+@pytest.fixture(autouse=True)
+def nothing_sent():
+    yield
+    assert advisor._sent == []
+
+
+def test_calls_of_a_tuner_become_commands():
+    made = Recording()
+    made.update_search_space({"x": 1})
+    made.update_search_space({"x": 2})
+    assert made.handled == [("initialize", {"x": 1}), ("space", {"x": 2})]
+    assert made.generate_multiple_parameters([7, 8]) == [{"x": 3}, {"x": 4}]
+    made.receive_trial_result(7, {"x": 3}, {"default": 0.5}, trial_job_id="aB3dE", customized=False)
+    made.trial_end(7, True, trial_job_id="aB3dE")
+    made.trial_end(8, False, trial_job_id="xY9zW")
+    made.import_data([{"parameter": {}, "value": 1}])
+    _, metric = made.handled[4]
+    assert json.loads(metric.pop("value")) == {"default": 0.5}
+    assert metric == {"parameter_id": "p3", "trial_job_id": "aB3dE", "type": "FINAL", "sequence": 0}
+    ends = [data for name, data in made.handled if name == "end"]
+    assert [(data["trial_job_id"], data["event"]) for data in ends] == [
+        ("aB3dE", "SUCCEEDED"),
+        ("xY9zW", "FAILED"),
+    ]
+    assert json.loads(ends[1]["hyper_params"]) == {"parameter_id": "p4", "parameters": {"x": 4}}
+    assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
+
+
+def test_an_advisor_that_owes_parameters_is_not_asked_again_and_delivers_them_later():
+    made, delivered = Recording(answers=False), []
+
+    def deliver(*given):
+        delivered.append(given)
+
+    made.update_search_space({})
+    assert made.generate_multiple_parameters([0], st_callback=deliver) == []
+    assert made.generate_multiple_parameters([1], st_callback=deliver) == []
+    assert [name for name, _ in made.handled] == ["initialize", "request"]
+    made.propose(5)
+    made.propose(6)
+    made.import_data([])
+    assert delivered == [(0, {"x": 5})]
+    assert made.generate_multiple_parameters([2], st_callback=deliver) == [{"x": 6}]
+
+
+def test_a_command_of_nnis_package_is_recognised_by_its_name():
+    theirs = enum.Enum("CommandType", {"NewTrialJob": b"TR", "NoMoreTrialJobs": b"NO"})
+    made = Recording(answers=False)
+    made.update_search_space({})
+    made.propose(1, theirs.NewTrialJob)
+    made.send(theirs.NoMoreTrialJobs, "")
+    assert made.generate_multiple_parameters([0]) == [{"x": 1}]
+
+
+def test_a_trial_is_not_stopped_and_an_error_is_raised(capsys):
+    made = Recording()
+    made.send(CommandType.KillTrialJob, '"aB3dE"')
+    made.update_search_space({})
+    assert 'cannot stop trial "aB3dE" early' in capsys.readouterr().out
+    made.send(CommandType.Error, "it broke")
+    with pytest.raises(RuntimeError, match="it broke"):
+        made.import_data([])
+
+
+@pytest.mark.parametrize("name", ["initialize", "request_trial_jobs", "update_search_space", "import_data",
+                                  "report_metric_data", "trial_end"])  # fmt: skip
+def test_a_missing_handler_is_named(name):
+    with pytest.raises(NotImplementedError, match=f"handle_{name}"):
+        getattr(MsgDispatcherBase(), f"handle_{name}")({})
