@@ -119,9 +119,10 @@ node_modules/.installed: package-lock.json
 .venv/.installed-%: pyproject.toml | .venv/bin/pip
 	@echo "installing trial-keeper[$*] into .venv"
 	@python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
-	@# The import hook of setuptools costs each process of ours 35 ms; the two folders that it stands for cost nothing.
+	@# The import hook of setuptools costs each process of ours 35 ms; the folders that it stands for cost nothing. The last one is
+	@# what setup.py adds to a wheel.
 	@for pth in .venv/lib/python*/site-packages/__editable__.trial_keeper-*.pth; do \
-	  [ ! -e "$$pth" ] || printf '%s\n' '$(CURDIR)' '$(CURDIR)/manager' >"$$pth"; \
+	  [ ! -e "$$pth" ] || printf '%s\n' '$(CURDIR)' '$(CURDIR)/manager' '$(CURDIR)/nni_sdk/fallback' >"$$pth"; \
 	done
 	@touch '$@'
 

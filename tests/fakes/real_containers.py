@@ -105,7 +105,7 @@ class Podman:
         sources = [
             REPOSITORY / "images" / "build.sh",
             REPOSITORY / "images" / kind / "Dockerfile",
-            *(REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE")),
+            *(REPOSITORY / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")),
             *(
                 path
                 for folder in ("nni_sdk", "trial_keeper", "manager")

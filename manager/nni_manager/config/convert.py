@@ -1,17 +1,20 @@
-"""Converts an experiment file from NNI's first schema to the second."""
+"""Converts an experiment file from NNI's first schema to the second, and reads files of both as the second."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.diagnostics import Place, key_of
-from nni_manager.config.document import as_yaml
+import yaml
+
+from nni_manager.config.diagnostics import Place, folded, key_of
+from nni_manager.config.document import as_yaml, read_yaml
 from nni_manager.config.keys import keys_on
 from nni_manager.config.model import LOCAL_HOST
-from nni_manager.config.reader import PATH_KEYS, read_first_schema
+from nni_manager.config.reader import PATH_KEYS, read_first_schema, schema_of
 from nni_manager.config.schema import is_placeholder
 from nni_manager.config.units import megabytes
 
@@ -25,6 +28,8 @@ _WHY_DROPPED = {
     "paiConfig.cpuNum": "trial.cpuNum takes precedence",
     "paiConfig.memoryMB": "trial.memoryMB takes precedence",
 }
+# The keys of these mappings are the user's names.
+_OPEN = tuple(map(folded, ("searchSpace", "classArgs", "openpaiConfig")))
 _SIZES = ("trialMemorySize", "memorySize", "sharedMemorySize")
 
 
@@ -34,6 +39,35 @@ class Converted:
 
     text: str
     dropped: tuple[str, ...]
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys and values of a file in the second schema, or converted to it, with absolute paths.
+
+    Raises:
+        ConfigInvalid: the file cannot be read, or is an invalid file in the first schema.
+    """
+    value = yaml.safe_load(convert(path).text) if schema_of(path) == "v1" else read_yaml(path).value
+    found: dict[str, Any] = _with_absolute_paths(value, path.absolute().parent)
+    return found
+
+
+def _with_absolute_paths(value: Any, folder: Path, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        is_claim = "pvc" in (value.get("storageType"), value.get("storage"))
+        return {
+            name: item
+            if folded(str(name)) in _OPEN
+            else _with_absolute_paths(
+                item, folder, "codeDirectory" if is_claim and name == "path" else str(name)
+            )
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_with_absolute_paths(item, folder, key) for item in value]
+    if isinstance(value, str) and folded(key) in {folded(each) for each in PATH_KEYS}:
+        return str(folder / Path(value).expanduser())
+    return value
 
 
 def convert(path: Path, folder: Path | None = None) -> Converted:
@@ -51,7 +85,7 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
     for name, (mapping, default) in defaults.items():
         if mapping.get(name) is None and default in service:
             mapping[name] = service.pop(default)
-    for kind in ("tuner", "assessor"):
+    for kind in ("tuner", "assessor", "advisor"):
         section = raw.get(kind) or {}
         file = section.pop("classFileName", None)
         if file is not None and section.get("className") is not None:

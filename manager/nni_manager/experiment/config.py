@@ -8,20 +8,26 @@ Source: NNI v2.10 and v3.0, nni.experiment.config.
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic
+from nni_manager.config.convert import read_keys
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
 from nni_manager.config.keys import PLATFORMS, UNSUPPORTED
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
 from nni_manager.config.python_document import read_python
 from nni_manager.errors import UserError
-from nni_manager.experiment.aliases import ConfigBase
+from nni_manager.experiment.aliases import AliasHint, ConfigBase
 
+# The folder of the training code: of all trials, of a training service, or of a role.
+_OF_CODE = ("trialcodedirectory", "codedirectory")
+_ALGORITHMS = ("tuner", "assessor", "advisor")
 PathOrText: TypeAlias = str | PathLike[str]
 """A path; a relative path is relative to the current directory."""
 Seconds: TypeAlias = str | int
@@ -318,6 +324,47 @@ class ExperimentConfig(ConfigBase):
         """
         if training_service_platform is not None:
             self.training_service = training_service_for(training_service_platform)()
+
+    @classmethod
+    def load(cls, path: PathOrText) -> ExperimentConfig:
+        """The configuration in an experiment file, in either of NNI's schemas. Relative paths are those of the file.
+
+        Raises:
+            ConfigInvalid: the file cannot be read, or has errors in NNI's first schema.
+            NoSuchField: a key of the second schema is unknown.
+        """
+        file = Path(path)
+        keys = read_keys(file)
+        places = (place for place, _ in leaves(keys) if folded(str(place[0])) not in _ALGORITHMS)
+        if not any(isinstance(key, str) and folded(key) in _OF_CODE for place in places for key in place):
+            keys["trialCodeDirectory"] = str(file.absolute().parent)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AliasHint)  # keys of files are in camelCase
+            return cls(**keys)
+
+    def canonical_copy(self) -> ExperimentConfig:
+        """A copy with absolute paths, the search space in place of its file, and the defaults of top-level fields.
+
+        Raises:
+            ConfigInvalid: with every error.
+        """
+        checked, copied = self.checked(), copy.deepcopy(self)
+        copied.search_space = None if checked.is_annotated else checked.search_space_raw
+        copied.search_space_file = None
+        copied.experiment_name = checked.experiment_name
+        copied.trial_code_directory = str(checked.code_dir)
+        copied.experiment_working_directory = str(checked.log_dir)
+        copied.use_annotation, copied.debug = checked.is_annotated, checked.debug
+        copied.log_level = checked.log_level
+        return copied
+
+    def json(self) -> dict[str, Any]:
+        """The canonical copy as a document of the second schema, for JSON.
+
+        Raises:
+            ConfigInvalid: with every error.
+        """
+        return self.canonical_copy().document()
 
     def checked(self) -> CheckedConfig:
         """The checked experiment, ready to run.

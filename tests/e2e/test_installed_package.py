@@ -1,0 +1,126 @@
+"""The package as pip installs it, and scripts of NNI's users in that Python."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from deadlines import DEADLINE_S
+from real_experiment import free_port_pair
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "nni_sdk", "trial_keeper", "manager")
+# As NNI's quickstart notebook, with another model.
+QUICKSTART = """
+import sys
+from nni.experiment import Experiment
+
+experiment = Experiment('local')
+experiment.config.trial_command = f'{sys.executable} model.py'
+experiment.config.trial_code_directory = '.'
+experiment.config.search_space = {
+    'features': {'_type': 'choice', '_value': [128, 256, 512, 1024]},
+    'lr': {'_type': 'loguniform', '_value': [0.0001, 0.1]},
+    'momentum': {'_type': 'uniform', '_value': [0, 1]},
+}
+experiment.config.tuner.name = 'TPE'
+experiment.config.tuner.class_args['optimize_mode'] = 'maximize'
+experiment.config.max_trial_number = 3
+experiment.config.trial_concurrency = 2
+experiment.run(int(sys.argv[1]))
+print(len(experiment.export_data()), "results")
+experiment.stop()
+"""
+MODEL = """
+import nni
+params = {'features': 512, 'lr': 0.001, 'momentum': 0}
+params.update(nni.get_next_parameter())
+for epoch in range(3):
+    nni.report_intermediate_result(params['lr'] * epoch)
+nni.report_final_result(params['lr'])
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A Python with the wheel of this checkout. The dependencies are those of the tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = (
+        folder / "source"
+    )  # setuptools would make a folder build/ in the checkout, and reuse its old files
+    for name in SOURCES:
+        path = REPOSITORY / name
+        copied = source / name
+        copied.parent.mkdir(exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, copied, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, copied)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    python = folder / "venv" / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    run(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    site_packages(python).joinpath("dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return python
+
+
+def site_packages(python):
+    (found,) = python.parents[1].glob("lib/python*/site-packages")
+    return found
+
+
+def run(*command, **options):
+    """The output of a command."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("NNI_", "PYTHON"))}
+    done = subprocess.run(
+        list(map(str, command)),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_S,
+        **options,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_import_nni_works_where_nnis_package_is_absent(python, tmp_path):
+    code = "import nni, nni.experiment, nni_sdk; print(nni is nni_sdk, nni.experiment.Experiment.__module__)"
+    assert run(python, "-c", code, cwd=tmp_path) == "True nni_manager.experiment.experiment\n"
+    assert "site-packages" in run(python, "-c", "import nni_sdk; print(nni_sdk.__file__)", cwd=tmp_path)
+
+
+def test_the_quickstart_of_nni_runs_unchanged(python, tmp_path):
+    (tmp_path / "main.py").write_text(QUICKSTART)
+    (tmp_path / "model.py").write_text(MODEL)
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [python, "main.py", str(free_port_pair())],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=4 * DEADLINE_S,
+    )  # fmt: skip
+    assert (done.returncode, "3 results" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_package_nni_that_is_installed_beside_it_is_imported_instead(python, tmp_path):
+    package = site_packages(python) / "nni"
+    package.mkdir()
+    try:
+        (package / "__init__.py").write_text("WHO = 'real'\n")
+        assert run(python, "-c", "import nni; print(nni.WHO)", cwd=tmp_path) == "real\n"
+    finally:
+        shutil.rmtree(package)
+
+
+def test_nothing_is_left_after_it_is_uninstalled(python, tmp_path):
+    copied = tmp_path / "venv"
+    shutil.copytree(python.parents[1], copied, symlinks=True)
+    there = copied / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", there, "uninstall", "--quiet", "--yes", "trial-keeper")
+    assert not list(site_packages(there).glob("trial_keeper*"))
+    assert not list(site_packages(there).glob("nni*"))

@@ -1,0 +1,103 @@
+"""Configurations of the Python API that are loaded from experiment files, and their canonical form."""
+
+import json
+import warnings
+from pathlib import Path
+
+import config_corpus
+import pytest
+
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.experiment import AliasHint, ExperimentConfig
+from nni_manager.experiment.aliases import NoSuchField
+
+# What a configuration in Python has no place for, or another one.
+ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
+
+
+def _valid_files():
+    for file in config_corpus.FILES:
+        try:
+            yield pytest.param(file, read_experiment_file(file), id=file.stem)
+        except ConfigInvalid:
+            continue
+
+
+VALID_FILES = [*_valid_files()]
+
+
+def fields_of(checked):
+    fields = json.loads(checked.to_json())
+    for name in ELSEWHERE:
+        del fields[name]
+    if fields["tuner"]["own"]:
+        del fields["tuner"]["name"]  # as in a converted file
+    if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
+        fields["pai"]["host"] = f"http://{fields['pai']['host']}"
+    return fields
+
+
+@pytest.mark.parametrize(("file", "expected"), VALID_FILES)
+def test_a_loaded_file_describes_the_same_experiment_in_any_folder(file, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AliasHint)
+        config = ExperimentConfig.load(file)
+    checked = fields_of(config.checked())
+    wanted = fields_of(expected)
+    if wanted["experiment_name"] == file.stem:  # the default of a file
+        del wanted["experiment_name"], checked["experiment_name"]
+    assert checked == wanted
+
+
+@pytest.mark.parametrize(("file", "expected"), VALID_FILES)
+def test_the_json_of_a_configuration_describes_the_same_experiment(file, expected, tmp_path, monkeypatch):
+    config = ExperimentConfig.load(file)
+    monkeypatch.chdir(tmp_path)
+    document = json.loads(json.dumps(config.json()))
+    assert "searchSpaceFile" not in document
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AliasHint)
+        again = ExperimentConfig(**document)
+    assert fields_of(again.checked()) == fields_of(config.checked())
+    assert again.json() == document
+
+
+def test_a_canonical_copy_leaves_the_configuration_unchanged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    config = ExperimentConfig("local", trial_command="python3 train.py", search_space_file="space.json")
+    config.trial_concurrency, config.tuner.name = 2, "Random"
+    before = config.document()
+    copied = config.canonical_copy()
+    assert config.document() == before
+    assert (copied.search_space, copied.search_space_file) == (
+        {"x": {"_type": "uniform", "_value": [0, 1]}},
+        None,
+    )
+    assert (copied.trial_code_directory, copied.log_level, copied.debug) == (str(tmp_path), "info", False)
+    assert copied.canonical_copy() == copied
+    config.trial_concurrency = 0
+    with pytest.raises(ConfigInvalid, match="trial_concurrency"):
+        config.json()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("trialConcurency: 1\nsearchSpace: {}\n", NoSuchField, "did you mean trial_concurrency"),
+        ("[1]\n", ConfigInvalid, "is not a mapping"),
+        ("a: [\n", ConfigInvalid, "cannot"),
+        ("trainingServicePlatform: local\ntrialConcurrency: x\n", ConfigInvalid, "trialConcurrency"),
+    ],
+)
+def test_an_invalid_file_is_refused_with_its_error(tmp_path, text, error, message):
+    (tmp_path / "exp.yml").write_text(text)
+    with pytest.raises(error, match=message):
+        ExperimentConfig.load(tmp_path / "exp.yml")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigInvalid, match="missing"):
+        ExperimentConfig.load(tmp_path / "missing.yml")
