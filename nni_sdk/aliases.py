@@ -46,15 +46,60 @@ _ABSENT = {
     "nni.retiarii": "architecture search is not a part of trial-keeper; " + _INSTALL_NNI,
     "nni.smartparam": "write annotations in the training code, and useAnnotation in the experiment file",
 }
-# Functions that NNI has and nni_sdk has not.
-_ABSENT_FUNCTIONS = (
-    "dump",
-    "enable_global_logging",
-    "load",
-    "silence_stdout",
-    "trace",
-    "training_update",
-)
+# Public names that NNI has and nni_sdk has not, by module, with the remedy where it is not to install NNI's package.
+_ANNOTATIONS = _ABSENT["nni.smartparam"]
+_ABSENT_NAMES = {
+    "nni_sdk": {
+        **dict.fromkeys(
+            (
+                "dispatcher_env_vars",
+                "dump",
+                "enable_global_logging",
+                "get_default_framework",
+                "load",
+                "set_default_framework",
+                "shortcut_framework",
+                "shortcut_module",
+                "silence_stdout",
+                "trace",
+                "training_update",
+            ),
+            _INSTALL_NNI,
+        ),
+        **dict.fromkeys(
+            (
+                "choice",
+                "function_choice",
+                "lognormal",
+                "loguniform",
+                "mutable_layer",
+                "normal",
+                "qlognormal",
+                "qloguniform",
+                "qnormal",
+                "quniform",
+                "randint",
+                "uniform",
+            ),
+            _ANNOTATIONS,
+        ),
+    },
+    "nni_sdk.trial": dict.fromkeys(
+        (
+            "ParameterRecord",
+            "dump",
+            "get_default_trial_command_channel",
+            "get_next_parameters",
+            "overwrite_intermediate_seq",
+            "trial_env_vars",
+        ),
+        _INSTALL_NNI,
+    ),
+    "nni_sdk.tuner": {"TrialRecord": _INSTALL_NNI},
+    "nni_sdk.utils": dict.fromkeys(
+        ("NodeType", "convert_dict2tuple", "json2parameter", "json2space", "split_index"), _INSTALL_NNI
+    ),
+}
 
 
 def install_import_aliases(*, experiment_is_ours: bool = False, advisors_are_ours: bool = False) -> None:
@@ -137,18 +182,30 @@ def attribute(name: str) -> object:
     """Return an attribute of NNI's package that nni_sdk imports only on demand: `experiment` or `Experiment`.
 
     Raises:
-        ImportError: NNI has the attribute and nni_sdk has not. In `from nni import trace`, an AttributeError would lose its text.
+        ImportError: NNI has it and nni_sdk has not. In `from nni import trace`, an AttributeError would lose its text.
         AttributeError: NNI has none either.
     """
     if name in ("experiment", "Experiment"):
         module = experiment_module()
         return module if name == "experiment" else getattr(module, name)
-    if name in _ABSENT_FUNCTIONS:
-        raise ImportError(
-            f"cannot find nni.{name}: nni is nni_sdk in this Python, which has no such function; "
-            f"remove the use of {name}, or {_INSTALL_NNI}"
-        )
-    raise AttributeError(f"module 'nni_sdk' has no attribute {name!r}")
+    return absent("nni_sdk", name)
+
+
+def absent(module: str, name: str) -> object:
+    """Refuse a name that a module of nni_sdk has not.
+
+    Raises:
+        ImportError: NNI's module has the name; the message has the remedy.
+        AttributeError: NNI's has it neither.
+    """
+    remedy = _ABSENT_NAMES[module].get(name)
+    if remedy is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    theirs = module.replace("nni_sdk", "nni")
+    raise ImportError(
+        f"cannot find {theirs}.{name}: {theirs} is {module} in this Python, which has no {name}; "
+        f"remove its use, or {remedy}"
+    )
 
 
 def experiment_module() -> "ModuleType":

@@ -296,3 +296,9 @@ def _log() -> "Logger":
         log.setLevel(logging.INFO)
         log.propagate = False
     return log
+
+
+def __getattr__(name: str) -> object:
+    from nni_sdk.aliases import absent
+
+    return absent("nni_sdk.trial", name)

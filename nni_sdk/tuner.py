@@ -88,3 +88,9 @@ class Tuner(Recoverable):
 def is_no_more_trial(error: BaseException) -> bool:
     """True for this module's NoMoreTrialError, and for that of the real package."""
     return any(kind.__name__ == "NoMoreTrialError" for kind in type(error).__mro__)
+
+
+def __getattr__(name: str) -> object:
+    from nni_sdk.aliases import absent
+
+    return absent("nni_sdk.tuner", name)

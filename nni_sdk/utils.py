@@ -122,3 +122,9 @@ def extract_scalar_history(trial_history: "list[Any]", scalar_key: str = "defaul
         RuntimeError: one of them has no number.
     """
     return [extract_scalar_reward(each, scalar_key) for each in trial_history]
+
+
+def __getattr__(name: str) -> object:
+    from nni_sdk.aliases import absent
+
+    return absent("nni_sdk.utils", name)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from deadlines import DEADLINE_S
@@ -150,6 +151,7 @@ def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tm
 # Calls the functions of NNI's nnictl; its commands need setuptools.
 NNICTL = """
 import sys
+from pathlib import Path
 from argparse import Namespace
 from nni.tools.nnictl import nnictl_utils
 from nni.tools.nnictl.config_utils import Experiments
@@ -164,6 +166,7 @@ else:
 """
 REGISTER = """
 import sys
+from pathlib import Path
 from pathlib import Path
 from nni_manager.store.folders import ExperimentFolder, Registry
 Registry.of_user().add(ExperimentFolder(Path(sys.argv[1])))
@@ -231,3 +234,13 @@ def test_the_csv_export_for_scripts_is_that_of_nnis_nnictl(both, has_intermediat
         expected = list(csv.DictReader(file))
     assert len(expected) == 3
     assert list(csv.DictReader(io.StringIO(table, newline=""))) == expected
+
+
+def test_the_stored_list_of_nnis_public_names_is_that_of_the_package(client):
+    version = client.parents[1].name.removeprefix("nni-")
+    here = Path(__file__).parents[1]
+    done = subprocess.run(
+        [client, here / "fakes" / "public_names.py"], capture_output=True, text=True, check=True
+    )
+    stored = json.loads((here / "golden" / "nni_names.json").read_text())[version]
+    assert json.loads(done.stdout.splitlines()[-1]) == stored

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -189,3 +190,46 @@ def test_a_program_without_a_token_gets_the_same_answers(done):
         assert answer.status_code == 200, path
         if path != "/experiment-metadata":  # it has the address of the request
             assert answer.json() == done.get(path)
+
+
+# The routes of NNI's manager, v2.10 and v3.0.
+ROUTES = """\
+GET /version
+GET /check-status
+GET /experiment
+PUT /experiment
+POST /experiment
+DELETE /experiment
+POST /experiment/import-data
+GET /experiment/imported-data
+GET /experiment-metadata
+GET /experiments-info
+PUT /experiment/cluster-metadata
+GET /job-statistics
+GET /trial-jobs
+POST /trial-jobs
+GET /trial-jobs/{}
+DELETE /trial-jobs/{}
+GET /metric-data
+GET /metric-data/{}
+GET /metric-data-range/{}/{}
+GET /metric-data-latest
+GET /trial-file/{}/{}
+GET /export-data
+POST /tensorboard
+GET /tensorboard/{}
+PUT /tensorboard/{}
+DELETE /tensorboard/{}
+GET /tensorboard-tasks
+DELETE /tensorboard-tasks
+"""
+
+
+def test_every_route_of_nnis_manager_exists(done):
+    paths = done.get("/openapi.json")["paths"]
+    found = {
+        (verb.upper(), re.sub(r"{\w+}", "{}", path.removeprefix("/api/v1/nni")))
+        for path in paths
+        for verb in paths[path]
+    }
+    assert [line for line in ROUTES.splitlines() if tuple(line.split()) not in found] == []

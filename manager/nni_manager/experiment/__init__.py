@@ -26,6 +26,8 @@ from nni_manager.experiment.config import (
     LocalConfig,
     OpenpaiConfig,
     TrainingServiceConfig,
+    UnsupportedName,
+    unsupported,
 )
 from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
 from nni_manager.experiment.experiment import Experiment, RunMode
@@ -56,22 +58,11 @@ __all__ = [
     "TrialJob",
     "TrialMetricData",
     "TrialResult",
+    "UnsupportedName",
     "UserError",
 ]
 
 
-class UnsupportedName(UserError, ImportError):
-    """cannot import this name of nni.experiment: it configures an unsupported platform or storage"""
-
-
-_PLATFORMS = "this platform is not supported; use local, openpai, frameworkcontroller or kubeflow"
-_UNSUPPORTED = dict.fromkeys(
-    ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
-    _PLATFORMS,
-) | dict.fromkeys(
-    ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),
-    "shared storage belongs to the training service; on Kubernetes use K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
-)
 # NNI's page on Kubeflow uses this name, which NNI does not have.
 _MISSPELT = {"KubeflowRowConfig": KubeflowRoleConfig}
 
@@ -83,6 +74,4 @@ def __getattr__(name: str) -> Any:
         meant = _MISSPELT[name]
         warnings.warn(f"{name} is read as {meant.__name__}; write {meant.__name__}", AliasHint, stacklevel=2)
         return meant
-    if name in _UNSUPPORTED:
-        raise UnsupportedName(f"cannot import {name}: {_UNSUPPORTED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return unsupported(__name__, name)

@@ -392,3 +392,33 @@ def _name_of_program() -> str:
     """The default experiment name: that of the program, or "experiment" in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return Path(file).stem if file else "experiment"
+
+
+class UnsupportedName(UserError, ImportError):
+    """cannot import this name of nni.experiment: it configures an unsupported platform or storage"""
+
+
+_PLATFORMS = "this platform is not supported; use local, openpai, frameworkcontroller or kubeflow"
+_UNSUPPORTED = dict.fromkeys(
+    ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
+    _PLATFORMS,
+) | dict.fromkeys(
+    ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),
+    "shared storage belongs to the training service; on Kubernetes use K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
+)
+
+
+def unsupported(module: str, name: str) -> Any:
+    """Refuse a name that a module of the Python API lacks.
+
+    Raises:
+        UnsupportedName: NNI has it, for a platform or a storage that is not supported.
+        AttributeError: NNI has it neither.
+    """
+    if name in _UNSUPPORTED:
+        raise UnsupportedName(f"cannot import {name}: {_UNSUPPORTED[name]}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def __getattr__(name: str) -> Any:
+    return unsupported(__name__, name)
