@@ -34,6 +34,9 @@ _STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
 
+PARAMETERS_WERE_TAKEN = "NNI_SDK_PARAMETERS_WERE_TAKEN"
+"""Set in the environment of child processes, which may report what this process has asked for."""
+
 
 class TrialContext:
     """The trial of this process, or no trial (`is_standalone`).
@@ -48,6 +51,7 @@ class TrialContext:
         self.parameters_were_taken = False
         self.next_sequence = count().__next__
         self.final_was_reported = False
+        self.has_warned = False
         self.metrics_fd = _NOT_OPEN
         self.periodical_head = self.final_head = ""
 
@@ -188,8 +192,11 @@ def get_next_parameter() -> "Any":
         _trial.loaded = {"parameter_id": None, "parameters": {}}
     elif _trial.parameters_were_taken:
         return None
-    _trial.parameters_were_taken = True
-    return _trial.parameter_file()["parameters"]
+    parameters = _trial.parameter_file()["parameters"]
+    if not _trial.parameters_were_taken:
+        _trial.parameters_were_taken = True
+        os.environ[PARAMETERS_WERE_TAKEN] = "1"
+    return parameters
 
 
 def get_current_parameter(tag: "str | None" = None) -> "Any":
@@ -229,7 +236,8 @@ def report_intermediate_result(metric: object) -> None:
 def report_final_result(metric: object) -> None:
     """Append the final result of this trial, a number or a dict with a number under `default`.
 
-    A second final result is written as well, with a warning on stderr: the manager counts the first.
+    A second final result is written as well, with a warning on stderr: the manager counts the first. So is that of code which has
+    not asked for parameters, since all its trials are the same.
 
     Raises: as `report_intermediate_result`.
     """
@@ -239,10 +247,17 @@ def report_final_result(metric: object) -> None:
         _log().info("Final result: %s", value)
         return
     data = frame(trial.final_head, 0, value)
-    if trial.final_was_reported:
+    if trial.final_was_reported and not trial.has_warned:
+        trial.has_warned = True
         _log().warning(
             "cannot replace the final result by %s: the manager counts the first; call report_final_result once",
             value,
+        )
+    elif not (trial.parameters_were_taken or trial.has_warned or PARAMETERS_WERE_TAKEN in os.environ):
+        trial.has_warned = True
+        _log().warning(
+            "the final result does not depend on the parameters of this trial: nothing has asked for them; "
+            "call nni.get_next_parameter()"
         )
     trial.append(data)
     trial.final_was_reported = True
@@ -299,6 +314,8 @@ def _log() -> "Logger":
 
 
 def __getattr__(name: str) -> object:
+    if name.startswith("__"):  # each import from this module asks for __path__
+        raise AttributeError(name)
     from nni_sdk.aliases import absent
 
     return absent("nni_sdk.trial", name)

@@ -91,6 +91,8 @@ def is_no_more_trial(error: BaseException) -> bool:
 
 
 def __getattr__(name: str) -> object:
+    if name.startswith("__"):  # each import from this module asks for __path__
+        raise AttributeError(name)
     from nni_sdk.aliases import absent
 
     return absent("nni_sdk.tuner", name)

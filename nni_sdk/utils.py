@@ -125,6 +125,8 @@ def extract_scalar_history(trial_history: "list[Any]", scalar_key: str = "defaul
 
 
 def __getattr__(name: str) -> object:
+    if name.startswith("__"):  # each import from this module asks for __path__
+        raise AttributeError(name)
     from nni_sdk.aliases import absent
 
     return absent("nni_sdk.utils", name)

@@ -116,9 +116,9 @@ def _run_nnictl(arguments: list[str]) -> int:
     import importlib
 
     try:
-        nnictl = importlib.import_module("nni_manager.cli.main")
+        nnictl = importlib.import_module("nni_manager.cli.entry")
     except ModuleNotFoundError as error:
-        if error.name not in ("nni_manager", "click"):
+        if error.name != "nni_manager":
             raise
         _complain(
             "cannot run nnictl: this Python lacks the manager; run `pip install 'trial-keeper[manager]'` in this Python"

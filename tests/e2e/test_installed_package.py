@@ -117,6 +117,33 @@ def test_a_package_nni_that_is_installed_beside_it_is_imported_instead(python, t
         shutil.rmtree(package)
 
 
+def test_without_the_extra_manager_one_sentence_says_what_to_install(python):
+    """`pip install trial-keeper` installs the commands, and not what they need."""
+    others = site_packages(python) / "dependencies.pth"
+    kept = others.read_text()
+    others.unlink()
+    try:
+        for command in (
+            ["bin/nnictl", "--help"],
+            ["bin/python", "-m", "nni_manager.cli"],
+        ):
+            done = subprocess.run(
+                [python.parents[1] / command[0], *command[1:]],
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+            )
+            assert done.returncode == 1, command
+            assert "Traceback" not in done.stderr
+            assert done.stderr.startswith("ERROR: cannot run nnictl: the package ")
+            assert done.stderr.endswith("-m pip install 'trial-keeper[manager]'`\n")
+        code = "try:\n  import nni_manager.experiment\nexcept ImportError as error: print(error)"
+        said = run(python, "-c", code)
+        assert said.startswith("cannot run nni_manager.experiment: the package ")
+    finally:
+        others.write_text(kept)
+
+
 def test_nothing_is_left_after_it_is_uninstalled(python, tmp_path):
     copied = tmp_path / "venv"
     shutil.copytree(python.parents[1], copied, symlinks=True)

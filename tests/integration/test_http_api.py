@@ -148,3 +148,22 @@ def test_a_running_trial_is_not_killed_when_max_exec_duration_is_over(a_real_exp
     experiment.start()
     summary = experiment.wait_for_status("DONE")
     assert summary["counts"]["SUCCEEDED"] == summary["trialCount"] == 1
+
+
+SEVERAL = """
+import nni_sdk as nni
+nni.get_next_parameter()
+for result in (0, 0.1, 0.2):
+    nni.report_final_result(result)
+"""
+
+
+def test_a_trial_with_several_final_results_has_the_first_one_and_a_warning(a_real_experiment):
+    experiment = a_real_experiment(SEVERAL, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trials")
+    assert (trial["status"], trial["value"]) == ("SUCCEEDED", 0)
+    assert trial["warning"] == (
+        "it reported several final results, and only the first counts; call report_final_result once"
+    )

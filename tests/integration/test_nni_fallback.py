@@ -279,8 +279,8 @@ def test_nnis_names_are_there_and_what_is_absent_says_what_to_do(sdk, tmp_path):
         f"nni.other | cannot import nni.other: {no_module}; {install}",
         f"nni_manager.experiment | {no_manager}",
         f"ModuleNotFoundError | {no_manager}",
-        "ImportError | cannot find nni.trace: nni is nni_sdk in this Python, which has no such function; "
-        f"remove the use of trace, or {install}",
+        "ImportError | cannot find nni.trace: nni is nni_sdk in this Python, which has no trace; "
+        f"remove its use, or {install}",
         "AttributeError | module 'nni_sdk' has no attribute 'nothing'",
     ]
 

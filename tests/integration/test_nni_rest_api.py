@@ -152,12 +152,21 @@ def test_requests_that_only_nnis_own_nnictl_sends_are_refused_with_advice(done, 
     assert (answer.status_code, "nnictl create" in answer.json()["error"]) == (409, True)
 
 
+@pytest.fixture
+def no_tensorboard_is_left(done):
+    yield
+    assert done.ask("DELETE", "/tensorboard-tasks").status_code == 200
+
+
+@pytest.mark.usefixtures("no_tensorboard_is_left")
 def test_tensorboard_is_started_listed_and_stopped(done):
     trials = [job["trialJobId"] for job in done.get("/trial-jobs")]
     board = done.ask("POST", "/tensorboard", json={"trials": ",".join(trials)}).json()
     assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
     assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
-    assert psutil.Process(board["pid"]).cmdline()[-1] == board["port"]
+    process = psutil.Process(board["pid"])
+    wait_until(process.cmdline, "its program has started")  # empty during exec
+    assert process.cmdline()[-1] == board["port"]
     path = f"/tensorboard/{board['id']}"
     assert done.get(path) == board == done.ask("PUT", path).json()
     assert done.get("/tensorboard-tasks") == [board]

@@ -132,7 +132,7 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["creat"], "cannot find the command nnictl creat; did you mean create? `nnictl --help` shows"),
         (["trial", "list"], "cannot find the command nnictl trial list; "),
         (["create", "--confg", "x"], "cannot use option --confg of nnictl create; did you mean --config? "),
-        (["create"], "cannot run without --config / -c; `nnictl create --help` shows"),
+        (["create"], "cannot run nnictl create without an experiment file; write `nnictl create FILE`"),
         (["create", "-c", "x", "-p", "http"], "cannot use --port http: it is neither a number from 1 to 65534 nor auto; "),
         (["create", "-c", "x", "-p", "65535"], "cannot use --port 65535: it is neither a number from 1 to 65534"),
         (["trial", "ls", "a", "b"], "cannot read this command line: Got unexpected extra argument (b); "),
@@ -932,3 +932,36 @@ def unused_port():
             ("127.0.0.1", 0)
         )  # bound and not listening: the port stays free, and connections to it fail
         yield probe.getsockname()[1]
+
+
+# ---- an experiment file, or an experiment's folder, as an argument
+
+
+def test_the_experiment_file_is_an_argument_or_an_option(nnictl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    missing = "ERROR: cannot read none.yml: there is no such file; check the path\n"
+    for words in (
+        ["create", "none.yml"],
+        ["create", "--config", "none.yml"],
+        ["platform", "clean", "none.yml"],
+    ):
+        assert nnictl(*words) == (1, "", missing)
+    assert nnictl("create") == (
+        1,
+        "",
+        "ERROR: cannot run nnictl create without an experiment file; write `nnictl create FILE`\n",
+    )
+    assert nnictl("create", "a.yml", "-c", "b.yml") == (
+        1,
+        "",
+        "ERROR: cannot use both a.yml and --config b.yml; name one experiment file\n",
+    )
+
+
+def test_resume_and_view_accept_the_path_of_an_experiment(nnictl, tmp_path):
+    for command in ("resume", "view"):
+        code, _, err = nnictl(command, f"{tmp_path}/nothing")
+        assert (code, f"cannot use {tmp_path}/nothing as an experiment: it has no folder db" in err) == (
+            1,
+            True,
+        )

@@ -4,6 +4,7 @@ import dataclasses
 import socket
 
 import pytest
+from free_ports import free_port_pair
 
 from nni_manager.client.preflight import check_command, free_ports, usable_ports
 from nni_manager.config.reader import read_experiment_file
@@ -77,10 +78,8 @@ def test_an_exported_command_not_found_handler_makes_any_command_acceptable(with
 
 def test_a_port_in_use_is_rejected_and_so_is_the_one_for_keepers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    port = free_port_pair() + 1
+    with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(
             UserError, match=f"cannot use port {port}: another program uses it; .*--port auto"
         ):

@@ -238,13 +238,28 @@ def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
-def test_a_second_final_result_is_written_with_a_warning(environ):
-    result = run_python(
-        "import nni_sdk as nni; nni.report_final_result(1); nni.report_final_result(2)", environ
-    )
+ASKED = "import nni_sdk as nni; nni.get_next_parameter(); "
+
+
+def test_further_final_results_are_written_with_one_warning(environ):
+    result = run_python(ASKED + "[nni.report_final_result(n) for n in (1, 2, 3)]", environ)
     assert result.returncode == 0
-    assert result.stderr.count("cannot replace the final result by 2: the manager counts the first") == 1
-    assert [(r.type, r.value) for r in records(TrialContext(environ))] == [("FINAL", "1"), ("FINAL", "2")]
+    assert result.stderr.count("cannot replace the final result by ") == 1
+    assert "by 2: the manager counts the first" in result.stderr
+    assert [(r.type, r.value) for r in records(TrialContext(environ))] == [
+        ("FINAL", "1"),
+        ("FINAL", "2"),
+        ("FINAL", "3"),
+    ]
+
+
+def test_a_final_result_of_code_that_never_asks_for_parameters_is_written_with_a_hint(environ):
+    result = run_python("import nni_sdk as nni; nni.report_final_result(1)", environ)
+    assert result.stderr.count("nothing has asked for them; call nni.get_next_parameter()") == 1
+    assert [r.value for r in records(TrialContext(environ))] == ["1"]
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import nni_sdk; nni_sdk.report_final_result(2)'])"
+    for code in (ASKED + "nni.report_final_result(1)", ASKED + child):
+        assert run_python(code, environ).stderr == ""
 
 
 def test_an_invalid_metric_writes_nothing_and_uses_no_sequence_number(trial):
@@ -508,5 +523,5 @@ def test_a_script_for_nni_runs_with_only_its_import_changed(environ):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'choice'"):
-        nni.choice  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'chance'"):
+        nni.chance  # noqa: B018

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import click
@@ -17,9 +18,9 @@ from nni_manager.errors import NniManagerError, UserError
 
 
 @click.command(
-    epilog=options.example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f")
+    epilog=options.example("nnictl create config.yml", "nnictl create --config config.yml -p auto -f")
 )
-@options.config_option("The experiment file.")
+@options.config_option("The experiment file; `create FILE` is the same.")
 @options.start_options
 def create(
     config_path: Path,
@@ -112,7 +113,9 @@ def resume(
 
 
 @click.command(
-    epilog=options.example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground")
+    epilog=options.example(
+        "nnictl view GvTf2bVe", "nnictl view ~/nni-experiments/GvTf2bVe --port 8090 --foreground"
+    )
 )
 @options.experiment_argument
 @options.experiment_dir_option
@@ -169,6 +172,8 @@ def _prefix_or_last(known: KnownExperiment, given: str | None) -> str:
 
 
 def _resolved(experiment_id: str | None, experiment_dir: Path | None) -> KnownExperiment:
+    if experiment_dir is None and experiment_id is not None and os.sep in experiment_id:
+        experiment_dir, experiment_id = Path(experiment_id), None
     if experiment_dir is not None:
         experiment_id = register(experiment_dir, experiment_id)
     elif experiment_id is None:

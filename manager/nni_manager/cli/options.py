@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -134,10 +135,29 @@ def is_for_script_of_nni() -> bool:
 
 
 def config_option(help_text: str) -> Callable[[Command], Command]:
-    """The required option --config, a path."""
-    return click.option(
-        "--config", "-c", "config_path", metavar="FILE", required=True, type=FILE, help=help_text
-    )
+    """The required path `config_path`: the option --config, or the argument of the command."""
+
+    def added(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_path(config_path: Path | None, config_argument: Path | None, **given: Any) -> Any:
+            if config_path is not None and config_argument is not None:
+                raise UserError(
+                    f"cannot use both {config_argument} and --config {config_path}; name one experiment file"
+                )
+            path = config_path or config_argument
+            if path is None:
+                name = click.get_current_context().command_path
+                raise UserError(f"cannot run {name} without an experiment file; write `{name} FILE`")
+            return command(config_path=path, **given)
+
+        with_argument = click.argument("config_argument", metavar="[FILE]", required=False, type=FILE)(
+            with_path
+        )
+        return click.option("--config", "-c", "config_path", metavar="FILE", type=FILE, help=help_text)(
+            with_argument
+        )
+
+    return added
 
 
 def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:

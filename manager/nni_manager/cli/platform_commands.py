@@ -21,7 +21,7 @@ platform = group(
 @platform.command(
     epilog=example("nnictl platform clean --config config.yml", "nnictl platform clean -c config.yml --yes")
 )
-@config_option("An experiment file that names the cluster.")
+@config_option("An experiment file that names the cluster; `clean FILE` is the same.")
 @yes_option
 def clean(config_path: Path, is_agreed: bool) -> int:
     """Remove leftovers of ended experiments from the shared storage.

@@ -44,8 +44,9 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 
     known = resolve(experiment_id)
     trials = [known.trial_id(each) for each in trial_ids]
+    folders = tensorboards.log_folders(known.folder, trials)
     port = next(iter(preflight.usable_ports(port, tensorboards.HOST, 1)))
-    child, _ = tensorboards.start(known.folder, trials, port)
+    child, _ = tensorboards.start(known.folder, trials, folders, port)
     try:
         _wait_until_ready(child, port, tensorboards.log_of(known.folder))
     except BaseException:

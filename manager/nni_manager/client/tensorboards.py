@@ -52,12 +52,8 @@ def log_of(folder: ExperimentFolder) -> Path:
     return folder.log / "tensorboard.log"
 
 
-def start(
-    folder: ExperimentFolder, trial_ids: Sequence[str], port: int
-) -> tuple[subprocess.Popen[bytes], TensorBoard | None]:
-    """Start TensorBoard on the logs of these trials, or of all if there are none. It is not ready yet.
-
-    The result has None for a TensorBoard that has exited already.
+def log_folders(folder: ExperimentFolder, trial_ids: Sequence[str]) -> list[str]:
+    """The log folders of these trials, which a TensorBoard can show.
 
     Raises:
         UserError: TensorBoard is not installed, or a trial has written no logs for it.
@@ -67,7 +63,16 @@ def start(
             f"cannot start TensorBoard: it is not installed for {sys.executable}; run `{sys.executable} -m pip install "
             "tensorboard`"
         )
-    folders = [str(_logs_of(folder, trial_id)) for trial_id in trial_ids]
+    return [str(_logs_of(folder, trial_id)) for trial_id in trial_ids]
+
+
+def start(
+    folder: ExperimentFolder, trial_ids: Sequence[str], folders: Sequence[str], port: int
+) -> tuple[subprocess.Popen[bytes], TensorBoard | None]:
+    """Start TensorBoard on these folders of these trials, or on all trials if there are none. It is not ready yet.
+
+    The result has None for a TensorBoard that has exited already.
+    """
     if trial_ids:
         pairs = (f"{trial_id}:{path}" for trial_id, path in zip(trial_ids, folders, strict=True))
         where = ["--logdir_spec", ",".join(pairs)]
@@ -90,7 +95,7 @@ def start(
         "process": identity._asdict(),
         "port": port,
         "trials": list(trial_ids),
-        "folders": folders,
+        "folders": list(folders),
     }
     record = folder.path / f"tensorboard-{child.pid}.json"
     replace_file(record, json.dumps(fields).encode(), 0o600)

@@ -64,6 +64,9 @@ NO_NUMBER_IN_FINAL_RESULT = (
     "the final result has no finite number for the tuner; report a number, "
     'or a dict with a number under "default"'
 )
+SEVERAL_FINAL_RESULTS = (
+    "it reported several final results, and only the first counts; call report_final_result once"
+)
 METRICS_ARE_CUT = "its metrics are cut"
 """The prefix of the warning about truncated metrics."""
 NO_FINAL_RESULT_BEFORE_THE_CUT = (

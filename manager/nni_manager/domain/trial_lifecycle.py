@@ -29,7 +29,7 @@ from nni_manager.domain.leaderboard import Leaderboard
 from nni_manager.domain.metrics import MetricValue, reward, truncate_for_display
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEvent
-from nni_manager.domain.trial import Trial, TrialEvent, TrialState
+from nni_manager.domain.trial import SEVERAL_FINAL_RESULTS, Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -252,6 +252,8 @@ class TrialLifecycle:
                 trial.value = reward(value)
                 trial.final_offset = event.final_offset
                 has_changed = True
+            else:
+                has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed
         if newest is not None:
             trial.intermediate = truncate_for_display(newest)
         effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []

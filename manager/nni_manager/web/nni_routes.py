@@ -169,8 +169,9 @@ class NniRoutes:
             )
 
         def start() -> dict[str, Any]:
+            folders = tensorboards.log_folders(self._engine.folder, ids)
             ports = (port for port in count(tensorboards.PORT) if preflight.is_free(port, tensorboards.HOST))
-            _, board = tensorboards.start(self._engine.folder, ids, next(ports))
+            _, board = tensorboards.start(self._engine.folder, ids, folders, next(ports))
             if board is None:
                 log = tensorboards.log_of(self._engine.folder)
                 raise HTTPException(503, f"cannot start TensorBoard: it has exited at once; see {log}")

@@ -1,0 +1,23 @@
+"""The console script nnictl: imports the program, which takes longer than Python's own start."""
+
+from __future__ import annotations
+
+import sys
+
+_INTERRUPTED = 130  # as in `options`, which is not imported yet
+
+
+def main() -> None:
+    """Run nnictl. What prevents the import is one line; Ctrl-C during the import ends without one."""
+    try:
+        from nni_manager.required_extra import ManagerExtraMissing, required_extra
+
+        try:
+            with required_extra("nnictl"):
+                from nni_manager.cli.main import main as nnictl
+        except ManagerExtraMissing as error:
+            print(f"ERROR: {error}", file=sys.stderr)
+            sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    nnictl()
