@@ -1,5 +1,6 @@
 """The web page in a real Chromium."""
 
+import dataclasses
 import json
 import re
 import time
@@ -201,6 +202,20 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         expect(person.see("count-SUCCEEDED")).to_contain_text("2")
         best = experiment.summary()["best"]["value"]
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
+
+
+def test_an_experiment_without_a_success_is_not_shown_as_a_good_one(browser, tmp_path):
+    def failed(number, now_s):
+        return dataclasses.replace(made_trial(number, now_s), state=TrialState.FAILED, final=None, value=None)
+
+    with (
+        served_view(made_experiment(tmp_path, 3, failed).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        badge = person.page.locator(".badge", has_text="Done, 0 of 3 succeeded")
+        expect(badge).to_have_count(2)  # in the bar and on the page
+        for number in range(2):
+            expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
 
 def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tmp_path):

@@ -129,7 +129,11 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert (listed["id"], listed["experimentName"], listed["managerIsRunning"]) == (name, "tiny", True)
     assert name in nnictl("experiment", "list").stdout
-    assert json.loads(nnictl("experiment", "status").stdout) == {"status": "RUNNING", "errors": []}
+    assert json.loads(nnictl("experiment", "status").stdout) == {
+        "status": "RUNNING",
+        "errors": [],
+        "managerIsRunning": True,
+    }
     assert json.loads(nnictl("experiment", "show", name[:4]).stdout)["params"]["maxTrialNum"] == 3
     refused = nnictl("create", "--config", "config.yml", "--port", str(listed["port"]))
     assert refused.returncode == 1
@@ -206,6 +210,7 @@ def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_vie
     assert nnictl("stop", name).returncode == 0
     stored = [json.loads(nnictl(*question).stdout) for question in questions]
     (stored_line,) = json.loads(nnictl("experiment", "list", "--all", "--json").stdout)
+    assert [each[2].pop("managerIsRunning") for each in (live, stored)] == [True, False]
     assert stored == live
     running = {"port", "pid", "managerIsRunning", "webuiUrl"}
     assert {k: v for k, v in stored_line.items() if k not in running} == {
@@ -218,7 +223,9 @@ def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_vie
     view.send_signal(signal.SIGINT)
     out, err = view.communicate(timeout=DEADLINE_S)
     assert (view.returncode, out, err) == (130, "", "")
-    assert [json.loads(nnictl(*question).stdout) for question in questions] == stored
+    again = [json.loads(nnictl(*question).stdout) for question in questions]
+    assert again[2].pop("managerIsRunning") is False
+    assert again == stored
     assert left_in(place) == []
 
 

@@ -353,18 +353,23 @@ def test_stopping_an_experiment_without_a_manager_and_jobs_says_that_nothing_run
 def test_commands_that_always_print_json_accept_the_json_option(nnictl, an_experiment, word):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", word, "abc11111")
-    assert (code, json.loads(out) != {}) == (0, True)
+    assert (code, json.loads(out) != {}) == (1 if word == "status" else 0, True)  # the manager has died
     assert nnictl("experiment", word, "abc11111", "--json") == (code, out, err)
 
 
 def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     assert json.loads(nnictl("experiment", "show", "abc11111")[1])["params"]["experimentName"] == "digits"
-    assert json.loads(nnictl("experiment", "status", "abc11111")[1]) == {
-        "status": "INITIALIZED",
-        "errors": [],
-    }
-    assert nnictl("trial", "ls", "abc11111")[1] == "INFO: Experiment abc11111 has no trials yet\n"
+    code, out, err = nnictl("experiment", "status", "abc11111")
+    assert (code, json.loads(out)) == (
+        1,
+        {"status": "INITIALIZED", "errors": [], "managerIsRunning": False},
+    )
+    assert err == (
+        "WARNING: the manager of experiment abc11111 is not running, and this is its last status; "
+        "`nnictl resume abc11111` resumes it\n"
+    )
+    assert nnictl("trial", "ls", "abc11111") == (0, "INFO: Experiment abc11111 has no trials yet\n", err)
     assert nnictl("trial", "ls", "abc11111", "--json")[1] == "[]\n"
     assert nnictl("log", "stderr", "abc", "--path")[1] == f"{folder.manager_stderr}\n"
     folder.manager_stderr.write_text("one\ntwo\nthree\n")
@@ -390,7 +395,9 @@ def test_listing_experiments_reads_no_trial_and_a_trial_log_reads_one(nnictl, an
     assert made == []
     code, _, err = nnictl("log", "trial", "abc11111", "-T", "t1")
     assert (code, made) == (1, ["t1"])
-    assert err.startswith("ERROR: cannot show stdout of trial t1: it is WAITING and has written nothing; ")
+    assert err.startswith(
+        "ERROR: cannot show stdout and stderr of trial t1: it is WAITING and has written nothing; "
+    )
     code, _, err = nnictl("log", "trial", "abc11111", "-T", "t9")
     assert err.startswith("ERROR: cannot find trial 't9' in experiment abc11111; `nnictl trial ls abc11111` ")
     assert [line.split(":")[0] for line in nnictl("log", "trial", "abc11111")[1].splitlines()] == [
@@ -410,8 +417,10 @@ def test_a_truncated_log_causes_a_warning_in_the_trial_list_and_beside_the_log(n
     store.close()
     assert f"{1 << 30} bytes (1 GiB)" in cut
     code, _, err = nnictl("trial", "ls", "abc11111")
-    assert (code, err) == (0, f"WARNING: trial t0: {cut}\nWARNING: trial t0: another line\n")
-    assert nnictl("log", "trial", "abc11111", "-T", "t0")[2] == err
+    of_manager, _, of_trial = err.partition("\n")
+    assert "the manager of experiment abc11111 is not running" in of_manager
+    assert (code, of_trial) == (0, f"WARNING: trial t0: {cut}\nWARNING: trial t0: another line\n")
+    assert nnictl("log", "trial", "abc11111", "-T", "t0")[2] == of_trial
 
 
 @pytest.mark.parametrize("where", ["workspace", "collected"])
@@ -441,10 +450,8 @@ def test_invalid_metrics_bytes_cause_a_warning_in_the_trial_list(nnictl, an_expe
     store.close()
     code, out, err = nnictl("trial", "ls", "abc11111")
     assert (code, "t0" in out) == (0, True)
-    assert err.startswith(
-        "WARNING: trial t1: 24 bytes of its metrics are not valid records and are ignored; "
-    )
-    assert err.count("\n") == 1
+    assert "\nWARNING: trial t1: 24 bytes of its metrics are not valid records and are ignored; " in err
+    assert err.count("\n") == 2
 
 
 def test_a_manager_that_does_not_answer_is_an_error_without_a_traceback(nnictl, an_experiment, unused_port):
@@ -495,6 +502,22 @@ def finished(folder, *results):
         store.commit([trial_row(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
     store.commit([experiment_row(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
     store.close()
+
+
+def test_an_experiment_without_a_success_is_listed_as_such(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    finished(an_experiment("abd22222"), 0.5)
+    with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
+        for number in range(3):
+            trial = Trial(f"t{number}", number, {}, {}, 1.0, f"t{number}", TrialState.FAILED, 0)
+            store.commit([trial_row(trial)], 1.0)
+        store.commit([experiment_row(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
+    lines = nnictl("experiment", "list", "--all")[1].splitlines()
+    assert "DONE, 0 of 3 succeeded" in lines[1]
+    assert "succeeded" not in lines[2]
+    first, second = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
+    assert (first["status"], first["trialCount"], first["succeededCount"]) == ("DONE", 3, 0)
+    assert (second["trialCount"], second["succeededCount"]) == (1, 1)
 
 
 def test_results_are_exported_to_a_file_or_to_stdout(nnictl, an_experiment, tmp_path):
@@ -659,7 +682,7 @@ def test_a_list_of_ten_thousand_trials_takes_less_than_three_seconds(nnictl, an_
     code, out, err = nnictl("trial", "ls", "abc")
     # 0.4 s on a free core; 9 s when rich drew the table.
     assert time.process_time() - started_s < 3
-    assert (code, len(out.splitlines()), err) == (0, 10_001, "")
+    assert (code, len(out.splitlines()), len(err.splitlines())) == (0, 10_001, 1)
     assert out.splitlines()[-1] == "9999  t09999  WAITING               lr=0.9999 size=32"
 
 

@@ -105,7 +105,31 @@ def test_the_keepers_log_is_not_printed_for_stdout(a_trial, capsys, stdout):
     of_nni = "[2026-01-02 03:04:05] PRINT hello\n"
     written(folder, f"keeper's line\n{of_nni if stdout else ''}", stream=Stream.KEEPER)
     assert main.run(["log", "trial", "abc", "-T", "aB3"]) == 0
-    assert capsys.readouterr() == (stdout, "")
+    nothing = "WARNING: trial aB3dE has written nothing to stdout and stderr; `--stream trial.log` shows its keeper's log\n"
+    assert capsys.readouterr() == (stdout, "" if stdout else nothing)
+
+
+def test_stdout_is_printed_before_stderr_each_with_a_heading_if_both_have_content(a_trial, capsys):
+    folder, _ = a_trial
+    written(folder, "epoch 1\nepoch 2\n")
+    written(folder, "", stream=Stream.STDERR)
+    assert main.run(["log", "trial", "abc", "-T", "aB3"]) == 0
+    assert capsys.readouterr() == ("epoch 1\nepoch 2\n", "")
+    written(folder, "warning\nKeyError: 'lr'\n", stream=Stream.STDERR)
+    assert main.run(["log", "trial", "abc", "-T", "aB3", "--tail", "1"]) == 0
+    assert capsys.readouterr() == ("==> stdout <==\nepoch 2\n==> stderr <==\nKeyError: 'lr'\n", "")
+    assert main.run(["log", "trial", "abc", "-T", "aB3", "--stream", "stderr"]) == 0
+    assert capsys.readouterr() == ("warning\nKeyError: 'lr'\n", "")
+    assert main.run(["log", "trial", "abc", "-T", "aB3", "--path"]) == 0
+    assert capsys.readouterr().out.endswith("/output/stdout\n")
+
+
+def test_the_stderr_of_a_trial_that_prints_nothing_is_printed_without_a_heading(a_trial, capsys):
+    folder, _ = a_trial
+    written(folder, "")
+    written(folder, "KeyError: 'lr'\n", stream=Stream.STDERR)
+    assert main.run(["log", "trial", "abc", "-T", "aB3"]) == 0
+    assert capsys.readouterr() == ("KeyError: 'lr'\n", "")
 
 
 @pytest.mark.parametrize("other", ["--tail", "--follow"])
@@ -123,7 +147,7 @@ def test_a_log_is_followed_from_before_it_exists_through_a_new_attempt_to_the_en
     steps = iter(
         [
             lambda: written(folder, "one\n"),
-            lambda: written(folder, "two"),
+            lambda: (written(folder, "two"), written(folder, "to stderr\n", stream=Stream.STDERR)),
             lambda: written(folder, "anew\n", attempt=1),
             lambda: (written(folder, "the last\n", attempt=1), save(TrialState.SUCCEEDED)),
         ]
@@ -131,8 +155,8 @@ def test_a_log_is_followed_from_before_it_exists_through_a_new_attempt_to_the_en
     monkeypatch.setattr(log_commands.time, "sleep", lambda _: next(steps)())
     assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--follow"]) == 0
     assert capsys.readouterr() == (
-        "one\ntwoanew\nthe last\n",
-        "WARNING: trial aB3dE: continues with attempt 1 (main-0)\n",
+        "one\ntwoto stderr\nanew\nthe last\n",
+        "WARNING: trial aB3dE: stdout continues with attempt 1 (main-0)\n",
     )
     assert list(steps) == []
 

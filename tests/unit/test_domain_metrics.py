@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.metrics import reward, truncate_for_display
+from nni_manager.domain.metrics import reason_without_reward, reward, truncate_for_display
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -68,3 +68,29 @@ def test_a_long_result_is_shortened_to_its_number() -> None:
     assert truncate_for_display("x" * 4096) == "x" * 4096
     assert truncate_for_display(json.dumps("x" * 5000)) is None
     assert truncate_for_display(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("null", "null, nothing (None)"),
+        ("true", "true, a bool"),
+        ('"0.93"', '"0.93", a text'),
+        ("[0.93]", "[0.93], a list"),
+        ("Infinity", "Infinity, not a finite number"),
+        ("{}", 'a dict without "default" (it has nothing)'),
+        ('{"loss": 1, "acc": 2}', 'a dict without "default" (it has "loss", "acc")'),
+        ('{"default": [1]}', 'a dict whose "default" is [1], a list'),
+        ('{"default": {}}', 'a dict whose "default" is {}, a dict'),
+        ("0.9 0.8", "0.9 0.8, which is not JSON"),
+        ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
+    ],
+)
+def test_a_result_that_is_no_number_is_named_with_its_type(value, reason):
+    assert reason_without_reward(value) == reason
+
+
+@given(JSON.map(json.dumps) | st.text())
+def test_the_reason_is_short_whatever_is_reported(value):
+    if reward(value) is None:
+        assert len(reason_without_reward(value)) < 150

@@ -65,14 +65,22 @@ def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
     assert (trial.intermediate, trial.intermediate_count, trial.final) == ("0.2", 3, None)
 
 
-@pytest.mark.parametrize("value", ["NaN", '{"loss": 1}', '"good"'])
-def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("NaN", "it is NaN, not a finite number; "),
+        ('{"loss": 1}', 'it is a dict without "default" (it has "loss"); '),
+        ('"good"', 'it is "good", a text; '),
+    ],
+)
+def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value, reason) -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest(), value)
     assert search.trial("t0").final == value
     assert search.tuner_results == [TellTuner(0, None)]
     assert search.experiment.leaderboard.best is None
-    assert search.trial("t0").message == NO_NUMBER_IN_FINAL_RESULT
+    assert reason in search.trial("t0").message
+    assert search.trial("t0").message.startswith(NO_NUMBER_IN_FINAL_RESULT.partition("{")[0])
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 

@@ -83,6 +83,8 @@ def _status_word(line: dict[str, Any]) -> str:
     status = str(line["status"])
     if line["viewPort"] is not None and not line["managerIsRunning"]:
         return f"VIEWED (was {status})" if _has_died(line) else f"VIEWED ({status})"
+    if status == "DONE" and line.get("trialCount") and not line["succeededCount"]:
+        return f"DONE, 0 of {line['trialCount']} succeeded"
     return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 
@@ -100,20 +102,16 @@ def show(experiment_id: str | None) -> None:
 @experiment.command(epilog=options.example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
 @options.experiment_argument
 @options.json_anyway
-def status(experiment_id: str | None) -> None:
-    """Print an experiment's status as JSON, with the error that stopped it, if any."""
+def status(experiment_id: str | None) -> int:
+    """Print an experiment's status as JSON, with the error that stopped it, if any.
+
+    The exit code is 1 if its manager has died: the status is then the last one.
+    """
     known = resolve(experiment_id)
-    client = known.client()
-    if client is not None:
-        output.print_json(client.get("/check-status"))
-        return
-    stored = known.stored.status()
-    output.print_json({"status": stored["status"], "errors": stored["errors"]})
-    if not stored["isOver"]:
-        name = known.experiment_id
-        output.warning(
-            f"the manager of experiment {name} is not running, and this is its last status; `nnictl resume {name}` resumes it"
-        )
+    shown = known.get("/check-status")
+    shown.pop("isOver", None)
+    output.print_json(shown | {"managerIsRunning": known.manager is not None})
+    return 1 if options.warn_of_dead_manager(known) else 0
 
 
 @experiment.command(

@@ -130,8 +130,8 @@ def _seek_last_lines(file: BinaryIO, count: int) -> None:
 )
 @experiment_argument
 @trial_option("The trial. Without it, print the path of each trial's files.", required=False)
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]), default="stdout",
-              show_default=True, help="trial.log is the log of the trial's keeper.")  # fmt: skip
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]),
+              help="Only this one; trial.log is the log of the trial's keeper.  [default: stdout, then stderr]")  # fmt: skip
 @_head
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--follow", "-f", is_flag=True, help="Also print new output, until the trial has ended.")
@@ -139,7 +139,7 @@ def _seek_last_lines(file: BinaryIO, count: int) -> None:
 def log_trial(
     experiment_id: str | None,
     trial_id: str | None,
-    stream: str,
+    stream: str | None,
     head: int | None,
     tail: int | None,
     follow: bool,
@@ -155,25 +155,28 @@ def log_trial(
         return
     selection = _Selection(head, tail, follow)
     trial = known.trial(known.trial_id(trial_id))
+    # A path is for another program, which reads one file.
+    streams = (stream,) if stream is not None else ("stdout",) if path_only else ("stdout", "stderr")
     with _shared_files(known) as shared:
-        trial_log = _TrialLog(known, shared, trial["id"], stream)
-        place = trial_log.wait_for_place() if follow else trial_log.place()
-        if place is None:
+        logs = [_TrialLog(known, shared, trial["id"], each) for each in streams]
+        places = _wait_for_places(logs) if follow else [each.place() for each in logs]
+        if not any(places):
             why = f" ({watch.why(trial)})" if trial["message"].strip() else ""
             raise UserError(
-                f"cannot show {stream} of trial {trial['id']}: it is {trial['state']} and has written nothing{why}; "
-                f"see the manager's log: {known.folder.manager_log}"
+                f"cannot show {' and '.join(streams)} of trial {trial['id']}: it is {trial['state']} and has written nothing"
+                f"{why}; see the manager's log: {known.folder.manager_log}"
             )
         if path_only:
-            output.plain(str(place.path))
+            output.plain(str(next(filter(None, places)).path))
             return
-        with open(place.open(), "rb") as file:
-            selection.print_from(file)
-            read_bytes = file.tell()
+        positions = _print_all(logs, places, selection)
         if follow:
-            trial_log.follow(place, read_bytes)
-        if stream == "stdout":
-            trial_log.print_redirected(selection)
+            _follow(logs, places, positions)
+        may_be_redirected = logs[0].stream == "stdout" and not positions[0]
+        if not (may_be_redirected and logs[0].print_redirected(selection)) and not any(positions):
+            output.warning(
+                f"trial {trial['id']} has written nothing to {' and '.join(streams)}; `--stream trial.log` shows its keeper's log"
+            )
     output.trial_warning(known.trial(trial["id"]) if follow else trial)
 
 
@@ -214,44 +217,70 @@ class _TrialLog:
             output.warning(str(error))
         return log_location(self.known.folder, self.trial_id, stream)
 
-    def wait_for_place(self) -> LogLocation | None:
-        """The location once an attempt has the log; None: the trial is terminal without one."""
-        while (place := self.place()) is None and not self.known.stored.trial_is_over(self.trial_id):
-            time.sleep(_FOLLOW_INTERVAL_S)
-        return place or self.place()
-
-    def print_redirected(self, selection: _Selection) -> None:
-        """If stdout is empty because NNI's package has redirected it to trial.log, print that."""
-        place = self.place()
-        if place is None or place.path.lstat().st_size:
-            return
+    def print_redirected(self, selection: _Selection) -> bool:
+        """If stdout is empty because NNI's package has redirected it to trial.log, print that; True if it did."""
         other = dataclasses.replace(self, stream="trial.log").place()
         if other is None:
-            return
+            return False
         with open(other.open(), "rb") as file:
-            if PRINTED_BY_NNI.search(file.read(_SEARCHED_BYTES)):
-                output.warning(
-                    f"stdout of trial {self.trial_id} is empty: NNI's package has redirected it to {other.path}, which follows"
-                )
-                file.seek(0)
-                selection.print_from(file)
+            if not PRINTED_BY_NNI.search(file.read(_SEARCHED_BYTES)):
+                return False
+            output.warning(
+                f"stdout of trial {self.trial_id} is empty: NNI's package has redirected it to {other.path}, which follows"
+            )
+            file.seek(0)
+            selection.print_from(file)
+        return True
 
-    def follow(self, place: LogLocation, read_bytes: int) -> None:
-        """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
-        is_over = False
-        while not is_over:
-            time.sleep(_FOLLOW_INTERVAL_S)
-            # Check before reading the log: a terminal trial's output is complete.
-            is_over = self.known.stored.trial_is_over(self.trial_id)
-            now = self.place() or place
-            if now.attempt.key != place.attempt.key:
+
+def _wait_for_places(logs: list[_TrialLog]) -> list[LogLocation | None]:
+    """The locations once an attempt has one of the logs, or the trial is terminal."""
+    while True:
+        is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
+        places = [each.place() for each in logs]
+        if is_over or any(places):
+            return places
+        time.sleep(_FOLLOW_INTERVAL_S)
+
+
+def _print_all(logs: list[_TrialLog], places: list[LogLocation | None], selection: _Selection) -> list[int]:
+    """Print the logs one after the other, with headings if several have content; return the number of bytes read of each.
+
+    A traceback is in stderr, which comes last.
+    """
+    has_several = sum(place is not None and place.path.lstat().st_size > 0 for place in places) > 1
+    positions = []
+    for each, place in zip(logs, places, strict=True):
+        if place is None:
+            positions.append(0)
+            continue
+        if has_several:
+            output.plain(f"==> {each.stream} <==")
+        with open(place.open(), "rb") as file:
+            selection.print_from(file)
+            positions.append(file.tell())
+    return positions
+
+
+def _follow(logs: list[_TrialLog], places: list[LogLocation | None], positions: list[int]) -> None:
+    """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
+    is_over = False
+    while not is_over:
+        time.sleep(_FOLLOW_INTERVAL_S)
+        # Check before reading the logs: a terminal trial's output is complete.
+        is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
+        for number, each in enumerate(logs):
+            before = places[number]
+            now = places[number] = each.place() or before
+            if now is None:
+                continue
+            if before is not None and now.attempt.key != before.attempt.key:
                 attempt = f"attempt {now.attempt.number} ({now.attempt.key.task})"
-                output.warning(f"trial {self.trial_id}: continues with {attempt}")
-                read_bytes = 0
-            place = now
+                output.warning(f"trial {each.trial_id}: {each.stream} continues with {attempt}")
+                positions[number] = 0
             # The collected log and the log in the workspace have the same bytes at the same offsets.
-            with open(place.open(), "rb") as file:
-                file.seek(read_bytes)
+            with open(now.open(), "rb") as file:
+                file.seek(positions[number])
                 shutil.copyfileobj(file, sys.stdout.buffer)
                 sys.stdout.flush()
-                read_bytes = file.tell()
+                positions[number] = file.tell()

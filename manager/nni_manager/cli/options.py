@@ -8,11 +8,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.client import output
 from nni_manager.errors import NniManagerError, UserError
+
+if TYPE_CHECKING:
+    from nni_manager.client.experiments import KnownExperiment
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
@@ -127,6 +131,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask for confirmation.")
+
+
+def warn_of_dead_manager(known: KnownExperiment) -> bool:
+    """Warn on stderr if the manager of an experiment that is not over does not run; True if so."""
+    if known.manager is not None or known.stored.status()["isOver"]:
+        return False
+    name = known.experiment_id
+    output.warning(
+        f"the manager of experiment {name} is not running, and this is its last status; `nnictl resume {name}` resumes it"
+    )
+    return True
 
 
 def is_for_script_of_nni() -> bool:

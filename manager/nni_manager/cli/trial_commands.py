@@ -39,6 +39,7 @@ def list_trials(
     if as_json and nni_json:
         raise UserError("cannot use --json and --nni-json together; leave one out")
     known = resolve(experiment_id)
+    options.warn_of_dead_manager(known)
     if nni_json or (not as_json and options.is_for_script_of_nni()):
         nni_output.print_trials(known.get("/trial-jobs"), head, tail)
         return

@@ -26,6 +26,43 @@ def reward(value: str, name: str = "default") -> float | None:
     return number if math.isfinite(number) else None
 
 
+# A longer value of a trial would hide the sentence around it.
+_MAX_QUOTED = 60
+
+
+def reason_without_reward(value: str) -> str:
+    """The reason why `reward` finds no number in a reported metric, as a clause with the value and its type."""
+    try:
+        metric = json.loads(value)
+        if not isinstance(metric, dict):
+            return f"{_quoted(value)}, {_kind_of(metric)}"
+        if "default" not in metric:
+            return f'a dict without "default" (it has {_quoted(json.dumps(list(metric))[1:-1]) or "nothing"})'
+        inner = metric["default"]
+        return f'a dict whose "default" is {_quoted(json.dumps(inner))}, {_kind_of(inner)}'
+    except (ValueError, RecursionError):
+        return f"{_quoted(value)}, which is not JSON"
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "nothing (None)"
+        case bool():
+            return "a bool"
+        case str():
+            return "a text"
+        case list():
+            return "a list"
+        case dict():
+            return "a dict"
+    return "not a finite number"
+
+
+def _quoted(text: str) -> str:
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+
+
 def truncate_for_display(value: str) -> str | None:
     """The newest intermediate result of a trial as kept in memory; None: it is too long and has no usable number."""
     if len(value) <= MAX_SHOWN_CHARACTERS:

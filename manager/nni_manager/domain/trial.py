@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
+from nni_manager.domain.metrics import reason_without_reward
 from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.attempt_ids import sort_key
@@ -61,7 +62,7 @@ NO_FINAL_RESULT = (
     "no final result was reported; call nni_sdk.report_final_result() with a number in the training code"
 )
 NO_NUMBER_IN_FINAL_RESULT = (
-    "the final result has no finite number for the tuner; report a number, "
+    "the final result has no finite number for the tuner: it is {}; report a number, "
     'or a dict with a number under "default"'
 )
 SEVERAL_FINAL_RESULTS = (
@@ -205,7 +206,7 @@ class Trial:
     @property
     def _why_without_result(self) -> str:
         if self.final is not None:
-            return NO_NUMBER_IN_FINAL_RESULT
+            return NO_NUMBER_IN_FINAL_RESULT.format(reason_without_reward(self.final))
         if METRICS_FILE_WAS in self.warning:
             return NO_FINAL_RESULT_IN_CHANGED_FILE
         return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT

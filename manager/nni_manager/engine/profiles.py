@@ -5,6 +5,7 @@ manager, v1.9 for the first schema, v2.10 and v3.0 for the second.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.config.model import (
@@ -16,6 +17,7 @@ from nni_manager.config.model import (
     without_secrets,
 )
 from nni_manager.domain.search_budget import Limits
+from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
 
@@ -128,8 +130,12 @@ def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
     }
 
 
-def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
-    """The fields of the experiment in a list of experiments."""
+def metadata_view(
+    snapshot: ExperimentSnapshot, counts: Mapping[TrialState, int] | None = None
+) -> dict[str, Any]:
+    """The fields of the experiment in a list of experiments. `counts`: of its trials, if the snapshot has none."""
+    if counts is None:
+        counts = snapshot.experiment.lifecycle.counts
     return without_none(
         {
             "id": snapshot.experiment.experiment_id,
@@ -139,6 +145,8 @@ def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "startTime": ms(snapshot.created_at_s),
             "endTime": ms(snapshot.ended_at_s) if snapshot.experiment.state.is_over else None,
             "logDir": str(snapshot.folder.path),
+            "trialCount": sum(counts.values()),
+            "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
         }
     ) | problem_of(snapshot)
 

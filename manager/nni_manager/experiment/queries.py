@@ -53,6 +53,12 @@ class StartedExperiment:
         """All trials, in order of creation."""
         return [TrialJob.of(each) for each in self._get("/trials")]
 
+    @property
+    def best_trial(self) -> TrialJob | None:
+        """The trial with the best result so far, by the tuner's `optimize_mode`; None without a result."""
+        best = self._get("/summary")["best"]
+        return None if best is None else TrialJob.of(best)
+
     def get_job_statistics(self) -> list[dict[str, Any]]:
         """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""
         return list(self._get("/job-statistics"))

@@ -14,7 +14,7 @@ from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttemp
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.metrics import reward, truncate_for_display
-from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial
+from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
 from nni_manager.domain.usage import gpus_from_json
 from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.errors import StoreUnusable, read_errors, register_opening
@@ -96,6 +96,10 @@ class StoreReader:
     def trial_list(self) -> Sequence[Mapping[str, Any]]:
         """The rows of all trials in order of creation, with the columns that a list shows. `parameters` is JSON text."""
         return [dict(row) for row in self._rows("get_trial_list")]
+
+    def trial_counts(self) -> dict[TrialState, int]:
+        """The number of trials in each state that any is in."""
+        return {TrialState(row["state"]): row["count"] for row in self._rows("get_trial_counts")}
 
     def trial_ids(self, beginning: str, most: int) -> list[str]:
         """The one trial with exactly this id; otherwise up to `most` ids with this prefix, in order of creation."""

@@ -7,7 +7,7 @@ import { plain } from "./plain.js";
 import { api } from "./state/api.js";
 import { Live } from "./state/live.js";
 import { attempt } from "./widgets/dialog.js";
-import { badge, prose } from "./widgets/facts.js";
+import { experimentBadge, prose } from "./widgets/facts.js";
 import { enter } from "./pages/enter.js";
 import { experiments } from "./pages/experiments.js";
 import { jobs } from "./pages/jobs.js";
@@ -107,14 +107,14 @@ function locked() {
     h("p", { class: "muted" }, "After a login in this or another tab, this page continues automatically.")));
 }
 
-const drawState = whenChanged((/** @type {string} */ status) => fill(state, badge(status)));
+const drawState = whenChanged((/** @type {[string, number, number]} */ shown) => fill(state, experimentBadge(...shown)));
 
 live.onNews((news) => {
   const { summary } = live;
   if (summary !== null) {
     say(name, plain(summary.name || summary.id));
     setAttribute(name, "title", `experiment ${summary.id}`);
-    drawState(summary.status);
+    drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
     readOnly.hidden = !summary.readOnly;
   }
   if (page === null) show();

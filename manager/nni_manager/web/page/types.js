@@ -133,6 +133,8 @@
  * @property {number} [endTime]
  * @property {number | null} [port]
  * @property {number | null} [viewPort]
+ * @property {number} [trialCount]
+ * @property {number} [succeededCount]
  * @property {string} [url]
  * @property {string} [problem]
  * @property {boolean} [here]

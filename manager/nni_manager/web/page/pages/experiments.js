@@ -5,7 +5,7 @@ import * as format from "../format.js";
 import { plain, short } from "../plain.js";
 import { api } from "../state/api.js";
 import { copy } from "../widgets/dialog.js";
-import { badge, card, time } from "../widgets/facts.js";
+import { card, experimentBadge, time } from "../widgets/facts.js";
 import { listPage } from "./list_page.js";
 
 /** @import { KnownExperiment } from "../types.js" */
@@ -63,7 +63,7 @@ function line(each) {
   return h("tr", { class: each.here ? "chosen" : null },
     h("td", {}, h("code", {}, plain(each.id))),
     h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
-    h("td", {}, badge(each.status)),
+    h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
     h("td", {}, plain(each.platform ?? "")),
     h("td", {}, time(each.startTime) ?? format.NOTHING),
     h("td", {}, time(each.endTime) ?? format.NOTHING),

@@ -8,7 +8,7 @@ import { bestSoFar, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
-import { badge, card, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 
 /** @import { Configuration, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
@@ -135,7 +135,7 @@ function stateCard() {
     name,
     h("div", { class: "bars" }, h("div", {}, trials), trialsBar, h("div", {}, elapsed, left), timeBar),
     counts, times);
-  const drawState = whenChanged((/** @type {string} */ status) => fill(stateBox, badge(status)));
+  const drawState = whenChanged((/** @type {[string, number, number]} */ shown) => fill(stateBox, experimentBadge(...shown)));
   const drawTimes = whenChanged((/** @type {(number | null)[]} */ [start, end]) =>
     fill(times, facts([["Started", time(start)], ["Ended", time(end)]])));
   const drawCounts = whenChanged((/** @type {{[state: string]: number}} */ numbers) => {
@@ -148,7 +148,7 @@ function stateCard() {
   /** @param {Summary} summary */
   function update(summary) {
     say(name, plain(summary.name || summary.id));
-    drawState(summary.status);
+    drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
     drawCounts(summary.counts);
     drawTimes([summary.startTime, summary.endTime]);
     const done = format.ended(summary);

@@ -18,6 +18,18 @@ export function badge(state) {
 }
 
 /**
+ * The badge of an experiment. One that has ended without a success is not good.
+ *
+ * @param {string} status
+ * @param {number} trials
+ * @param {number} succeeded
+ */
+export function experimentBadge(status, trials, succeeded) {
+  if (status !== "DONE" || trials === 0 || succeeded > 0) return badge(status);
+  return h("span", { class: "badge", "data-look": "bad" }, `${stateWord(status)}, 0 of ${trials} succeeded`);
+}
+
+/**
  * A text in which parts between backticks are commands.
  *
  * @param {string} text
