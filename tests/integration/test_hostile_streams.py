@@ -156,7 +156,9 @@ def test_a_bug_ends_its_stream_and_is_not_shown_to_the_peer(place, caplog):
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    assert [record.name for record in caplog.records] == ["nni_manager.grpc_server.servicer"]
+    # gRPC's poller is one for the process: it may still write of the closed event loop of an earlier test, as asyncio.
+    names = [record.name for record in caplog.records if record.name != "asyncio"]
+    assert names == ["nni_manager.grpc_server.servicer"]
 
 
 @pytest.mark.parametrize(
