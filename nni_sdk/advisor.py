@@ -45,6 +45,10 @@ def send(command: "Any", data: "Any") -> None:
     _sent.append((command.name, data))
 
 
+def _not_overridden(name: str) -> NotImplementedError:
+    return NotImplementedError(f"cannot run this advisor: its class has no {name}; define this method")
+
+
 class MsgDispatcherBase(Tuner):
     """Base of an advisor: override the methods `handle_...`, each of which receives the data of one command."""
 
@@ -54,6 +58,7 @@ class MsgDispatcherBase(Tuner):
         self._missing = []  # type: list[int]
         self._ready = []  # type: list[dict[str, Any]]
         self._trials = {}  # type: dict[int, dict[str, Any]]
+        self._deliver = None  # type: Any
 
     def send(self, command: "Any", data: "Any") -> None:
         """See the function `send`."""
@@ -61,30 +66,30 @@ class MsgDispatcherBase(Tuner):
 
     def handle_initialize(self, data: "dict[str, Any]") -> None:
         """Receive the search space, once; answer `Initialized`."""
-        raise NotImplementedError("handle_initialize not implemented")
+        raise _not_overridden("handle_initialize")
 
     def handle_request_trial_jobs(self, data: int) -> None:
         """Answer `NewTrialJob` this many times, now or later, each with parameter_id and parameters."""
-        raise NotImplementedError("handle_request_trial_jobs not implemented")
+        raise _not_overridden("handle_request_trial_jobs")
 
     def handle_update_search_space(self, data: "dict[str, Any]") -> None:
         """Receive another search space."""
-        raise NotImplementedError("handle_update_search_space not implemented")
+        raise _not_overridden("handle_update_search_space")
 
     def handle_import_data(self, data: "list[dict[str, Any]]") -> None:
         """Receive prior results: each has `parameter` and `value`."""
-        raise NotImplementedError("handle_import_data not implemented")
+        raise _not_overridden("handle_import_data")
 
     def handle_add_customized_trial(self, data: "Any") -> None:
         """Not called here: trials of users are not reported to tuners."""
 
     def handle_report_metric_data(self, data: "dict[str, Any]") -> None:
         """Receive a final result: parameter_id, trial_job_id, type, sequence, and value as JSON text."""
-        raise NotImplementedError("handle_report_metric_data not implemented")
+        raise _not_overridden("handle_report_metric_data")
 
     def handle_trial_end(self, data: "dict[str, Any]") -> None:
         """Receive the end of a trial: trial_job_id, event, and hyper_params, which is what `NewTrialJob` sent."""
-        raise NotImplementedError("handle_trial_end not implemented")
+        raise _not_overridden("handle_trial_end")
 
     # ---- the methods of a tuner, which the manager calls
 
@@ -95,18 +100,18 @@ class MsgDispatcherBase(Tuner):
         else:
             self._is_initialized = True
             self.handle_initialize(search_space)
-        self._receive(None)
+        self._receive()
 
     def generate_multiple_parameters(
         self, parameter_id_list: "list[int]", **kwargs: "Any"
     ) -> "list[dict[str, Any]]":
         """See `Tuner`. An advisor that owes parameters is not asked for more; `st_callback` gets them later."""
-        deliver = self._deliver = kwargs.get("st_callback")
+        self._deliver = kwargs.get("st_callback")
         found = []
         for parameter_id in parameter_id_list:
             if not (self._ready or self._missing):
                 self.handle_request_trial_jobs(1)
-                self._receive(deliver)
+                self._receive()
                 if not self._ready:
                     self._missing.append(parameter_id)
             if self._ready:
@@ -125,7 +130,7 @@ class MsgDispatcherBase(Tuner):
             "value": json.dumps(value),
         }
         self.handle_report_metric_data(data)
-        self._receive(self._deliver)
+        self._receive()
 
     def trial_end(self, parameter_id: int, success: bool, **kwargs: "Any") -> None:
         """See `Tuner`."""
@@ -134,16 +139,14 @@ class MsgDispatcherBase(Tuner):
         self.handle_trial_end(
             {"trial_job_id": kwargs.get("trial_job_id"), "event": event, "hyper_params": sent}
         )
-        self._receive(self._deliver)
+        self._receive()
 
     def import_data(self, data: "list[dict[str, Any]]") -> None:
         """See `Tuner`."""
         self.handle_import_data(data)
-        self._receive(self._deliver)
+        self._receive()
 
-    _deliver = None  # type: Any
-
-    def _receive(self, deliver: "Any") -> None:
+    def _receive(self) -> None:
         """Process what was sent."""
         while _sent:
             name, data = _sent.pop(0)
@@ -153,9 +156,9 @@ class MsgDispatcherBase(Tuner):
                 raise RuntimeError(data)
             elif name == "KillTrialJob":
                 print("cannot stop trial", data, "early: an advisor receives final results only; ignored")
-        while self._ready and self._missing and deliver is not None:
+        while self._ready and self._missing and self._deliver is not None:
             parameter_id = self._missing.pop(0)
-            deliver(parameter_id, self._give(parameter_id))
+            self._deliver(parameter_id, self._give(parameter_id))
 
     def _give(self, parameter_id: int) -> "Any":
         self._trials[parameter_id] = sent = self._ready.pop(0)

@@ -75,7 +75,7 @@ def test_a_long_result_is_shortened_to_its_number() -> None:
     [
         ("null", "null, nothing (None)"),
         ("true", "true, a bool"),
-        ('"0.93"', '"0.93", a text'),
+        ('"0.93"', '"0.93", a str'),
         ("[0.93]", "[0.93], a list"),
         ("Infinity", "Infinity, not a finite number"),
         ("{}", 'a dict without "default" (it has nothing)'),

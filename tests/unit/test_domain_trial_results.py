@@ -70,7 +70,7 @@ def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
     [
         ("NaN", "it is NaN, not a finite number; "),
         ('{"loss": 1}', 'it is a dict without "default" (it has "loss"); '),
-        ('"good"', 'it is "good", a text; '),
+        ('"good"', 'it is "good", a str; '),
     ],
 )
 def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value, reason) -> None:

@@ -110,3 +110,18 @@ def test_a_trial_is_not_stopped_and_an_error_is_raised(capsys):
 def test_a_missing_handler_is_named(name):
     with pytest.raises(NotImplementedError, match=f"handle_{name}"):
         getattr(MsgDispatcherBase(), f"handle_{name}")({})
+
+
+def test_a_handler_that_the_class_lacks_is_named_with_the_remedy():
+    with pytest.raises(NotImplementedError, match="its class has no handle_initialize; define this method"):
+        MsgDispatcherBase().update_search_space({"x": 1})
+
+
+def test_owed_parameters_are_delivered_on_any_later_command():
+    delivered = []
+    made = Recording(answers=False)
+    made.update_search_space({"x": 1})
+    assert made.generate_multiple_parameters([7], st_callback=lambda *given: delivered.append(given)) == []
+    made.propose(1)
+    made.update_search_space({"x": 2})
+    assert delivered == [(7, {"x": 1})]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130  # as in `options`, which is not imported yet
+from nni_manager.cli import INTERRUPTED
 
 
 def main() -> None:
@@ -19,5 +19,5 @@ def main() -> None:
             print(f"ERROR: {error}", file=sys.stderr)
             sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     nnictl()

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -142,7 +141,7 @@ def export(
     records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     if kind == "json":
         text = to_json(records)
-    elif nni_columns or os.environ.get("NNICTL_COMPAT") == "1":
+    elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
     else:
         text = to_csv(records)

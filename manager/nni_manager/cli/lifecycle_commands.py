@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli import options
+from nni_manager.cli import INTERRUPTED, options
 from nni_manager.cli.banner import print_commands
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, register, resolve
@@ -162,7 +162,7 @@ def view(
     except KeyboardInterrupt:
         if foreground:
             manager_stop.end_view(known)
-        return options.INTERRUPTED
+        return INTERRUPTED
     return 0
 
 
@@ -186,7 +186,7 @@ def _after_start(known: KnownExperiment, foreground: bool) -> int:
         _print_banner(known, foreground)
         return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
-        return _stop_after_interrupt(known) if foreground else options.INTERRUPTED
+        return _stop_after_interrupt(known) if foreground else INTERRUPTED
     except OSError as error:
         if foreground and output.is_hangup(error):
             return _stop_after_interrupt(known)
@@ -251,7 +251,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
                 f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
                 f"finds them, and `nnictl stop {name}` ends them"
             )
-    return options.INTERRUPTED
+    return INTERRUPTED
 
 
 @click.command(epilog=options.example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))

@@ -16,6 +16,7 @@ from nni_manager import deferred_gc
 import click
 
 from nni_manager.cli import (
+    INTERRUPTED,
     algorithm_commands,
     archive_commands,  # noqa: F401 - adds commands to the group `experiment`
     changes,
@@ -33,7 +34,6 @@ from nni_manager.cli import (
 )
 from nni_manager.cli.banner import print_commands
 from nni_manager.cli.nni_spellings import translated
-from nni_manager.cli.options import INTERRUPTED
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError
 from trial_keeper import __version__

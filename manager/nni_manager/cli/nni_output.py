@@ -50,10 +50,8 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
         row = {**record["parameter"], **(value if isinstance(value, dict) else {"reward": value})}
         row["trialJobId"] = record["trialJobId"]
         if "intermediate" in record:
-            reports = (
-                *record["intermediate"],
-                value,
-            )  # NNI lists the final result with the intermediate ones
+            # NNI lists the final result with the intermediate ones.
+            reports = (*record["intermediate"], value)
             row["intermediate"] = f"[{','.join(map(json.dumps, reports))}]"
         rows.append(row)
     text = io.StringIO()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
-INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, as in shells. docs/nnictl.md describes it for users."""
 # A longer list of completions is hard to read.
 _MAX_COMPLETIONS = 200
@@ -144,9 +143,9 @@ def warn_of_dead_manager(known: KnownExperiment) -> bool:
     return True
 
 
-def is_for_script_of_nni() -> bool:
-    """True if NNICTL_COMPAT=1 requests the output of NNI's own nnictl, and the output goes to a program."""
-    return os.environ.get("NNICTL_COMPAT") == "1" and not sys.stdout.isatty()
+def prefers_nni_output() -> bool:
+    """True if NNICTL_COMPAT=1 in the environment requests the output of NNI's own nnictl."""
+    return os.environ.get("NNICTL_COMPAT") == "1"
 
 
 def config_option(help_text: str) -> Callable[[Command], Command]:

@@ -40,7 +40,7 @@ def list_trials(
         raise UserError("cannot use --json and --nni-json together; leave one out")
     known = resolve(experiment_id)
     options.warn_of_dead_manager(known)
-    if nni_json or (not as_json and options.is_for_script_of_nni()):
+    if nni_json or (not as_json and options.prefers_nni_output() and not sys.stdout.isatty()):
         nni_output.print_trials(known.get("/trial-jobs"), head, tail)
         return
     trials = known.get("/trials") if as_json else known.trial_list()

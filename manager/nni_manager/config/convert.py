@@ -30,6 +30,7 @@ _WHY_DROPPED = {
 }
 # The keys of these mappings are the user's names.
 _OPEN = tuple(map(folded, ("searchSpace", "classArgs", "openpaiConfig")))
+_PATHS = frozenset(map(folded, PATH_KEYS))
 _SIZES = ("trialMemorySize", "memorySize", "sharedMemorySize")
 
 
@@ -65,7 +66,7 @@ def _with_absolute_paths(value: Any, folder: Path, key: str = "") -> Any:
         }
     if isinstance(value, list):
         return [_with_absolute_paths(item, folder, key) for item in value]
-    if isinstance(value, str) and folded(key) in {folded(each) for each in PATH_KEYS}:
+    if isinstance(value, str) and folded(key) in _PATHS:
         return str(folder / Path(value).expanduser())
     return value
 

@@ -51,7 +51,7 @@ def _kind_of(value: object) -> str:
         case bool():
             return "a bool"
         case str():
-            return "a text"
+            return "a str"
         case list():
             return "a list"
         case dict():

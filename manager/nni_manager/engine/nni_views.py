@@ -43,11 +43,15 @@ def reports_of(
 def trial_jobs_view(
     snapshot: ExperimentSnapshot, trials: Iterable[Trial], reports: Mapping[str, TrialReport]
 ) -> list[dict[str, Any]]:
-    """The trials. NNI's client requires a start, which NNI counts from the submission."""
-    return [_trial_job(snapshot, trial, reports.get(trial.trial_id, TrialReport())) for trial in trials]
+    """The trials, as `trial_job_view`."""
+    return [trial_job_view(snapshot, trial, reports) for trial in trials]
 
 
-def _trial_job(snapshot: ExperimentSnapshot, trial: Trial, reported: TrialReport) -> dict[str, Any]:
+def trial_job_view(
+    snapshot: ExperimentSnapshot, trial: Trial, reports: Mapping[str, TrialReport]
+) -> dict[str, Any]:
+    """One trial. NNI's client requires a start, which NNI counts from the submission."""
+    reported = reports.get(trial.trial_id, TrialReport())
     fields = serializers.nni_fields(snapshot, trial)
     if trial.final is not None and reported.final is not None:
         fields["finalMetricData"] = [serializers.metric_view(reported.final)]

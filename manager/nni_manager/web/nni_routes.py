@@ -81,9 +81,7 @@ class NniRoutes:
         workspace = self._engine.folder.workspace
         return await self._reads.from_store(
             lambda reader: Json(
-                nni_views.trial_jobs_view(snapshot, [trial], nni_views.reports_of(reader, workspace, trial))[
-                    0
-                ]
+                nni_views.trial_job_view(snapshot, trial, nni_views.reports_of(reader, workspace, trial))
             )
         )
 

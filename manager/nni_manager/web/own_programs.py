@@ -16,8 +16,8 @@ from trial_keeper.wire.listener_uid import client_socket
 _PROC = Path("/proc")
 # A container has its own file systems, and usually its own process ids; a rootless one has its own users.
 _NAMESPACES = ("user", "pid", "mnt")
-_BROWSERS_HEADERS = ("origin", "referer", "cookie")
-_PROXYS_HEADERS = ("forwarded", "via", "x-real-ip")
+_BROWSER_HEADERS = ("origin", "referer", "cookie")
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 _PREFIXES = ("sec-fetch-", "x-forwarded-")
 # Every browser's User-Agent starts with this, also where its version sends none of the other headers.
 _BROWSER = "mozilla/"
@@ -27,7 +27,7 @@ def is_direct(headers: Headers) -> bool:
     """True if a program may have sent the request itself: it has no header of a browser, of a proxy or of a login."""
     names = headers.keys()
     return not (
-        any(name in (*_BROWSERS_HEADERS, *_PROXYS_HEADERS, "authorization") for name in names)
+        any(name in (*_BROWSER_HEADERS, *_PROXY_HEADERS, "authorization") for name in names)
         or any(name.startswith(_PREFIXES) for name in names)
         or headers.get("user-agent", "").lower().startswith(_BROWSER)
     )
