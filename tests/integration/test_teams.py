@@ -7,6 +7,7 @@ from attempts import metrics_of
 from real_experiment import a_manager_here, until
 from team_service import TeamService
 
+from nni_manager.domain.admission_errors import NotAccepting
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import DispatchTrial
 from nni_manager.store.reader import StoreReader
@@ -102,6 +103,29 @@ def test_without_min_succeeded_instances_the_last_task_ends_the_trial(
     assert [(trial.state.value, trial.value) for trial in trials] == [("SUCCEEDED", 0.0)] * 3
     assert {trial.job_id for trial in trials} == {"env-0"}
     assert all(trial.ended_at_s - trial.started_at_s >= 0.3 for trial in trials)
+
+
+def test_a_task_that_connects_after_the_others_have_ended_the_trial_ends_with_0(a_real_experiment):
+    """With another exit code the cluster's policy would fail the job of a trial that has succeeded."""
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": False})
+    codes = []
+
+    async def meddle(engine, service):
+        trials, admit = engine.experiment.trials, engine.admission.admit
+
+        def admit_ps_late(hello, job_id, token):
+            is_early = not any(trial.state.is_terminal for trial in trials.values())
+            if hello.task == "ps-0" and (is_early or not hello.attempts):
+                raise NotAccepting()
+            return admit(hello, job_id, token)
+
+        engine.admission.admit = admit_ps_late
+        await until(lambda: service.keepers, "the job is submitted")
+        for keeper in (*service.keepers.values(),)[0].values():
+            codes.append(await asyncio.to_thread(keeper.wait))
+
+    (trial,) = run(experiment, "", reuse=False, meddle=meddle)
+    assert (trial.state.value, codes) == ("SUCCEEDED", [0, 0, 0])
 
 
 @pytest.mark.parametrize("task", ["worker-0", "ps-0"])

@@ -407,6 +407,18 @@ def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(simulated
     assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
+@pytest.mark.parametrize("is_linked", [True, False])
+@pytest.mark.parametrize(("succeeded", "code"), [(True, 0), (False, 143)])
+def test_a_task_that_runs_when_its_trial_is_closed_exits_with_0_if_the_trial_has_succeeded(
+    simulated: SimulatedKeeper, is_linked: bool, succeeded: bool, code: int
+) -> None:
+    closed = AttemptOffsets(KEY, {}, closed=True, trial_succeeded=succeeded)
+    message = Ack(closed) if is_linked else Welcome("0.7.0", (closed,))
+    assert SignalTrial(KEY, kill=False) in simulated.running(linked=is_linked).at(100, message)
+    simulated.at(101, exited(None, 15))
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(code)]
+
+
 def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
     assert end_in(simulated.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER

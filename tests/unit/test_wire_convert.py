@@ -40,7 +40,7 @@ SIZES = st.integers(0, m.MAX_SIZE)
 ATTEMPT_IDS = st.from_regex(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", fullmatch=True)
 KEYS = st.builds(m.AttemptKey, NAMES, ATTEMPT_IDS, NAMES)
 OFFSETS = st.dictionaries(st.sampled_from(m.Stream), SIZES)
-ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
+ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans(), st.booleans())
 REASONS = st.sampled_from(ExitReason)
 GPUS = st.builds(m.GpuUsage, st.integers(0, UINT32), FIGURES, SIZES)
 KEEPER_MESSAGES = {

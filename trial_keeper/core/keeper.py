@@ -396,10 +396,10 @@ class Keeper:
         attempt.warnings.setdefault(event.stream, file_warning(event.stream, FileChange.TRUNCATED))
         return self._amend(attempt, text)
 
-    def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
+    def _close(self, attempt: Attempt, entry: m.AttemptOffsets, now_s: float) -> list[Effect]:
         if attempt.ended is None:
-            # The attempt still runs, but the manager has abandoned it and needs no results.
-            return self._stop(ExitReason.JOB_LOST, now_s)
+            # The attempt still runs, but the manager needs no results: other tasks have ended the trial, or it is abandoned.
+            return self._stop(ExitReason.TRIAL_OVER if entry.trial_succeeded else ExitReason.JOB_LOST, now_s)
         attempt.apply(AttemptEvent.CLOSED)
         del self.attempts[attempt.key]
         return [events.ReleaseAttempt(attempt.key)]
@@ -410,7 +410,7 @@ class Keeper:
         if attempt is None:
             return []
         attempt.replication.confirmed(entry.offsets)
-        return self._close(attempt, now_s) if entry.closed else []
+        return self._close(attempt, entry, now_s) if entry.closed else []
 
     def _chunks(self) -> list[Effect]:
         return [
@@ -437,7 +437,7 @@ class Keeper:
             entry = known.get(attempt.key, m.AttemptOffsets(attempt.key, {}))
             attempt.replication.link_came_up(entry.offsets)
             if entry.closed:
-                effects += self._close(attempt, now_s)
+                effects += self._close(attempt, entry, now_s)
             else:
                 effects += [*self._report(attempt.started), *self._report(attempt.ended)]
         return effects + self._report_idle()

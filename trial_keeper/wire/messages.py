@@ -157,11 +157,15 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOffsets:
-    """The offsets of an attempt that the manager has stored durably. `closed`: nothing needs to be sent again."""
+    """The offsets of an attempt that the manager has stored durably.
+
+    `closed`: nothing needs to be sent again, and an attempt that runs is stopped. `trial_succeeded`: its trial has succeeded.
+    """
 
     key: AttemptKey
     offsets: Offsets
     closed: bool = False
+    trial_succeeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

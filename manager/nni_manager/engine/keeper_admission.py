@@ -135,9 +135,9 @@ class KeeperAdmission:
         trials = [self._ingest.own_trial(session, key) for key in hello.attempts]
         is_abandoned = job_id not in self._experiment.jobs.live
         attempts = tuple(
-            AttemptOffsets(key, {}, closed=True)
+            AttemptOffsets(key, {}, closed=True, trial_succeeded=trial.state is TrialState.SUCCEEDED)
             if is_abandoned or trial.state.is_terminal or trial.registered.is_lost(key)
-            else self._ingest.offsets(key, closed=False)
+            else self._ingest.offsets(key)
             for key, trial in zip(hello.attempts, trials, strict=True)
         )
         # Nothing below may raise: a registered session that is not returned would never be closed.

@@ -11,7 +11,7 @@ from nni_manager.domain import events
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
-from nni_manager.domain.trial import METRICS_ARE_CUT, Trial
+from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.runtime import Runtime
 from trial_keeper.wire import messages
@@ -109,9 +109,9 @@ class KeeperIngest:
         """The offset up to which bytes of a stream of an attempt have arrived."""
         return self._receiver(key).received(stream)
 
-    def offsets(self, key: AttemptKey, *, closed: bool) -> AttemptOffsets:
+    def offsets(self, key: AttemptKey) -> AttemptOffsets:
         """The durable offsets of an attempt."""
-        return AttemptOffsets(key, dict(self._receiver(key).durable), closed)
+        return AttemptOffsets(key, dict(self._receiver(key).durable))
 
     def take(self, key: AttemptKey, stream: Stream, offset: int, data: bytes) -> None:
         """Ingest bytes of an attempt.
@@ -138,8 +138,9 @@ class KeeperIngest:
 
     def close(self, key: AttemptKey) -> None:
         """Close an attempt whose data is stored completely, so that its keeper may discard the data."""
-        self._ack(self.offsets(key, closed=True))
-        if self._experiment.trials[key.trial_id].state.is_terminal:
+        state = self._experiment.trials[key.trial_id].state
+        self._ack(replace(self.offsets(key), closed=True, trial_succeeded=state is TrialState.SUCCEEDED))
+        if state.is_terminal:
             # Also drop attempts of this task without a reported end: no more of their data is accepted.
             for other in [
                 each for each in self._receivers if (each.trial_id, each.task) == (key.trial_id, key.task)

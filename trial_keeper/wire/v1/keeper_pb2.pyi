@@ -269,8 +269,11 @@ class AttemptOffsets(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    TRIAL_SUCCEEDED_FIELD_NUMBER: _builtins.int
     closed: _builtins.bool
     """The manager has recorded the end of this attempt and all its bytes: no message about the attempt needs to be sent again."""
+    trial_succeeded: _builtins.bool
+    """With closed: the trial has succeeded, so an attempt that still runs has not failed."""
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
     @_builtins.property
@@ -281,10 +284,11 @@ class AttemptOffsets(_message.Message):
         key: Global___AttemptKey | None = ...,
         offsets: _abc.Iterable[Global___StreamOffset] | None = ...,
         closed: _builtins.bool = ...,
+        trial_succeeded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "key", b"key", "offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "key", b"key", "offsets", b"offsets", "trial_succeeded", b"trial_succeeded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
