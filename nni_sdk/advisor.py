@@ -1,8 +1,7 @@
 """Base class for custom advisors, with NNI's names: `from nni.runtime.msg_dispatcher_base import MsgDispatcherBase`.
 
 An advisor replaces tuner and assessor: it handles commands, and answers by `send`. Here it is a tuner whose methods are
-translated to commands. It receives final results only, and cannot stop trials. Source: NNI v1.9, v2.10 and v3.0,
-nni.runtime.msg_dispatcher_base.
+translated to commands. Source: NNI v1.9, v2.10 and v3.0, nni.runtime.msg_dispatcher_base.
 """
 
 import json
@@ -59,6 +58,9 @@ class MsgDispatcherBase(Tuner):
         self._ready = []  # type: list[dict[str, Any]]
         self._trials = {}  # type: dict[int, dict[str, Any]]
         self._deliver = None  # type: Any
+        self._sequences = {}  # type: dict[str, int]
+        self._to_stop = []  # type: list[str]
+        self._stopped = set()  # type: set[str]
 
     def send(self, command: "Any", data: "Any") -> None:
         """See the function `send`."""
@@ -84,7 +86,7 @@ class MsgDispatcherBase(Tuner):
         """Not called here: trials of users are not reported to tuners."""
 
     def handle_report_metric_data(self, data: "dict[str, Any]") -> None:
-        """Receive a final result: parameter_id, trial_job_id, type, sequence, and value as JSON text."""
+        """Receive a result: parameter_id, trial_job_id, type (a `MetricType`), sequence, and value as JSON text."""
         raise _not_overridden("handle_report_metric_data")
 
     def handle_trial_end(self, data: "dict[str, Any]") -> None:
@@ -122,23 +124,39 @@ class MsgDispatcherBase(Tuner):
         self, parameter_id: int, parameters: "dict[str, Any]", value: "Any", **kwargs: "Any"
     ) -> None:
         """See `Tuner`."""
+        self._report(MetricType.FINAL, parameter_id, kwargs["trial_job_id"], 0, value)
+
+    def receive_intermediate_result(self, parameter_id: int, value: "Any", *, trial_job_id: str) -> None:
+        """Called with each intermediate result of a running trial."""
+        sequence = self._sequences.get(trial_job_id, 0)
+        self._sequences[trial_job_id] = sequence + 1
+        self._report(MetricType.PERIODICAL, parameter_id, trial_job_id, sequence, value)
+
+    def _report(self, kind: str, parameter_id: int, trial_job_id: str, sequence: int, value: "Any") -> None:
         data = {
             "parameter_id": self._trials[parameter_id]["parameter_id"],
-            "trial_job_id": kwargs.get("trial_job_id"),
-            "type": MetricType.FINAL,
-            "sequence": 0,
+            "trial_job_id": trial_job_id,
+            "type": kind,
+            "sequence": sequence,
             "value": json.dumps(value),
         }
         self.handle_report_metric_data(data)
         self._receive()
 
+    def take_stops(self) -> "list[str]":
+        """Return the ids of the trials that `KillTrialJob` named since the last call."""
+        stops, self._to_stop = self._to_stop, []
+        return stops
+
     def trial_end(self, parameter_id: int, success: bool, **kwargs: "Any") -> None:
         """See `Tuner`."""
-        event = "SUCCEEDED" if success else "FAILED"
+        trial_job_id = kwargs["trial_job_id"]
+        stopped = "EARLY_STOPPED" if trial_job_id in self._stopped else "FAILED"
+        event = "SUCCEEDED" if success else stopped
         sent = json.dumps(self._trials.pop(parameter_id))
-        self.handle_trial_end(
-            {"trial_job_id": kwargs.get("trial_job_id"), "event": event, "hyper_params": sent}
-        )
+        self._sequences.pop(trial_job_id, None)
+        self._stopped.discard(trial_job_id)
+        self.handle_trial_end({"trial_job_id": trial_job_id, "event": event, "hyper_params": sent})
         self._receive()
 
     def import_data(self, data: "list[dict[str, Any]]") -> None:
@@ -155,7 +173,9 @@ class MsgDispatcherBase(Tuner):
             elif name == "Error":
                 raise RuntimeError(data)
             elif name == "KillTrialJob":
-                print("cannot stop trial", data, "early: an advisor receives final results only; ignored")
+                trial_job_id = str(json.loads(data))
+                self._to_stop.append(trial_job_id)
+                self._stopped.add(trial_job_id)
         while self._ready and self._missing and self._deliver is not None:
             parameter_id = self._missing.pop(0)
             self._deliver(parameter_id, self._give(parameter_id))

@@ -174,8 +174,8 @@ class Halving(MsgDispatcherBase):
         else:
             self.send(CommandType.NoMoreTrialJobs, "")
     def handle_report_metric_data(self, data):
-        assert data["type"] == MetricType.FINAL
-        self.results[data["parameter_id"]] = extract_scalar_reward(json.loads(data["value"]))
+        if data["type"] == MetricType.FINAL:
+            self.results[data["parameter_id"]] = extract_scalar_reward(json.loads(data["value"]))
     def handle_trial_end(self, data):
         sent = json.loads(data["hyper_params"])
         print("ended", data["event"], len(data["trial_job_id"]), sent["parameter_id"], self.results, flush=True)
@@ -216,3 +216,69 @@ def test_an_experiment_with_an_own_advisor_runs_to_its_end_and_resumes(a_real_ex
     experiment.start()
     experiment.wait_for_status("DONE")
     assert len(experiment.get("/trials")) == 5
+
+
+STOPPING = """
+import json
+from nni.utils import MetricType
+
+class Stopping(MsgDispatcherBase):
+    '''Proposes n from 0 on; stops trial 0, trials 1 and 2 when both have reported, and one that does not exist.'''
+    def __init__(self):
+        super().__init__()
+        self.count, self.ids = 0, {}
+    def handle_initialize(self, data):
+        send(CommandType.Initialized, "")
+    def handle_request_trial_jobs(self, data):
+        for _ in range(data):
+            self.send(CommandType.NewTrialJob, json.dumps({"parameter_id": self.count, "parameters": {"n": self.count}}))
+            self.count += 1
+    def handle_report_metric_data(self, data):
+        print(data["type"], data["parameter_id"], data["sequence"], data["value"], flush=True)
+        if data["type"] == MetricType.PERIODICAL:
+            n = data["parameter_id"]
+            self.ids[n] = data["trial_job_id"]
+            stops = [self.ids[0]] if n == 0 else []
+            if {1, 2} <= self.ids.keys():
+                stops += [self.ids[1], self.ids[2], "nobody"]
+            for each in stops:
+                send(CommandType.KillTrialJob, json.dumps(each))
+    def handle_trial_end(self, data):
+        print("ended", data["event"], json.loads(data["hyper_params"])["parameters"]["n"], flush=True)
+"""
+RUNS_ON = """
+import signal
+import nni
+n = nni.get_next_parameter()["n"]
+nni.report_intermediate_result({"default": n, "extra": 1})
+if n < 3:
+    signal.pause()
+nni.report_final_result(n)
+"""
+
+
+@pytest.mark.parametrize("names", ["v1", "v2"])
+def test_an_own_advisor_receives_intermediate_results_and_stops_trials(a_real_experiment, names):
+    experiment = a_real_experiment(
+        RUNS_ON,
+        space={},
+        trialConcurrency=2,
+        maxTrialNum=4,
+        tuner=None,
+        advisor={"codeDir": ".", "classFileName": "mine.py", "className": "Stopping"},
+        files={"mine.py": IMPORTS[names] + STOPPING},
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trials")
+    assert {trial["parameters"]["n"]: trial["status"] for trial in trials} == {
+        **dict.fromkeys((0, 1, 2), "EARLY_STOPPED"),
+        3: "SUCCEEDED",
+    }
+    printed = (experiment.folder.log / "tuner.log").read_text().splitlines()
+    assert sorted(line for line in printed if line.startswith("ended")) == [
+        *(f"ended EARLY_STOPPED {n}" for n in (0, 1, 2)),
+        "ended SUCCEEDED 3",
+    ]
+    assert 'PERIODICAL 3 0 {"default": 3, "extra": 1}' in printed
+    assert "FINAL 3 0 3" in printed

@@ -45,7 +45,7 @@ def test_an_assessor_receives_the_numbers_of_intermediate_results_and_the_end() 
     search.report("t0", "7")
     search.end("t0")
     search.deliver("t0")
-    assert search.assessed == [AskAssessor("t0", 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
+    assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
 
 
 def test_without_an_assessor_no_result_is_assessed() -> None:

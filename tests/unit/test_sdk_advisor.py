@@ -95,11 +95,40 @@ def test_a_command_of_nnis_package_is_recognised_by_its_name():
     assert made.generate_multiple_parameters([0]) == [{"x": 1}]
 
 
-def test_a_trial_is_not_stopped_and_an_error_is_raised(capsys):
+def test_intermediate_results_are_metrics_with_their_sequence_in_their_trial():
     made = Recording()
-    made.send(CommandType.KillTrialJob, '"aB3dE"')
     made.update_search_space({})
-    assert 'cannot stop trial "aB3dE" early' in capsys.readouterr().out
+    made.generate_multiple_parameters([7, 8])
+    for parameter_id, trial_job_id, value in (
+        (7, "aB3dE", 0.5),
+        (8, "xY9zW", {"default": 1}),
+        (7, "aB3dE", 2),
+    ):
+        made.receive_intermediate_result(parameter_id, value, trial_job_id=trial_job_id)
+    metrics = [data for name, data in made.handled if name == "metric"]
+    assert {data["type"] for data in metrics} == {"PERIODICAL"}
+    assert [(data["parameter_id"], data["sequence"], json.loads(data["value"])) for data in metrics] == [
+        ("p2", 0, 0.5),
+        ("p3", 0, {"default": 1}),
+        ("p2", 1, 2),
+    ]
+
+
+def test_a_stopped_trial_is_named_once_and_ends_as_early_stopped():
+    made = Recording()
+    made.update_search_space({})
+    made.generate_multiple_parameters([7, 8])
+    made.send(CommandType.KillTrialJob, '"aB3dE"')
+    made.receive_intermediate_result(7, 0.5, trial_job_id="aB3dE")
+    assert made.take_stops() == ["aB3dE"]
+    assert made.take_stops() == []
+    made.trial_end(7, False, trial_job_id="aB3dE")
+    made.trial_end(8, False, trial_job_id="xY9zW")
+    assert [data["event"] for name, data in made.handled if name == "end"] == ["EARLY_STOPPED", "FAILED"]
+
+
+def test_an_error_is_raised():
+    made = Recording()
     made.send(CommandType.Error, "it broke")
     with pytest.raises(RuntimeError, match="it broke"):
         made.import_data([])

@@ -47,9 +47,11 @@ def test_results_reported_while_the_assessor_is_busy_are_assessed_together_befor
         algorithms = TunerExecutor(
             "exp", config, make_tuner, Assessment(slow), posted.append, lambda: "aB3dE"
         )
-        calls = [algorithms.assess(AskAssessor("t0", 0, (float(number),))) for number in range(8)]
-        calls.append(algorithms.assess(AskAssessor("t1", 0, (1.0,))))
-        calls += [algorithms.assess(AskAssessor("t0", 1, (0.0,) * 600)) for _ in range(2 * MAX_STEPS // 600)]
+        calls = [algorithms.assess(AskAssessor("t0", 0, 0, (float(number),))) for number in range(8)]
+        calls.append(algorithms.assess(AskAssessor("t1", 1, 0, (1.0,))))
+        calls += [
+            algorithms.assess(AskAssessor("t0", 0, 1, (0.0,) * 600)) for _ in range(2 * MAX_STEPS // 600)
+        ]
         calls.append(algorithms.tell_assessor(TellAssessor("t0", True)))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)

@@ -35,15 +35,17 @@ CALL_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class UserClass:
-    """A tuner or assessor class of the user. `class_name` and `validator` are dotted: module and class.
+    """A class of the user. `class_name` and `validator` are dotted: module and class.
 
     `code_dir` is the folder of the module; None: the module is installed. `call_timeout_s` limits each call of the class.
+    `is_advisor`: the class is both tuner and assessor.
     """
 
     class_name: str
     code_dir: str | None = None
     validator: str | None = None
     call_timeout_s: float = CALL_TIMEOUT_S
+    is_advisor: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def user_class(
     """
     limit_s = CALL_TIMEOUT_S if call_timeout_s is None else call_timeout_s
     if isinstance(section.get("className"), str):
-        return UserClass(_dotted(section), str(code_dir), None, limit_s)
+        return UserClass(_dotted(section), str(code_dir), None, limit_s, is_advisor=kind == "advisor")
     try:
         found = registered(kind, name) if isinstance(name, str) and kind != "advisor" else None
     except AlgorithmFileInvalid:

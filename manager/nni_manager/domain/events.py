@@ -216,10 +216,10 @@ class TrialStopAsked:
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopRequested:
-    """The assessor requests an early stop of a trial's attempt."""
+    """The assessor requests an early stop of a trial's attempt; `attempt` None: of its current one, on request of an advisor."""
 
     trial_id: str
-    attempt: int
+    attempt: int | None
     at_s: float
 
 
@@ -322,9 +322,10 @@ class AddObservation:
 
 @dataclass(frozen=True, slots=True)
 class AskAssessor:
-    """Send new intermediate results of an attempt to the assessor, which may request an early stop."""
+    """Send new intermediate results of an attempt to the assessor or advisor, which may request an early stop."""
 
     trial_id: str
+    sequence_id: int
     attempt: int
     values: tuple[float, ...]
 

@@ -258,7 +258,9 @@ class TrialLifecycle:
             trial.intermediate = truncate_for_display(newest)
         effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
         if numbers:
-            effects.append(events.AskAssessor(trial.trial_id, trial.attempt or 0, tuple(numbers)))
+            effects.append(
+                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, tuple(numbers))
+            )
         return effects
 
     def note_usage(self, usage: Usage) -> list[Effect]:
@@ -459,8 +461,9 @@ class TrialLifecycle:
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
 
     def stop_early(self, event: events.EarlyStopRequested, now_s: float) -> list[Effect]:
-        """Stop the attempt that the assessor found unpromising."""
-        if self.trials[event.trial_id].attempt != event.attempt:
+        """Stop the attempt that the assessor found unpromising. An advisor may name any trial, also one that does not exist."""
+        trial = self.trials.get(event.trial_id)
+        if trial is None or event.attempt not in (None, trial.attempt):
             return []  # a new attempt has started in the meantime
         return self.stop(event.trial_id, ExitReason.EARLY_STOPPED, event.at_s, now_s)
 

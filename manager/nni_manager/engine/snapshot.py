@@ -20,6 +20,8 @@ def snapshot_from_stored(
     may_prefetch: bool = False,
 ) -> Experiment:
     """The stored experiment, without its trials. `service` None: for display only."""
+    own = config.tuner.own if config.assessor is None else config.assessor.own
+    has_advisor = config.tuner.own is not None and config.tuner.own.is_advisor
     return Experiment(
         stored.experiment_id,
         limits_of(config),
@@ -29,8 +31,8 @@ def snapshot_from_stored(
         cluster_grace_s=0.0 if service is None else service.grace_s,
         completion=None if service is None else service.completion,
         may_prefetch=may_prefetch,
-        is_assessed=config.assessor is not None,
-        assessor_sees_all=config.assessor is not None and config.assessor.own is not None,
+        is_assessed=config.assessor is not None or has_advisor,
+        assessor_sees_all=own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
         state=stored.state,
         error=stored.error,

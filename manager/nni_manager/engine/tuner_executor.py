@@ -154,6 +154,9 @@ class TunerExecutor:
         self._to_assess[key] = list(effect.values)
         async with self._assessors_turn:
             values = self._to_assess.pop(key)
+            if self._assessment is None:
+                await self._report_to_advisor(effect, values)
+                return
             may_go_on = await self._in_assessor_thread(lambda assessment: assessment.report(*key, values))
         if may_go_on is False:
             log.info("trial %s: stopped early by the assessor", effect.trial_id)
@@ -167,6 +170,11 @@ class TunerExecutor:
             )
 
     # ---- internals
+
+    async def _report_to_advisor(self, effect: events.AskAssessor, values: Sequence[float]) -> None:
+        if self._tuner_failed is None:
+            with self._failures_shown():
+                await self._answer(self._session.report, effect.sequence_id, effect.trial_id, values)
 
     async def _in_assessor_thread(self, use: Callable[[Assessment], bool | None]) -> bool | None:
         """The answer of the assessor; None if it failed or there is none."""
@@ -220,6 +228,9 @@ class TunerExecutor:
             self._quick_answers = 0
         elif is_proposal:
             self._quick_answers += 1
+        for trial_id in self._session.take_stops():
+            log.info("trial %s: stopped early by the advisor", trial_id)
+            self._post(events.EarlyStopRequested(trial_id, None, time.time()))
         return answer
 
     def _begin_turn(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -104,6 +104,13 @@ class BaseTuner(ABC):
         the results must be imported again, before or after `restore`.
         """
         return 0
+
+    def report(self, trial_key: int, trial_id: str, values: Sequence[float]) -> None:  # noqa: B027 - for advisors
+        """Receive intermediate results of a running trial. The manager sends them to advisors only."""
+
+    def take_stops(self) -> list[str]:
+        """Return the trials to stop early, by id, and forget them. Only an advisor names any."""
+        return []
 
     def close(self) -> None:  # noqa: B027 - most tuners start nothing
         """Stop what the tuner has started. May be called from any thread, also during another call."""

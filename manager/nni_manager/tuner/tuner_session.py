@@ -58,6 +58,15 @@ class TunerSession:
         if parameters is not None and result.value is not None and math.isfinite(result.value):
             self.import_results([_known(parameters, result.value, result.metric)])
 
+    def report(self, trial_key: int, trial_id: str, values: Sequence[float]) -> None:
+        """See `BaseTuner.report`; ignores trials that the current tuner did not propose."""
+        if trial_key in self._running:
+            self._tuner.report(trial_key, trial_id, values)
+
+    def take_stops(self) -> list[str]:
+        """See `BaseTuner.take_stops`."""
+        return self._tuner.take_stops()
+
     def import_results(self, results: Sequence[PriorResult]) -> int:
         """See `BaseTuner.import_results`."""
         return self._tuner.import_results(results)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from typing import Any, cast
 from nni_manager.config.model import UserClass
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.metrics import MetricValue
-from nni_manager.tuner.assessment import BaseAssessor
+from nni_manager.tuner.assessment import MAX_STEPS, BaseAssessor
 from nni_manager.tuner.base import KeyedTuner, Later, Observation, PastTrial, Suggestion, reading_metadata_of
 from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
@@ -37,6 +38,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         """Does not start the process: creating the class may take time, or fail."""
         super().__init__()
         self._of, self._class_args, self._search_space = of, class_args, search_space
+        self._reported: Counter[int] = Counter()
         checkpoints = log_folder and log_folder.parent / "checkpoint"
         self._process = UserProcess("tuner", of, log_folder and log_folder / "tuner.log", checkpoints)
 
@@ -65,6 +67,19 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         if (asked := self.end(trial_key)) is not None:
             self._process.call("tell", *asked, result.metric, result.trial_id, result.has_succeeded)
 
+    def report(self, trial_key: int, trial_id: str, values: Sequence[float]) -> None:
+        """See `BaseTuner.report`; the class receives the results as they were reported, up to `MAX_STEPS` of a trial."""
+        room = MAX_STEPS - self._reported[trial_key]
+        if room > 0:
+            self._reported[trial_key] += len(values)
+            parameter_id, _ = self.place_of[trial_key]
+            self._process.call("report", parameter_id, trial_id, [_text_of(each) for each in values[:room]])
+
+    def take_stops(self) -> list[str]:
+        """See `BaseTuner.take_stops`."""
+        stops, self._process.stops = self._process.stops, []
+        return stops
+
     def import_results(self, results: Iterable[PriorResult]) -> int:
         """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable."""
         data = [[dict(result.parameters), result.metric] for result in results]
@@ -83,6 +98,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
                 result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
                 self.tell_result(trial.key, result)
         self._process.call("discard_delivered")
+        self.take_stops()  # of trials that have ended
 
     def close(self) -> None:
         """See `BaseTuner.close`."""

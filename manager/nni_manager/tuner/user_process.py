@@ -57,6 +57,8 @@ class UserProcess:
         self._lock = threading.Lock()
         self._is_closed = False
         self._failure = ""
+        self.stops: list[str] = []
+        """The trials that the class, an advisor, has asked to stop early; the owner of this object removes them."""
 
     @property
     def is_running(self) -> bool:
@@ -122,12 +124,13 @@ class UserProcess:
         except OSError:
             self._fail(self._exit_cause())
         try:
-            outcome, answer = json.loads(line)
+            outcome, answer, *stops = json.loads(line)
         except (ValueError, RecursionError):
             self._fail(f"its answer to {name!r} is not valid JSON; fix what writes to files it did not open")
         if outcome == "raised":
             # The process is alive and can serve the next call.
             raise UserCodeFailed(self._message(f"an exception was raised in {name!r}; fix it\n{answer}"))
+        self.stops += stops
         return answer
 
     def close(self) -> None:

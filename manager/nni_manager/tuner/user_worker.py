@@ -2,9 +2,10 @@
 
 Theory of operation. The manager starts `python -m nni_manager.tuner.user_worker FD` in the folder of the user's code; FD is one
 end of a pair of sockets. Each received line is a call, `[method of _Worker, its arguments]`. Each call is answered by one line:
-`["ok", answer]`, or `["raised", traceback]` for any exception of the user's code, SystemExit included. Calls are served one by
-one on the main thread, as the user's code may require. When the manager exits, its end of the pair closes, and this process
-ends with all its descendants. Forked children close their copy of the socket: the manager detects the end of this process.
+`["ok", answer]`, or `["raised", traceback]` for any exception of the user's code, SystemExit included. The ids of trials that an
+advisor stops follow the answer. Calls are served one by one on the main thread, as the user's code may require. When the manager
+exits, its end of the pair closes, and this process ends with all its descendants. Forked children close their copy of the socket:
+the manager detects the end of this process.
 
 Output of the user's code goes to stdout, which the manager stores in a file. Only the standard library and nni_sdk are
 imported here, so the user's code may use any version of any package.
@@ -25,6 +26,7 @@ import threading
 import traceback
 from typing import Any
 
+from nni_sdk.advisor import MsgDispatcherBase
 from nni_sdk.aliases import install_import_aliases
 
 # Between the scores of the manager and of a trial (500 more): if memory is full, the kernel kills a trial first.
@@ -51,7 +53,8 @@ def main() -> int:
     while True:
         name, arguments = json.loads(calls.get())
         try:
-            line = _line("ok", getattr(worker, name)(*arguments))
+            answer = getattr(worker, name)(*arguments)
+            line = _line("ok", answer, *worker.take_stops())
         except BaseException:  # noqa: BLE001 - includes SystemExit
             line = _line("raised", traceback.format_exc())
         connection.sendall(line)
@@ -157,6 +160,15 @@ class _Worker:
                 parameter_id, parameters, _metric(metric), trial_job_id=trial_job_id, customized=False
             )
         self._target.trial_end(parameter_id, success, trial_job_id=trial_job_id)
+
+    def report(self, parameter_id: int, trial_job_id: str, values: list[str]) -> None:
+        """Report intermediate results of a trial, as JSON texts, to an advisor."""
+        for value in values:
+            self._target.receive_intermediate_result(parameter_id, _metric(value), trial_job_id=trial_job_id)
+
+    def take_stops(self) -> list[str]:
+        """The trials that the user's advisor stops since the last call."""
+        return list(self._target.take_stops()) if isinstance(self._target, MsgDispatcherBase) else []
 
     def import_data(self, data: list[tuple[dict[str, Any], str]]) -> None:
         """Call NNI's method of this name; each item is parameters and the result as JSON text."""
