@@ -22,7 +22,7 @@ from attempts import RegisteringStore, attempt_id
 from deadlines import DEADLINE_S
 from strangers import give_away
 
-from nni_manager.cli import main
+from nni_manager.cli import main, options
 from nni_manager.client import manager_process, manager_stop, output
 from nni_manager.client.experiments import register, resolve
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
@@ -137,12 +137,17 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["create", "-c", "x", "-p", "65535"], "cannot use --port 65535: it is neither a number from 1 to 65534"),
         (["trial", "ls", "a", "b"], "cannot read this command line: Got unexpected extra argument (b); "),
         (["trial", "ls", "--head", "1", "--tail", "1"], "cannot use --head and --tail together; leave one out"),
+        (["trial", "ls", "--best", "1", "--tail", "1"], "cannot use --tail and --best together; leave one out"),
+        (["trial", "ls", "--best", "1", "--sort", "time"], "cannot use --best and --sort together; leave one out"),
+        (["trial", "ls", "--json", "--columns", "value"], "cannot use --json and --columns together; leave one out"),
+        (["trial", "ls", "--nni-json", "--state", "failed"], "cannot use --nni-json and --state together; leave one out"),
+        (["trial", "ls", "--descending"], "cannot use --descending without --sort; add --sort COLUMN"),
         (["stop", "abc", "--all"], "cannot use more than one of ID, --all and --port; "),
         (["stop", "--port", "8080"], "cannot find an experiment on port 8080; "),
         (["stop", "x*"], "cannot find a running experiment x*; "),
         (["create", "-c", "none.yml"], "cannot read none.yml: there is no such file; check the path"),
         (["create", "-c", "no/none.yml"], "cannot read no/none.yml: there is no such file; check the path"),
-        (["stop"], "cannot find a running experiment; "),
+        (["stop"], "cannot find an experiment; start one with "),
         (["experiment", "delete"], "cannot delete: exactly one of ID and --all is needed; "),
         (["experiment", "delete", "x", "--all"], "cannot delete: exactly one of ID and --all is needed; "),
     ],
@@ -284,10 +289,28 @@ def test_a_folder_that_is_not_the_experiments_is_refused(
     assert [each.path for each in Registry.of_user().all()] == [folder]
 
 
-@pytest.mark.parametrize("command", ["resume", "view"])
-def test_a_resume_without_an_id_asks_for_it_or_for_the_folder(nnictl, command):
-    code, _, err = nnictl(command)
-    assert (code, "Missing argument 'ID', or --experiment-dir DIR; " in err) == (1, True), err
+@pytest.mark.parametrize(
+    "command",
+    ["trial ls", "experiment show", "experiment export", "experiment status", "log stderr --path"],
+)
+def test_without_an_id_the_latest_experiment_is_used_and_named_on_stderr(nnictl, an_experiment, command):
+    for number, name in enumerate(("abd22222", "abc11111", "abe33333")):
+        finished(an_experiment(name), 0.5)
+        entry = Registry.of_user().folder / f"{name}.json"
+        os.utime(entry, (number % 2, number % 2))
+    an_experiment("abf44444").database.unlink()
+    os.utime(Registry.of_user().folder / "abf44444.json", (9, 9))
+    code, out, err = nnictl(*command.split())
+    assert err.startswith("INFO: no experiment is running; this is the latest, abc11111\n")
+    assert code == 0
+    assert nnictl(*command.split(), "abc11111")[1] == out
+
+
+def test_without_an_id_an_experiment_that_runs_precedes_the_latest(an_experiment, capsys):
+    an_experiment("abc11111", port=9000)
+    an_experiment("abd22222")
+    assert options.experiment(None).experiment_id == "abc11111"
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("corrupt", [b"", b"[]", b"{}", b'{"pid": 1'])
@@ -543,7 +566,7 @@ def test_scripts_of_nnis_users_get_nnis_output(nnictl, an_experiment, monkeypatc
     ]
     jobs = nnictl("trial", "ls", "abc", "--nni-json")[1]
     assert [job["trialJobId"] for job in json.loads(jobs)] == ["t0", "t1"]
-    assert nnictl("trial", "ls", "abc")[1].startswith("no.  trial")
+    assert nnictl("trial", "ls", "abc")[1].startswith("no.\ttrial\tstate\t")
     own = nnictl("trial", "ls", "abc", "--json")[1]
 
     monkeypatch.setenv("NNICTL_COMPAT", "1")
@@ -683,7 +706,7 @@ def test_a_list_of_ten_thousand_trials_takes_less_than_three_seconds(nnictl, an_
     # 0.4 s on a free core; 9 s when rich drew the table.
     assert time.process_time() - started_s < 3
     assert (code, len(out.splitlines()), len(err.splitlines())) == (0, 10_001, 1)
-    assert out.splitlines()[-1] == "9999  t09999  WAITING               lr=0.9999 size=32"
+    assert out.splitlines()[-1] == "9999\tt09999\tWAITING\t\t\tlr=0.9999 size=32"
 
 
 @pytest.mark.parametrize("is_running", [True, False])

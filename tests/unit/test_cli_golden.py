@@ -49,6 +49,8 @@ OUTPUTS = {
     "experiment-export": "experiment export abc --intermediate",
     "experiment-export-csv": "experiment export abc --type csv --intermediate",
     "trial-ls": "trial ls abc",
+    "trial-ls-best": "trial ls abc --best 1",
+    "trial-ls-columns": "trial ls abc --sort value --descending --columns no.,state,value,lr",
     "trial-ls-json": "trial ls abc --head 1 --json",
     "trial-show": "trial show abc --trial-id t1",
     "log-trial-paths": "log trial abc",

@@ -57,7 +57,7 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
     for part in (
         "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, about 0:49 left",
         "0.971111  trial bEsT1",
-        'lr=0.01 net={"_name": "a[b]"}', "trial aB3dE: exit code 1: ModuleNotFoundError: No module named 'torch'",
+        'lr=0.01 net=a[b]', "trial aB3dE: exit code 1: ModuleNotFoundError: No module named 'torch'",
     ):  # fmt: skip
         assert part in text
 
@@ -172,7 +172,7 @@ def test_a_success_without_a_value_causes_one_warning_for_all_such_trials(capsys
     assert capsys.readouterr().err == f"WARNING: trial s1Ent succeeded without a value: {NO_FINAL_RESULT}\n"
     assert "no value trial other: no final result was reported; " in " ".join(drawn(summary).split())
     assert watch.trial_cells(SILENT)[2].endswith(f"  ({NO_FINAL_RESULT})")
-    assert watch.trial_cells(BEST)[2].endswith('"a[b]"}')
+    assert watch.trial_cells(BEST)[2].endswith(" net=a[b]")
 
 
 @pytest.mark.parametrize(

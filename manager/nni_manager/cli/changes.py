@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.cli import options
 from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import FILE, example, experiment_argument, group, trial_option
 from nni_manager.cli.trial_commands import trial
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, resolve
+from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerClient
 from nni_manager.errors import UserError
 
@@ -29,7 +30,7 @@ _file = click.option(
 
 
 def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, ManagerClient]:
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     client = known.client()
     if client is None:
         name = known.experiment_id

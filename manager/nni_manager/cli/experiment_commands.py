@@ -39,10 +39,14 @@ experiment = options.group(
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Also list experiments that are not running.")
 @options.json_option
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
-    """List the experiments of this user."""
+    """List the experiments of this user, the latest first.
+
+    Lines are separated by tabs if the output goes to a pipe or a file.
+    """
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
     if all_of_them:
-        lines = sorted(lines + corrupt_entries(Registry.of_user()), key=lambda line: str(line["id"]))
+        lines += corrupt_entries(Registry.of_user())
+    lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
     if as_json:
         output.print_json(lines)
         return
@@ -50,20 +54,22 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         others = "" if all_of_them else "; `nnictl experiment list --all` shows those that ended"
         output.info(f"There is no {'' if all_of_them else 'running '}experiment{others}")
         return
-    headings = ["id", "status", "port", "platform", "started", "ended", "name"]
+    headings = ["id", "status", "trials", "best", "time", "port", "platform", "started", "name"]
     rows = [
         [
             line["id"],
             _status_word(line),
+            str(line.get("trialCount", "")),
+            output.number(line.get("bestValue")),
+            "" if "durationS" not in line else output.duration(line["durationS"]),
             str(line["port"] or line["viewPort"] or ""),
             line.get("platform", ""),
             output.moment(line.get("startTime")),
-            output.moment(line.get("endTime")),
             line.get("experimentName", ""),
         ]
         for line in lines
     ]
-    output.print_table(headings, rows)
+    output.print_list(headings, rows, right=("trials", "best", "time"))
     for line in lines:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
@@ -95,7 +101,7 @@ def show(experiment_id: str | None) -> None:
 
     It also names how the data of each running trial reaches the manager.
     """
-    output.print_json(resolve(experiment_id).get("/experiment"))
+    output.print_json(options.experiment(experiment_id).get("/experiment"))
 
 
 @experiment.command(epilog=options.example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
@@ -106,7 +112,7 @@ def status(experiment_id: str | None) -> int:
 
     The exit code is 1 if its manager has died: the status is then the last one.
     """
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     shown = known.get("/check-status")
     shown.pop("isOver", None)
     output.print_json(shown | {"managerIsRunning": known.manager is not None})
@@ -137,7 +143,7 @@ def export(
     """Print parameters and final results of the trials."""
     if nni_columns and kind != "csv":
         raise UserError("cannot use --nni-columns with --type json; add --type csv")
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     if kind == "json":
         text = to_json(records)

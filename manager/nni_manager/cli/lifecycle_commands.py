@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from nni_manager.cli import INTERRUPTED, options
-from nni_manager.cli.banner import print_commands
+from nni_manager.cli.banner import print_next_steps
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, register, resolve
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.store.folders import ManagerProcess
 
 
 @click.command(
@@ -61,7 +62,7 @@ def create(
     known = manager_process.create_experiment(
         config, ports, debug, host, require_token=require_token, url_prefix=url_prefix or ""
     )
-    return _after_start(known, foreground)
+    return _after_start(known, foreground, port)
 
 
 @click.command(epilog=options.example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
@@ -109,7 +110,7 @@ def resume(
         require_token=require_token,
         url_prefix=_prefix_or_last(known, url_prefix),
     )
-    return _after_start(known, foreground)
+    return _after_start(known, foreground, port)
 
 
 @click.command(
@@ -123,7 +124,7 @@ def resume(
 @options.require_token_option
 @options.url_prefix_option
 @options.host_option
-@options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
+@options.port_option(None, "Port of the HTTP API.  [default: the first free pair from 8080 on]")
 def view(
     experiment_id: str | None,
     experiment_dir: Path | None,
@@ -153,6 +154,7 @@ def view(
     )
     assert known.view is not None  # it has just been started
     try:
+        _name_other_port(known.view, port)
         output.info(f"Experiment {name} is served read-only at {api_url(known.view)}")
         print_links(name, known.view)
         if foreground:
@@ -176,13 +178,21 @@ def _resolved(experiment_id: str | None, experiment_dir: Path | None) -> KnownEx
         experiment_dir, experiment_id = Path(experiment_id), None
     if experiment_dir is not None:
         experiment_id = register(experiment_dir, experiment_id)
-    elif experiment_id is None:
-        raise click.UsageError("Missing argument 'ID', or --experiment-dir DIR.")
-    return resolve(experiment_id)
+    return options.experiment(experiment_id)
 
 
-def _after_start(known: KnownExperiment, foreground: bool) -> int:
+def _name_other_port(server: ManagerProcess, given: int | None) -> None:
+    """Say that the default port was taken. `given`: the port of the option --port; None: without the option."""
+    from nni_manager.client.preflight import DEFAULT_PORT
+
+    if given is None and server.port != DEFAULT_PORT:
+        output.info(f"Port {DEFAULT_PORT} is taken; this experiment uses port {server.port}")
+
+
+def _after_start(known: KnownExperiment, foreground: bool, port: int | None) -> int:
     try:
+        assert known.manager is not None  # it has just been started
+        _name_other_port(known.manager, port)
         _print_banner(known, foreground)
         return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
@@ -195,20 +205,15 @@ def _after_start(known: KnownExperiment, foreground: bool) -> int:
 
 def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     assert known.manager is not None  # it has just been started
-    output.info("Successfully started Restful server!")
-    output.info("Starting experiment...")
     output.info("Successfully started experiment!")
-    output.plain(output.RULE)
     output.plain(f"The experiment id is {known.experiment_id}")
     output.plain(f"The API url is: {api_url(known.manager)}")
     if known.manager.certificate_sha256 is not None:
         output.plain(f"Its certificate is: {known.manager.certificate_sha256}")
     print_links(known.experiment_id, known.manager)
-    output.plain(output.RULE)
-    if foreground:
-        return
     output.plain()
-    print_commands()
+    if not foreground:
+        print_next_steps(known.experiment_id)
 
 
 def _follow_to_end(known: KnownExperiment) -> int:
@@ -343,7 +348,7 @@ def top(experiment_id: str | None, every_s: float) -> None:
     """
     from nni_manager.client import watch
 
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     if known.manager is None:
         name = known.experiment_id
         raise UserError(

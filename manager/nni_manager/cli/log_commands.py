@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from nni_manager.cli import options
 from nni_manager.cli.options import example, experiment_argument, group, trial_option
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, resolve
+from nni_manager.client.experiments import KnownExperiment
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _add_manager_log(stream: str, *examples: str) -> None:
     def command(
         experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
     ) -> None:
-        folder, selection = resolve(experiment_id).folder, _Selection(head, tail, follow)
+        folder, selection = options.experiment(experiment_id).folder, _Selection(head, tail, follow)
         path = {"stdout": folder.manager_stdout, "stderr": folder.manager_stderr}[stream]
         if path_only:
             output.plain(str(path))
@@ -148,7 +149,7 @@ def log_trial(
     """Print the output of a trial's newest attempt."""
     from nni_manager.client import watch
 
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     if trial_id is None:
         for each in known.get("/trials"):
             output.plain(f"trial {each['id']}: {each['logPath']}")

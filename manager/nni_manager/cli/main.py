@@ -32,7 +32,7 @@ from nni_manager.cli import (
     trial_commands,
     webui,
 )
-from nni_manager.cli.banner import print_commands
+from nni_manager.cli.banner import print_first_steps
 from nni_manager.cli.nni_spellings import translated
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError
@@ -121,15 +121,15 @@ def usage_line(error: click.UsageError) -> str:
 def cli(context: click.Context) -> None:
     """Run hyper-parameter experiments.
 
-    An ID may be abbreviated to a prefix, and omitted if exactly one experiment runs. The exit code is 0 on success, 1 on an
-    error (reported on stderr), and 130 after Ctrl-C.
+    An ID may be abbreviated to a prefix. Without one, commands use the experiment that runs, else the latest. The exit code is 0
+    on success, 1 on an error (reported on stderr), and 130 after Ctrl-C.
 
     \b
     Example:
-      nnictl create --config config.yml --foreground
+      nnictl create config.yml --foreground
     """
     if context.invoked_subcommand is None:
-        print_commands()
+        print_first_steps()
 
 
 for _command in (

@@ -232,7 +232,7 @@ def list_jobs(
         ]
         for row in rows
     ]
-    output.print_table(headings, cells)
+    output.print_list(headings, cells)
 
 
 @openpai.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))

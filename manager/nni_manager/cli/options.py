@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +72,8 @@ url_prefix_option = click.option(
 )  # fmt: skip
 
 
-def port_option(default: str, help_text: str | None = None) -> Callable[[Command], Command]:
-    """The option --port; None for `auto`."""
+def port_option(default: str | None, help_text: str | None = None) -> Callable[[Command], Command]:
+    """The option --port; None for `auto`, and without the option if `default` is None."""
     return click.option(
         "--port", "-p", type=Port(), default=default, show_default=True, metavar="N|auto", help=help_text
     )
@@ -90,7 +90,10 @@ def start_options(command: Command) -> Command:
         require_token_option,
         url_prefix_option,
         host_option,
-        port_option("8080", "Port of the HTTP API; keepers use the next one. auto: the first free pair."),
+        port_option(
+            None,
+            "Port of the HTTP API; keepers use the next one.  [default: the first free pair from 8080 on]",
+        ),
     ):
         command = option(command)
     return command
@@ -130,6 +133,32 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask for confirmation.")
+
+
+def experiment(given: str | None) -> KnownExperiment:
+    """The experiment with this id or id prefix; None: the one that runs, else the latest, which is named on stderr.
+
+    Raises:
+        UserError: see `resolve`.
+    """
+    from nni_manager.client.experiments import resolve
+
+    known = resolve(given)
+    if given is None and known.manager is None:
+        output.note(f"no experiment is running; this is the latest, {known.experiment_id}")
+    return known
+
+
+def exclude(*exclusive: Mapping[str, object]) -> None:
+    """Refuse options that exclude each other: of each mapping from options to values, at most one may have a value.
+
+    Raises:
+        UserError: two of them are given.
+    """
+    for options in exclusive:
+        given = [name for name, value in options.items() if value]
+        if len(given) > 1:
+            raise UserError(f"cannot use {given[0]} and {given[1]} together; leave one out")
 
 
 def warn_of_dead_manager(known: KnownExperiment) -> bool:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from nni_manager.cli import options
 from nni_manager.cli.options import complete_trial, example, experiment_argument, group, port_option
 from nni_manager.client import output, tensorboards
-from nni_manager.client.experiments import resolve
 from nni_manager.errors import RetryableError
 
 # TensorBoard imports many large packages, sometimes from a cold disk.
@@ -42,7 +42,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
     """
     from nni_manager.client import preflight
 
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     trials = [known.trial_id(each) for each in trial_ids]
     folders = tensorboards.log_folders(known.folder, trials)
     port = next(iter(preflight.usable_ports(port, tensorboards.HOST, 1)))
@@ -61,7 +61,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 @experiment_argument
 def stop(experiment_id: str | None) -> None:
     """Stop every TensorBoard of an experiment."""
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     count = sum(each.stop() for each in tensorboards.started(known.folder))
     output.info(
         f"Ended {count} TensorBoard{'' if count == 1 else 's'} of experiment {known.experiment_id}"

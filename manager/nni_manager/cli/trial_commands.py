@@ -9,7 +9,6 @@ import click
 
 from nni_manager.cli import nni_output, options
 from nni_manager.client import output
-from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
 
 trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
@@ -17,43 +16,76 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 
 @trial.command(
     "ls",
-    epilog=options.example("nnictl trial ls", "nnictl trial ls GvTf2bVe --tail 5", "nnictl trial ls --json"),
+    epilog=options.example(
+        "nnictl trial ls",
+        "nnictl trial ls --best 5",
+        "nnictl trial ls GvTf2bVe --state failed --tail 5",
+        "nnictl trial ls --sort time --descending --columns no.,value,time,lr",
+        "nnictl trial ls --json",
+    ),
 )
 @options.experiment_argument
+@click.option("--state", "-s", "states", multiple=True, metavar="STATE",
+              help="Only trials in this state, such as failed; may be repeated.")  # fmt: skip
+@click.option(
+    "--best", type=click.IntRange(1), metavar="N", help="Only the N trials with the best values, best first."
+)
+@click.option("--sort", "column", metavar="COLUMN", help="Sort by a column or a parameter; default: no.")
+@click.option("--descending", is_flag=True, help="With --sort: the highest first.")
+@click.option("--columns", metavar="NAMES", help="The columns to print, separated by commas: no., trial, state, value, "
+              "time, started, ended, parameters, and names of parameters.")  # fmt: skip
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
 @options.json_option
 @click.option("--nni-json", is_flag=True, help="Print the JSON of NNI's own nnictl; --head and --tail are then "
               "the N largest and smallest results.")  # fmt: skip
 def list_trials(
-    experiment_id: str | None, head: int | None, tail: int | None, as_json: bool, nni_json: bool
+    experiment_id: str | None,
+    states: tuple[str, ...],
+    best: int | None,
+    column: str | None,
+    descending: bool,
+    columns: str | None,
+    head: int | None,
+    tail: int | None,
+    as_json: bool,
+    nni_json: bool,
 ) -> None:
     """List the trials of an experiment, in the order of their creation.
 
-    With NNICTL_COMPAT=1 in the environment, the output is that of --nni-json unless it goes to a terminal.
+    Lines are separated by tabs if the output goes to a pipe or a file. With NNICTL_COMPAT=1 in the environment, they are then
+    those of --nni-json.
     """
-    from nni_manager.client import watch
+    from nni_manager.cli import trial_table
 
-    if head is not None and tail is not None:
-        raise UserError("cannot use --head and --tail together; leave one out")
-    if as_json and nni_json:
-        raise UserError("cannot use --json and --nni-json together; leave one out")
-    known = resolve(experiment_id)
+    options.exclude(
+        {"--head": head, "--tail": tail, "--best": best},
+        {"--best": best, "--sort": column},
+        {"--json": as_json, "--nni-json": nni_json, "--columns": columns},
+        {"--nni-json": nni_json, "--state": states, "--best": best, "--sort": column},
+    )
+    if descending and column is None:
+        raise UserError("cannot use --descending without --sort; add --sort COLUMN")
+    known = options.experiment(experiment_id)
     options.warn_of_dead_manager(known)
     if nni_json or (not as_json and options.prefers_nni_output() and not sys.stdout.isatty()):
         nni_output.print_trials(known.get("/trial-jobs"), head, tail)
         return
     trials = known.get("/trials") if as_json else known.trial_list()
-    shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
+    shown = trial_table.in_states(trials, states)
+    if best is not None:
+        maximize = known.stored.config().tuner.optimize_mode == "maximize"
+        shown = trial_table.best(shown, best, maximize=maximize)
+    elif column is not None:
+        shown = trial_table.sorted_by(shown, column, is_descending=descending)
+    shown = shown[:head] if head is not None else shown[-tail:] if tail is not None else shown
     if as_json:
         output.print_json_lines(shown)
         return
     if not shown:
-        output.info(f"Experiment {known.experiment_id} has no trials yet")
+        output.info(f"Experiment {known.experiment_id} has no {'such trials' if trials else 'trials yet'}")
         return
-    rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
-    headings = ["no.", "trial", "state", "value", "time", "parameters"]
-    output.print_table(headings, rows, right=("no.", "value", "time"))
+    trial_table.show(shown, trial_table.columns_of(columns, trials))
     garbage = {} if known.problem else known.stored.read(lambda reader: reader.corrupt_bytes())
     for each in shown:
         if each["id"] in garbage:
@@ -72,7 +104,7 @@ def list_trials(
 @options.json_anyway
 def show(experiment_id: str | None, trial_id: str) -> None:
     """Print one trial as JSON: parameters, result, how it ended, and the resources it used."""
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     output.print_json(known.trial(known.trial_id(trial_id)))
 
 
@@ -83,7 +115,7 @@ def show(experiment_id: str | None, trial_id: str) -> None:
 @options.trial_option("The trial to stop.")
 def kill(experiment_id: str | None, trial_id: str) -> None:
     """Stop one trial; the experiment continues."""
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     trial_id = known.trial_id(trial_id)
     client = known.client()
     if client is None:
@@ -110,7 +142,7 @@ def codegen(experiment_id: str | None, trial_id: str) -> None:
     """
     from nni_manager.config.annotated_code import files_with_values
 
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     annotated = known.folder.annotated_code
     if not annotated.is_dir():
         raise UserError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nni_manager.cli import options
 from nni_manager.cli.options import example, experiment_argument, group, json_option
 from nni_manager.client import output
-from nni_manager.client.experiments import resolve
 from nni_manager.client.links import links_to
 from nni_manager.errors import UserError
 
@@ -25,7 +25,7 @@ def url(experiment_id: str | None, as_json: bool) -> None:
     of them within ten minutes is logged in for a week. No link contains the token that programs need, because browsers and
     proxies record URLs.
     """
-    known = resolve(experiment_id)
+    known = options.experiment(experiment_id)
     server = known.manager or known.view
     if server is None:
         name = known.experiment_id

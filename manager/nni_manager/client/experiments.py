@@ -194,7 +194,7 @@ def known_experiments() -> list[KnownExperiment]:
 
 
 def resolve(given: str | None) -> KnownExperiment:
-    """The experiment with the given id or id prefix; None: the only one that runs.
+    """The experiment with the given id or id prefix; None: the only one that runs or, if none does, the latest.
 
     Raises:
         ExperimentUnknown: no experiment matches.
@@ -203,11 +203,12 @@ def resolve(given: str | None) -> KnownExperiment:
     known = known_experiments()
     if given is None:
         running = [each for each in known if each.manager is not None]
+        readable = [each for each in known if not each.problem]
+        if not running and readable:
+            registry = folders.Registry.of_user()
+            return max(readable, key=lambda each: registry.added_at_s(each.experiment_id))
         if not running:
-            raise folders.ExperimentUnknown(
-                "cannot find a running experiment; name one (`nnictl experiment list --all` shows all), "
-                "or start one with `nnictl create --config FILE`"
-            )
+            raise folders.ExperimentUnknown("cannot find an experiment; start one with `nnictl create FILE`")
         if len(running) > 1:
             raise UserError(
                 f"cannot choose among {len(running)} running experiments; name one of {_listed(running)}"

@@ -36,10 +36,13 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
     except (ManagerUnresponsive, ManagerRefusal) as error:
         output.warning(str(error))
         return
-    output.plain(f"The Web UI urls are: {'   '.join(found['links'])}")
+    first, *more = found["links"]
+    label = "The Web UI urls are: "
+    output.plain(label + first)
+    for link in more:
+        output.plain(" " * len(label) + link)
     output.plain(
-        f"The first browser that opens one of them within {found['expiresInS'] // 60} minutes is logged in; "
-        f"`nnictl webui url {experiment_id}` prints more"
+        f"Each logs in one browser, within {found['expiresInS'] // 60} minutes; `nnictl webui url` prints more."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import sys
@@ -26,6 +27,11 @@ _MIN_COLUMNS = 20
 def info(message: str) -> None:
     """Print information on stdout."""
     _print_labelled("INFO", "green", message, sys.stdout)
+
+
+def note(message: str) -> None:
+    """Print information on stderr, where it does not mix with the output that a script reads."""
+    _print_labelled("INFO", "green", message, sys.stderr)
 
 
 def warning(message: str) -> None:
@@ -88,6 +94,15 @@ def _ignore_hangup() -> Iterator[None]:
             raise
 
 
+def print_list(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Print a table as `print_table`, or tab-separated lines for other programs if stdout is a pipe or a file."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        print_table(headings, rows, right)
+        return
+    sys.stdout.write("".join("\t".join(map(_on_one_line, row)) + "\n" for row in (headings, *rows)))
+    sys.stdout.flush()
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print a table without a frame on stdout. Columns named in `right` are right-aligned; the last column wraps if necessary.
 
@@ -116,7 +131,7 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         if len(last) <= room or room < _MIN_COLUMNS:
             lines.append((begin + last).rstrip())
             continue
-        first, *more = textwrap.wrap(last, room, break_on_hyphens=False)
+        first, *more = textwrap.wrap(last, room, break_on_hyphens=False, break_long_words=False)
         lines += [begin + first, *(" " * _width(begin) + piece for piece in more)]
     return lines
 
@@ -169,13 +184,35 @@ def number(value: float | None) -> str:
 
 
 def parameters(values: Mapping[str, Any]) -> str:
-    """Parameters on one line: lr=0.01 units=64."""
-    return " ".join(f"{name}={_short(value)}" for name, value in values.items())
+    """Parameters on one line: lr=0.01 units=64. A nested choice is its name and its own parameters: optimizer=adam beta=0.9."""
+    return " ".join(f"{name}={short(value)}" for name, value in flat_parameters(values))
 
 
-def _short(value: Any) -> str:
+def flat_parameters(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values. A nested choice is its name, followed by its own parameters."""
+    for name, value in values.items():
+        if isinstance(value, dict) and "_name" in value:
+            yield name, value["_name"]
+            yield from flat_parameters({key: each for key, each in value.items() if key != "_name"})
+        else:
+            yield name, value
+
+
+def short(value: Any) -> str:
+    """A value of a parameter; floats have six significant digits, also within lists and dicts."""
     if isinstance(value, float):
         return number(value)
     if isinstance(value, str) or type(value) is int:
         return str(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float() if math.isfinite(value):
+            return float(number(value))
+        case list():
+            return [_rounded(each) for each in value]
+        case dict():
+            return {name: _rounded(each) for name, each in value.items()}
+    return value

@@ -55,7 +55,7 @@ class StoredDocuments:
                 reports = self.read(lambda reader: nni_views.reports_of(reader, self._folder.workspace))
                 return nni_views.trial_jobs_view(snapshot, self.read(StoreReader.trials), reports)
             case "/experiment-metadata", ():
-                return profiles.metadata_view(snapshot, self.read(StoreReader.trial_counts))
+                return profiles.metadata_view(snapshot, self.read(StoreReader.trial_totals))
             case "/job-statistics", ():
                 return serializers.statistics_view(snapshot.experiment)
             case "/summary", ():

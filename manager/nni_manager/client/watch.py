@@ -249,6 +249,7 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
     name = known.experiment_id
     output.plain(f"All trials:       nnictl trial ls {name}")
     output.plain(f"Output of one:    nnictl log trial {name} --trial-id TRIAL")
+    output.plain(f"The page again:   nnictl view {name}")
     output.plain(f"Everything in:    {known.folder.path}")
 
 

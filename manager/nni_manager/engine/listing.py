@@ -10,14 +10,13 @@ from nni_manager.store.reader import StoreReader
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
-    """A line for each stored experiment, sorted by id; `here` marks `own`. `url`: None if not served."""
+    """A line for each stored experiment, the latest first; `here` marks `own`. `url`: None if not served."""
     registry = Registry.of_user()
     folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
     lines = [line for folder in folders.values() if (line := _line(folder)) is not None]
     lines += [line | {"url": None} for line in corrupt_entries(registry)]
-    return sorted(
-        (line | {"here": line["id"] == own.experiment_id} for line in lines), key=lambda line: str(line["id"])
-    )
+    lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
+    return [line | {"here": line["id"] == own.experiment_id} for line in lines]
 
 
 def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
@@ -28,8 +27,8 @@ def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
             return None
         manager, view = folder.running_process(), folder.running_view()
         with StoreReader(folder.database) as reader:
-            counts = reader.trial_counts()
-        line |= metadata_view(ExperimentSnapshot.stored(folder, has_trials=False), counts)
+            totals = reader.trial_totals()
+        line |= metadata_view(ExperimentSnapshot.stored(folder, has_trials=False), totals)
     except NniManagerError as error:
         # A corrupt experiment must not hide the others.
         line |= {"status": "UNREADABLE", "problem": str(error)}

@@ -5,7 +5,6 @@ manager, v1.9 for the first schema, v2.10 and v3.0 for the second.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.config.model import (
@@ -20,6 +19,7 @@ from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.store.rows import TrialTotals
 
 
 def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
@@ -130,12 +130,14 @@ def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
     }
 
 
-def metadata_view(
-    snapshot: ExperimentSnapshot, counts: Mapping[TrialState, int] | None = None
-) -> dict[str, Any]:
-    """The fields of the experiment in a list of experiments. `counts`: of its trials, if the snapshot has none."""
-    if counts is None:
-        counts = snapshot.experiment.lifecycle.counts
+def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = None) -> dict[str, Any]:
+    """The fields of the experiment in a list of experiments. `totals`: of its trials, if the snapshot has none."""
+    lifecycle = snapshot.experiment.lifecycle
+    if totals is None:
+        best = None if lifecycle.leaderboard.best is None else lifecycle.leaderboard.best.value
+    else:
+        best = totals.highest if lifecycle.leaderboard.maximize else totals.lowest
+    counts = lifecycle.counts if totals is None else totals.counts
     return without_none(
         {
             "id": snapshot.experiment.experiment_id,
@@ -147,6 +149,8 @@ def metadata_view(
             "logDir": str(snapshot.folder.path),
             "trialCount": sum(counts.values()),
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
+            "bestValue": best,
+            "durationS": snapshot.duration_s,
         }
     ) | problem_of(snapshot)
 

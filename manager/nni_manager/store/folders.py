@@ -473,6 +473,13 @@ class Registry:
         """Unregister an experiment; an unknown id is ignored."""
         self._entry(experiment_id).unlink(missing_ok=True)
 
+    def added_at_s(self, experiment_id: str) -> float:
+        """When an experiment was added, in seconds since the epoch; 0 for an unknown id."""
+        try:
+            return self._entry(experiment_id).stat().st_mtime
+        except OSError:
+            return 0.0
+
     def all(self) -> list[ExperimentFolder]:
         """The folder of every experiment, by id, whether or not it still exists. For corrupt entries see `spoilt`."""
         return [found for _, found in self._entries() if isinstance(found, ExperimentFolder)]

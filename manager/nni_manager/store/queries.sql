@@ -46,8 +46,8 @@ SELECT * FROM trial WHERE trial_id = :trial_id;
 SELECT trial_id, sequence_id, parameters, state, started_at_s, ended_at_s, reason, exit_code, message, value, warning
 FROM trial ORDER BY sequence_id;
 
--- name: get_trial_counts -- the number of trials in each state
-SELECT state, count(*) AS count FROM trial GROUP BY state;
+-- name: get_trial_totals -- the number of trials in each state, and the range of their values
+SELECT state, count(*) AS count, min(value) AS lowest, max(value) AS highest FROM trial GROUP BY state;
 
 -- name: get_trial_ids -- the first ids with this prefix; an exact match comes first
 SELECT trial_id FROM trial WHERE substr(trial_id, 1, length(:beginning)) = :beginning ORDER BY trial_id = :beginning DESC, sequence_id LIMIT :most;

@@ -20,7 +20,15 @@ from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.errors import StoreUnusable, read_errors, register_opening
 from nni_manager.store.migrations import SCHEMA_VERSION, migrated_copy, version_of
 from nni_manager.store.queries import QUERIES
-from nni_manager.store.rows import MetricRow, SeenJob, StoredExperiment, UsageRow, columns_of, trial_of
+from nni_manager.store.rows import (
+    MetricRow,
+    SeenJob,
+    StoredExperiment,
+    TrialTotals,
+    UsageRow,
+    columns_of,
+    trial_of,
+)
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 
 # SQLite's busy timeout: how long it waits for another writer.
@@ -97,9 +105,15 @@ class StoreReader:
         """The rows of all trials in order of creation, with the columns that a list shows. `parameters` is JSON text."""
         return [dict(row) for row in self._rows("get_trial_list")]
 
-    def trial_counts(self) -> dict[TrialState, int]:
-        """The number of trials in each state that any is in."""
-        return {TrialState(row["state"]): row["count"] for row in self._rows("get_trial_counts")}
+    def trial_totals(self) -> TrialTotals:
+        """The number of trials in each state that any is in, and the range of the values that count."""
+        rows = {TrialState(row["state"]): row for row in self._rows("get_trial_totals")}
+        counted = [rows[state] for state in STATES_WITH_RESULT & rows.keys()]
+        return TrialTotals(
+            {state: row["count"] for state, row in rows.items()},
+            min((row["lowest"] for row in counted if row["lowest"] is not None), default=None),
+            max((row["highest"] for row in counted if row["highest"] is not None), default=None),
+        )
 
     def trial_ids(self, beginning: str, most: int) -> list[str]:
         """The one trial with exactly this id; otherwise up to `most` ids with this prefix, in order of creation."""

@@ -111,6 +111,15 @@ def imported_rows(position: int, results: Iterable[PriorResult]) -> RowWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialTotals:
+    """The number of trials in each state, and the lowest and the highest value that counts; None: no trial has one."""
+
+    counts: Mapping[TrialState, int]
+    lowest: float | None
+    highest: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SeenJob:
     """A stored job, for display. `ended_at_s` None: it may still run."""
 

@@ -1,0 +1,125 @@
+"""The table of `nnictl trial ls`: which trials it shows, in which order, and in which columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nni_manager.client import output, watch
+from nni_manager.errors import UserError
+
+Trial = Mapping[str, Any]
+"""An entry of the list of trials, from the manager or from the store."""
+
+DEFAULT_COLUMNS = ("no.", "trial", "state", "value", "time", "parameters")
+_NUMBERS = ("no.", "value", "time")
+
+
+def _seconds(trial: Trial) -> float | None:
+    if trial.get("startTime") is None or trial.get("endTime") is None:
+        return None
+    return float(trial["endTime"] - trial["startTime"]) / 1000
+
+
+# What a column sorts by. Any other column is a parameter.
+_KEYS: dict[str, Callable[[Trial], Any]] = {
+    "no.": lambda trial: trial["sequenceId"],
+    "trial": lambda trial: trial["id"],
+    "state": lambda trial: trial["state"],
+    "value": lambda trial: trial.get("value"),
+    "time": _seconds,
+    "started": lambda trial: trial.get("startTime"),
+    "ended": lambda trial: trial.get("endTime"),
+    "parameters": lambda trial: output.parameters(trial["parameters"]),
+}
+
+
+def in_states(trials: Sequence[Trial], states: Sequence[str]) -> Sequence[Trial]:
+    """The trials in one of these states, in any case; all trials if no state is given.
+
+    Raises:
+        UserError: there is no such state.
+    """
+    from nni_manager.domain.trial import TrialState
+
+    known = [state.value for state in TrialState]
+    for state in states:
+        if state.upper() not in known:
+            raise UserError(
+                f"cannot use --state {state}: there is no such state; write one of {', '.join(known)}"
+            )
+    wanted = {state.upper() for state in states}
+    return [each for each in trials if each["state"] in wanted] if wanted else trials
+
+
+def best(trials: Sequence[Trial], count: int, *, maximize: bool) -> Sequence[Trial]:
+    """The trials with the best values that count, best first; among equals the first."""
+    from nni_manager.domain.trial import STATES_WITH_RESULT
+
+    states = {state.value for state in STATES_WITH_RESULT}
+    counted = [each for each in trials if each.get("value") is not None and each["state"] in states]
+    return sorted(counted, key=lambda each: -each["value"] if maximize else each["value"])[:count]
+
+
+def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> Sequence[Trial]:
+    """The trials in the order of a column; those without a value in it come last.
+
+    Raises:
+        UserError: no trial has such a column.
+    """
+    _check(trials, column, "--sort")
+    key = _KEYS.get(column) or (lambda trial: dict(output.flat_parameters(trial["parameters"])).get(column))
+    given = [each for each in trials if key(each) is not None]
+    without = [each for each in trials if key(each) is None]
+    return [*sorted(given, key=lambda each: _rank(key(each)), reverse=is_descending), *without]
+
+
+def _rank(value: Any) -> tuple[bool, float, str]:
+    """The place of a value of any type: numbers before text."""
+    if isinstance(value, int | float):
+        return False, float(value), ""
+    return True, 0.0, output.short(value)
+
+
+def columns_of(given: str | None, trials: Sequence[Trial]) -> Sequence[str]:
+    """The names of the columns in a comma-separated list.
+
+    Raises:
+        UserError: no trial has such a column.
+    """
+    if given is None:
+        return DEFAULT_COLUMNS
+    columns = [each.strip() for each in given.split(",")]
+    for column in columns:
+        _check(trials, column, "--columns")
+    return columns
+
+
+def _check(trials: Sequence[Trial], column: str, option: str) -> None:
+    if column in _KEYS:
+        return
+    names = dict.fromkeys(name for each in trials for name, _ in output.flat_parameters(each["parameters"]))
+    if column not in names:
+        known = ", ".join((*_KEYS, *names))
+        raise UserError(f"cannot use {option} {column!r}: there is no such column; write one of {known}")
+
+
+def show(trials: Sequence[Trial], columns: Sequence[str]) -> None:
+    """Print the table; as tab-separated lines if stdout is a pipe."""
+    rows = [[cells.get(column, "") for column in columns] for cells in map(_cells, trials)]
+    numbers = [column for column in columns if column in _NUMBERS or column not in _KEYS]
+    output.print_list(columns, rows, right=numbers)
+
+
+def _cells(trial: Trial) -> dict[str, str]:
+    value, time, parameters = watch.trial_cells(trial)
+    return {name: output.short(each) for name, each in output.flat_parameters(trial["parameters"])} | {
+        "no.": str(trial["sequenceId"]),
+        "trial": trial["id"],
+        "state": trial["state"],
+        "value": value,
+        "time": time,
+        "started": output.moment(trial.get("startTime")),
+        "ended": output.moment(trial.get("endTime")),
+        "parameters": parameters,
+    }

@@ -1,0 +1,112 @@
+"""The table of trials: which trials it shows, in which order, in which columns, and in which form."""
+
+import pytest
+
+from nni_manager.cli import trial_table
+from nni_manager.client import output
+from nni_manager.errors import UserError
+
+
+def a_trial(number, state="SUCCEEDED", value=None, took_s=1.0, **parameters):
+    return {
+        "sequenceId": number,
+        "id": f"t{number}",
+        "state": state,
+        "value": value,
+        "startTime": 1000.0 * number,
+        "endTime": None if took_s is None else 1000.0 * (number + took_s),
+        "parameters": parameters,
+        "reason": None,
+        "exitCode": None,
+        "message": "",
+        "warning": "",
+    }
+
+
+TRIALS = [
+    a_trial(0, value=0.5, took_s=3, lr=0.1),
+    a_trial(1, "FAILED", value=0.9, took_s=2, lr="auto"),
+    a_trial(2, "RUNNING", took_s=None, lr=10),
+    a_trial(3, value=0.7, took_s=1, lr=None),
+    a_trial(4, "EARLY_STOPPED", value=0.5, took_s=11),
+]
+
+
+def numbers(trials):
+    return [each["sequenceId"] for each in trials]
+
+
+def test_states_are_chosen_in_any_case_and_an_unknown_one_is_named():
+    assert numbers(trial_table.in_states(TRIALS, ["failed", "Running"])) == [1, 2]
+    assert numbers(trial_table.in_states(TRIALS, [])) == [0, 1, 2, 3, 4]
+    with pytest.raises(UserError, match=r"cannot use --state lost: .*; write one of WAITING, .*FAILED"):
+        trial_table.in_states(TRIALS, ["failed", "lost"])
+
+
+@pytest.mark.parametrize(("maximize", "expected"), [(True, [3, 0, 4]), (False, [0, 4, 3])])
+def test_the_best_trials_come_first_without_failed_ones(maximize, expected):
+    assert numbers(trial_table.best(TRIALS, 9, maximize=maximize)) == expected
+    assert numbers(trial_table.best(TRIALS, 1, maximize=maximize)) == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("column", "ascending", "descending"),
+    [
+        ("no.", [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]),
+        ("value", [0, 4, 3, 1, 2], [1, 3, 0, 4, 2]),
+        ("time", [3, 1, 0, 4, 2], [4, 0, 1, 3, 2]),
+        ("state", [4, 1, 2, 0, 3], [0, 3, 2, 1, 4]),
+        # Numbers come before text, and trials without the parameter last.
+        ("lr", [0, 2, 1, 3, 4], [1, 2, 0, 3, 4]),
+    ],
+)
+def test_trials_are_sorted_by_a_column_and_those_without_a_value_come_last(column, ascending, descending):
+    assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=False)) == ascending
+    assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=True)) == descending
+
+
+def test_an_unknown_column_is_named_with_the_known_ones():
+    known = "no., trial, state, value, time, started, ended, parameters, lr"
+    with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
+        trial_table.columns_of("no.,units", TRIALS)
+    with pytest.raises(UserError, match=f"cannot use --sort 'units': .*; write one of {known}$"):
+        trial_table.sorted_by(TRIALS, "units", is_descending=False)
+
+
+def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    trials = [
+        a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
+        a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),
+    ]
+    trial_table.show(trials, trial_table.columns_of("no., value ,net,size,text", trials))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "no.\tvalue\tnet\tsize\ttext",
+        "\t".join(("7", "0.333333", "conv", "0.333333", "a b c" * 100)),
+        "8\t\tnone\t\t",
+    ]
+
+
+def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    values = {f"parameter_{number}": 0.123456 for number in range(6)}
+    trial_table.show([a_trial(0, **values)], trial_table.DEFAULT_COLUMNS)
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 72
+    assert [piece for line in printed[1:] for piece in line.split() if "=" in piece] == [
+        f"{name}=0.123456" for name in values
+    ]
+
+
+def test_parameters_of_a_nested_choice_follow_its_name_with_six_digits():
+    assert (
+        output.parameters(
+            {
+                "optimizer": {"_name": "adam", "beta_1": 0.98304971, "more": {"_name": "x", "deep": 1 / 3}},
+                "layers": [64, 0.1234567],
+                "names": {"a": 1 / 3},
+            }
+        )
+        == 'optimizer=adam beta_1=0.98305 more=x deep=0.333333 layers=[64, 0.123457] names={"a": 0.333333}'
+    )
