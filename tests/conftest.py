@@ -93,7 +93,13 @@ def pytest_collection_finish() -> None:
 # Start the longest first. Otherwise one worker would run containers for minutes after the others have
 # finished.
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
-WITHOUT_CONTAINERS = ("test_another_python.py", "test_any_cluster.py", "test_nni_scripts.py", "test_page.py")
+WITH_CONTAINERS = (
+    "test_container_jobs.py",
+    "test_images.py",
+    "test_kubernetes_containers.py",
+    "test_local_cluster_containers.py",
+    "test_openpai_on_this_machine.py",
+)
 
 
 class ByFile(LoadScopeScheduling):
@@ -103,7 +109,7 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "tests/e2e" if "/e2e/" in file and not file.endswith(WITHOUT_CONTAINERS) else file
+        return "tests/e2e" if file.endswith(WITH_CONTAINERS) else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         longest = min(

@@ -82,10 +82,14 @@ def rows_of(said):
 # About a dozen commands with a timeout each, on a machine that may have other work.
 @pytest.mark.timeout(600)
 def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
-    code, said = terminal.run("nnictl create --config config.yml --port auto")
+    code, said = terminal.run("nnictl create config.yml")
     assert code == 0
     experiment = re.search(r"The experiment id is (\w{8})", said)[1]
-    assert "1. nnictl experiment show" in said
+    port = int(re.search(r"The API url is: http://127\.0\.0\.1:(\d+)/", said)[1])
+    assert (f"Port 8080 is taken; this experiment uses port {port}" in said) == (port != 8080)
+    begin = said.index("The experiment id is")
+    assert max(map(len, said[begin:].splitlines())) <= 80
+    assert re.search(rf"^  nnictl trial ls {experiment} +list the trials", said, re.MULTILINE)
 
     terminal.type("nnictl top")
     terminal.wait_for("2 running")
@@ -127,9 +131,9 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
     code, said = terminal.run("nnictl stop")
     assert (code, "INFO: Stop experiment success." in said) == (0, True)
     code, said = terminal.run("nnictl stop")
-    assert (code, "ERROR: cannot find a running experiment" in said) == (1, True)
+    assert (code, f"ERROR: cannot stop experiment {experiment}: it is STOPPED already; " in said) == (1, True)
 
-    code, said = terminal.run(f"nnictl resume {experiment[:5]} --port auto")
+    code, said = terminal.run("nnictl resume")
     assert (code, f"The experiment id is {experiment}" in said) == (0, True)
     code, said = terminal.run("nnictl top")
     assert (code, "DONE" in said, "12/12" in said) == (0, True, True)

@@ -368,7 +368,7 @@ def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "The API url is: https://127.0.0.1:" in done.stdout
-    links = done.stdout.split("The Web UI urls are: ")[1].splitlines()[0].split()
+    links = done.stdout.split("The Web UI urls are:\n")[1].partition("\nEach logs in")[0].split()
     assert any(re.fullmatch(r"https://127\.0\.0\.1:[0-9]+/enter#[\w-]{43}", link) for link in links)
     assert len({link.partition("#")[2] for link in links}) == 1
     assert done.stdout.split("Its certificate is: ")[1].split()[0].count(":") == 31
@@ -494,7 +494,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     served = nnictl("view", name).stdout
     origin = f"http://127.0.0.1:{line['port']}"
     assert served.startswith(
-        f"INFO: Experiment {name} runs already: it is served at {origin}/api/v1/nni\nThe Web UI urls are: {origin}/enter#"
+        f"INFO: Experiment {name} runs already: it is served at {origin}/api/v1/nni\nThe Web UI urls are:\n  {origin}/enter#"
     )
     manager = psutil.Process(line["pid"])
     manager.kill()
@@ -509,7 +509,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     address = f"http://127.0.0.1:{port}/api/v1/nni"
     assert f"INFO: Experiment {name} is served read-only at {address}" in viewed.stdout
     assert "VIEWED (was RUNNING)" in nnictl("experiment", "list").stdout
-    assert f"The Web UI urls are: http://127.0.0.1:{port}/enter#" in viewed.stdout
+    assert f"The Web UI urls are:\n  http://127.0.0.1:{port}/enter#" in viewed.stdout
     assert (
         nnictl("view", name)
         .stdout.splitlines()[0]

@@ -36,11 +36,9 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
     except (ManagerUnresponsive, ManagerRefusal) as error:
         output.warning(str(error))
         return
-    first, *more = found["links"]
-    label = "The Web UI urls are: "
-    output.plain(label + first)
-    for link in more:
-        output.plain(" " * len(label) + link)
+    output.plain("The Web UI urls are:")
+    for link in found["links"]:
+        output.plain(f"  {link}")
     output.plain(
         f"Each logs in one browser, within {found['expiresInS'] // 60} minutes; `nnictl webui url` prints more."
     )
