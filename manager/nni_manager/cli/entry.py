@@ -8,7 +8,7 @@ from nni_manager.cli import INTERRUPTED
 
 
 def main() -> None:
-    """Run nnictl. What prevents the import is one line; Ctrl-C during the import ends without one."""
+    """Run nnictl. What prevents the import is one line; Ctrl-C outside of a command ends without one."""
     try:
         from nni_manager.required_extra import ManagerExtraMissing, required_extra
 
@@ -18,6 +18,6 @@ def main() -> None:
         except ManagerExtraMissing as error:
             print(f"ERROR: {error}", file=sys.stderr)
             sys.exit(1)
+        nnictl()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    nnictl()

@@ -12,6 +12,7 @@ from nni_manager.cli import INTERRUPTED, options
 from nni_manager.cli.banner import print_next_steps
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, register, resolve
+from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
@@ -196,7 +197,13 @@ def _after_start(known: KnownExperiment, foreground: bool, port: int | None) -> 
         _print_banner(known, foreground)
         return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
-        return _stop_after_interrupt(known) if foreground else INTERRUPTED
+        if foreground:
+            return _stop_after_interrupt(known)
+        name = known.experiment_id
+        output.info(
+            f"Experiment {name} runs; `nnictl top {name}` shows it, and `nnictl stop {name}` stops it"
+        )
+        return INTERRUPTED
     except OSError as error:
         if foreground and output.is_hangup(error):
             return _stop_after_interrupt(known)
@@ -233,10 +240,10 @@ def _follow_to_end(known: KnownExperiment) -> int:
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
     """Stop the experiment after Ctrl-C. A second Ctrl-C terminates its manager at once, without waiting for its trials."""
-    from nni_manager.client.manager_stop import leave, stop_experiment
-
     name = known.experiment_id
     try:
+        from nni_manager.client.manager_stop import stop_experiment
+
         if known.running_process() is not None:
             output.info(
                 f"Stopping experiment {name} (press Ctrl-C again to end without waiting for its trials)"
@@ -244,19 +251,26 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
             stop_experiment(known)
         output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
-        leave(known)
-        state = known.stored.status()["status"]
-        if state in ("STOPPING", "STOPPED"):
-            output.warning(
-                f"experiment {name} ends without its manager: every trial was asked to stop, and is killed if it still runs "
-                f"after its grace period; `nnictl resume {name}` records how they ended, and resumes the experiment"
-            )
-        else:
-            output.warning(
-                f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
-                f"finds them, and `nnictl stop {name}` ends them"
-            )
+        with deferred_interrupts():
+            _leave(known)
     return INTERRUPTED
+
+
+def _leave(known: KnownExperiment) -> None:
+    from nni_manager.client.manager_stop import leave
+
+    leave(known)
+    name, state = known.experiment_id, known.stored.status()["status"]
+    if state in ("STOPPING", "STOPPED"):
+        output.warning(
+            f"experiment {name} ends without its manager: every trial was asked to stop, and is killed if it still runs "
+            f"after its grace period; `nnictl resume {name}` records how they ended, and resumes the experiment"
+        )
+    else:
+        output.warning(
+            f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
+            f"finds them, and `nnictl stop {name}` ends them"
+        )
 
 
 @click.command(epilog=options.example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))

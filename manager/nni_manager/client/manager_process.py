@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
 from nni_manager.client.preflight import HOST, ports_are_free
@@ -107,12 +108,13 @@ def create_experiment(
             parent_death_pipe=parent_death_pipe,
         )
     except BaseException:
-        remove_from_share(config, folder.workspace)
-        folder.remove()
-        Registry.of_user().remove(folder.experiment_id)
-        for each in new_folders:
-            with contextlib.suppress(OSError):  # not empty: another process uses the folder
-                each.rmdir()
+        with deferred_interrupts():
+            remove_from_share(config, folder.workspace)
+            folder.remove()
+            Registry.of_user().remove(folder.experiment_id)
+            for each in new_folders:
+                with contextlib.suppress(OSError):  # not empty: another process uses the folder
+                    each.rmdir()
         raise
 
 
@@ -218,11 +220,15 @@ class _Launch:
 
     def _start_on(self, port: int) -> ManagerProcess:
         stderr_before = self.stderr.stat().st_size if self.stderr.exists() else 0
-        child = self._spawn(port)
+        child: subprocess.Popen[bytes] | None = None
         try:
+            with deferred_interrupts():
+                child = self._spawn(port)
             process = self._wait_until_ready(child, stderr_before)
         except BaseException as error:
-            self._abort(child)
+            if child is not None:
+                with deferred_interrupts():
+                    self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
                 # The caller tries another port; without this, the message would look like an error of the next process.
                 os.truncate(self.stderr, stderr_before)
