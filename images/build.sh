@@ -40,7 +40,7 @@ context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 # Build in a copy: setuptools would create a build/ folder here, and reuse old files in it.
 mkdir "$context/source"
-cp -r pyproject.toml setup.py README.md LICENSE nni_sdk trial_keeper manager "$context/source"
+cp -r pyproject.toml setup.py README.md LICENSE nni_sdk trial_keeper manager docs "$context/source"
 (cd "$context/source" && "$PYTHON" -m pip wheel --quiet --disable-pip-version-check --wheel-dir "$context/wheels" "$project" pip)
 rm -rf "$context/source"
 "$engine" build --file "images/$image/Dockerfile" --build-arg "BASE_IMAGE=$base" \

@@ -13,7 +13,7 @@ from deadlines import DEADLINE_S
 from real_experiment import free_port_pair
 
 REPOSITORY = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "nni_sdk", "trial_keeper", "manager")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "nni_sdk", "trial_keeper", "manager", "docs")
 # As NNI's quickstart notebook, with another model.
 QUICKSTART = """
 import sys
@@ -115,6 +115,15 @@ def test_a_package_nni_that_is_installed_beside_it_is_imported_instead(python, t
         assert run(python, "-c", "import nni; print(nni.WHO)", cwd=tmp_path) == "real\n"
     finally:
         shutil.rmtree(package)
+
+
+def test_the_documentation_is_part_of_the_package(python, tmp_path):
+    pages = run(python.with_name("nnictl"), "help", cwd=tmp_path).splitlines()[3:]
+    assert {line.partition("\t")[0] for line in pages} == {
+        page.stem for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "internals"
+    }
+    shown = run(python.with_name("nnictl"), "help", "tuners", cwd=tmp_path)
+    assert shown.strip() == (REPOSITORY / "docs/tuners.md").read_text().strip()
 
 
 def test_without_the_extra_manager_one_sentence_says_what_to_install(python):

@@ -108,7 +108,7 @@ class Podman:
             *(REPOSITORY / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")),
             *(
                 path
-                for folder in ("nni_sdk", "trial_keeper", "manager")
+                for folder in ("nni_sdk", "trial_keeper", "manager", "docs")
                 for path in sorted((REPOSITORY / folder).rglob("*"))
                 if path.is_file() and "__pycache__" not in path.parts
             ),

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from attempts import attempt_id
@@ -23,6 +25,7 @@ from nni_manager.store.writer import Store
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey
 
+ROOT = Path(__file__).parents[2]
 CONFIG = """\
 experimentName: dïgits
 authorName: ada
@@ -431,3 +434,50 @@ def test_a_manager_does_not_import_modules_from_its_experiments_folder(tmp_path)
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.endswith("/code.py\n")
+
+
+# ---- help
+
+
+def test_help_lists_all_pages_and_shows_one(nnictl):
+    code, out, err = nnictl("help")
+    assert (code, err) == (0, "")
+    assert "tuners\tTuners" in out
+    assert "internals" not in out
+    shown = nnictl("help", "tuners")[1]
+    assert shown.startswith("# Tuners\n")
+    # A page is also found by the name of its file.
+    assert nnictl("help", "docs/tuners.md")[1] == shown
+
+
+def test_help_of_a_command_is_the_same_as_its_help_option(nnictl):
+    assert nnictl("help", "trial", "ls") == nnictl("trial", "ls", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        ("tuner", "tuners"),
+        ("trial lss", "trial ls"),
+        ("creat", "create"),
+        ("experiment lis", "experiment list"),
+    ],
+)
+def test_help_of_an_unknown_topic_names_a_similar_one(nnictl, words, near):
+    code, out, err = nnictl("help", *words.split())
+    assert (code, out) == (1, "")
+    assert err == (
+        f"ERROR: cannot find a page or a command '{words}'; did you mean `nnictl help {near}`? `nnictl help` lists all pages\n"
+    )
+
+
+def test_no_message_names_a_file_of_the_checkout(nnictl):
+    """Somebody who has installed the package has no such file."""
+    found = [
+        f"{path}: {line}"
+        for folder in ("manager/nni_manager", "trial_keeper", "nni_sdk")
+        for path in (ROOT / folder).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"docs/[a-z-]+\.md", line.partition("#")[0]) and ('"' in line and '"""' not in line)
+    ]
+    assert found == []

@@ -227,7 +227,7 @@ def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> N
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
     assert config.pai is not None
     assert config.pai.image == "msranni/nni:latest"
-    assert "which lacks trial-keeper; docs/images.md describes how" in config.warnings[0]
+    assert "which lacks trial-keeper; `nnictl help images` describes how" in config.warnings[0]
 
 
 def test_a_search_space_file_may_be_yaml(place: Path) -> None:

@@ -158,7 +158,7 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
     if wrong := "; ".join(problems):
         return _fail(
             wrong,
-            "run the doctor in the job's own environment, for example with `kubectl exec`; see docs/doctor.md",
+            "run the doctor in the job's own environment, for example with `kubectl exec`; `nnictl help doctor` describes it",
         )
     return _ok(
         f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}"

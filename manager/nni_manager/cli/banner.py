@@ -22,7 +22,7 @@ def print_first_steps() -> None:
     _print((_START, *_NEXT, *_MORE))
     output.plain()
     output.plain("They use the experiment that runs, else the latest; an ID names another one.")
-    output.plain("`nnictl --help` lists all commands, `nnictl COMMAND --help` its options.")
+    output.plain("`nnictl --help` lists all commands; `nnictl help` lists the documentation.")
 
 
 def print_next_steps(experiment_id: str) -> None:

@@ -23,6 +23,7 @@ from nni_manager.cli import (
     completion,
     config_commands,
     experiment_commands,
+    help_command,
     lifecycle_commands,
     log_commands,
     openpai,
@@ -45,7 +46,10 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # keep nohup's setting
             signal.signal(number, _interrupt)
     _make_streams_lenient()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # An interrupt while Python exits would print a traceback, and the command is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _make_streams_lenient() -> None:
@@ -145,6 +149,7 @@ for _command in (
     completion.completion,
     openpai.openpai,
     changes.update,
+    help_command.help_command,
 ):
     cli.add_command(_command)
 deferred_gc.start()

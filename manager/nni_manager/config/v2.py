@@ -219,7 +219,7 @@ class _FromV2(Translation):
         pod["dockerImage"] = DEFAULT_IMAGE
         self._warn(
             f"{ref((*place, 'dockerImage'))} is not set: NNI's default {DEFAULT_IMAGE} is used, which lacks trial-keeper; "
-            "docs/images.md describes how to build an image with trial-keeper"
+            "`nnictl help images` describes how to build an image with trial-keeper"
         )
 
     def _one_code_directory(self, roles: Mapping[Place, dict[str, Any]]) -> None:
