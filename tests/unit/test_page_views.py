@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import subprocess
 import threading
 from pathlib import Path
 
@@ -161,8 +162,43 @@ Note: See 'pyenv help global' for tips on allowing both
     ],
 )
 def test_the_summary_names_the_command_that_was_not_found(message, line):
-    assert message_summary("non-zero exit", message, 127) == line
+    assert message_summary("non-zero exit", message, 127).partition(";")[0] == line
     assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("./crlf.sh", "the script has Windows line ends; "),
+        ("bash crlf.sh", "the script has Windows line ends; "),
+        ("./crlf.py", "the script has Windows line ends; "),
+        ("conda activate torch && python3 train.py", "a trial's shell does not read ~/.bashrc; "),
+        ("python9 train.py", "it is not on the PATH of the trial; "),
+        ("sh -c 'python9 train.py'", "it is not on the PATH of the trial; "),
+        ("./plain.py", "make the file executable with `chmod +x`, or name its interpreter"),
+        ("python3 missing.py", ""),
+        ("echo 'ada: not found' >&2; exit 3", ""),
+    ],
+)
+def test_a_command_that_cannot_be_run_has_a_hint(tmp_path, command, hint):
+    for name, text in {
+        "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
+        "crlf.py": "#!/usr/bin/env python3\r\nprint(1)\r\n",
+        "plain.py": "print(1)\n",
+    }.items():
+        (tmp_path / name).write_bytes(text.encode())
+        (tmp_path / name).chmod(0o755 if name != "plain.py" else 0o644)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    _, _, found = message_summary("non-zero exit", done.stderr, done.returncode).partition("; ")
+    assert found.startswith(hint)
+    assert bool(found) == bool(hint)
 
 
 def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):

@@ -20,6 +20,32 @@ _SIGNALLED = 128
 # Shells, env and pyenv write a line with these words, and more lines with advice may follow it.
 _NO_COMMAND = 127
 _NOT_FOUND = re.compile(r".*: (?:command )?not found\b.*|.*: No such file or directory\b.*")
+_NOT_EXECUTABLE = 126
+# What a command line lacks, by the exit code (None: any) and the words of bash, dash, env, Python and conda. The first match
+# counts. A carriage return at the end of a name is shown as \\r.
+_HINTS = (
+    (
+        None,
+        re.compile(r"\\r['\u2019]"),
+        "the script has Windows line ends; remove them with `sed -i 's/\\r$//' FILE`",
+    ),
+    (
+        None,
+        re.compile(r"\bconda: (?:command )?not found|'conda activate'"),
+        'a trial\'s shell does not read ~/.bashrc; write `eval "$(CONDA_FOLDER/bin/conda shell.bash hook)"` before '
+        "`conda activate`, or the full path of the environment's python",
+    ),
+    (
+        _NO_COMMAND,
+        re.compile(r": (?:command )?not found\b"),
+        "it is not on the PATH of the trial; write its full path, or install it where trials run",
+    ),
+    (
+        _NOT_EXECUTABLE,
+        re.compile(r": Permission denied$"),
+        "make the file executable with `chmod +x`, or name its interpreter",
+    ),
+)
 
 
 def message_summary(reason: str, message: str, exit_code: int | None = None) -> str:
@@ -27,13 +53,22 @@ def message_summary(reason: str, message: str, exit_code: int | None = None) -> 
 
     In a trial's output: the line of the exception, or the line that names a command that was not found, or the last line.
     """
-    is_of_the_trial = reason not in _NOT_OF_THE_TRIAL
-    if is_of_the_trial and (line := exception_line(message)):
-        return line
-    lines = message.strip().splitlines()
-    if is_of_the_trial and exit_code == _NO_COMMAND:
-        lines = [line for line in lines if _NOT_FOUND.fullmatch(line)] or lines
-    return lines[-1 if is_of_the_trial else 0].strip() if lines else ""
+    if reason in _NOT_OF_THE_TRIAL:
+        return message.strip().partition("\n")[0].strip()
+    line = exception_line(message)
+    if not line:
+        lines = message.strip().splitlines()
+        if exit_code == _NO_COMMAND:
+            lines = [each for each in lines if _NOT_FOUND.fullmatch(each)] or lines
+        line = lines[-1].strip() if lines else ""
+    hint = _hint(line, exit_code) if reason == ExitReason.NONZERO_EXIT else ""
+    return f"{line}; {hint}" if hint else line
+
+
+def _hint(line: str, exit_code: int | None) -> str:
+    """What to do if a command could not be run; empty if it could."""
+    found = (hint for code, pattern, hint in _HINTS if code in (None, exit_code) and pattern.search(line))
+    return next(found, "")
 
 
 def how_it_ended(reason: str, exit_code: int | None) -> str:
