@@ -94,6 +94,20 @@ def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_s
         assert trials[0].hyperParameters[0].parameters == {"x": x}
         assert trials[0].finalMetricData[0].data == {"default": x, "loss": -x}
         assert trials[0].value == x
+        frame = experiment.trials_dataframe()
+        assert list(frame.columns) == [
+            "number",
+            "trialJobId",
+            "x",
+            "value",
+            "value/loss",
+            "state",
+            "durationS",
+        ]
+        assert list(frame.number) == [0, 1]
+        assert set(frame.state) == {"SUCCEEDED"}
+        assert list(frame.value) == [trial.value for trial in trials]
+        assert (frame.durationS > 0).all()
         assert experiment.best_trial == max(trials, key=lambda trial: trial.value)
         assert Path(trials[0].stderrPath).read_text() == ""
         assert list(metrics) == [trial.trialJobId for trial in trials]

@@ -527,6 +527,27 @@ def finished(folder, *results):
     store.close()
 
 
+def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
+        failed = Trial("t5", 5, {"lr": 0.9, "state": "on"}, {}, 1.0, "t5", TrialState.FAILED, 0, 10.0, 12.5)
+        store.commit([trial_row(failed), trial_row(Trial("t6", 6, {"lr": 1.0}, {}, 1.0, ""))], 1.0)
+    finished(folder, 0.5)
+    code, out, err = nnictl("experiment", "export", "abc", "--type", "csv", "--all")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "number,trialJobId,lr,parameter/state,value,state,durationS",
+        "0,t0,0.0,,0.5,SUCCEEDED,",
+        "5,t5,0.9,on,,FAILED,2.5",
+        "6,t6,1.0,,,WAITING,",
+    ]
+    for option, refusal in {
+        ("--all",): "cannot use --all with --type json; add --type csv",
+        ("--all", "-t", "csv", "-i"): "cannot use --all and --intermediate together; leave one out",
+    }.items():
+        assert nnictl("experiment", "export", "abc", *option)[2] == f"ERROR: {refusal}\n"
+
+
 def test_an_experiment_without_a_success_is_listed_as_such(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     finished(an_experiment("abd22222"), 0.5)

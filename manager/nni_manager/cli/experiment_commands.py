@@ -7,14 +7,14 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nni_manager.cli import nni_output, options
-from nni_manager.client import output
+from nni_manager.client import output, results
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.errors import NniManagerError, UserError
@@ -122,6 +122,7 @@ def status(experiment_id: str | None) -> int:
 @experiment.command(
     epilog=options.example(
         "nnictl experiment export --type csv --filename results.csv",
+        "nnictl experiment export --type csv --all",
         "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
     )
 )
@@ -132,21 +133,33 @@ def status(experiment_id: str | None) -> int:
 @click.option(
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
+@click.option("--all", "-a", "all_trials", is_flag=True,
+              help="With csv: all trials, also without a result, with their number, state and duration.")  # fmt: skip
 @click.option(
     "--nni-columns",
     is_flag=True,
     help="With csv: the columns of NNI's own nnictl. Also with NNICTL_COMPAT=1 in the environment.",
 )
 def export(
-    experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool, nni_columns: bool
+    experiment_id: str | None,
+    target: Path | None,
+    kind: str,
+    has_intermediates: bool,
+    all_trials: bool,
+    nni_columns: bool,
 ) -> None:
     """Print parameters and final results of the trials."""
-    if nni_columns and kind != "csv":
-        raise UserError("cannot use --nni-columns with --type json; add --type csv")
+    for option, is_given in {"--nni-columns": nni_columns, "--all": all_trials}.items():
+        if is_given and kind != "csv":
+            raise UserError(f"cannot use {option} with --type json; add --type csv")
+    options.exclude({"--all": all_trials, "--nni-columns": nni_columns, "--intermediate": has_intermediates})
     known = options.experiment(experiment_id)
     records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     if kind == "json":
         text = to_json(records)
+    elif all_trials:
+        values = {each["trialJobId"]: each["value"] for each in records}
+        text = table_of(*results.all_trials(known.trial_list(), values))
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
     else:
@@ -189,14 +202,19 @@ def to_json(records: Sequence[Record]) -> str:
 def to_csv(records: Sequence[Record]) -> str:
     """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON."""
     names, rows = flat_columns([(each["trialJobId"], each["parameter"], each["value"]) for each in records])
+    if any("intermediate" in record for record in records):
+        names = [*names, "intermediate"]
+        rows = [row | {"intermediate": each["intermediate"]} for row, each in zip(rows, records, strict=True)]
+    return table_of(names, rows)
+
+
+def table_of(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A CSV table. Values that are not text are JSON; a missing value is an empty cell."""
     text = io.StringIO()
-    has_intermediates = any("intermediate" in record for record in records)
     # Lines end with CRLF (RFC 4180). With another line end, csv would not quote a cell with a carriage return.
     writer = csv.writer(text)
-    writer.writerow([*names, "intermediate"] if has_intermediates else names)
-    for record, row in zip(records, rows, strict=True):
-        cells = [_cell(row[name]) if name in row else "" for name in names]
-        writer.writerow([*cells, _cell(record["intermediate"])] if has_intermediates else cells)
+    writer.writerow(names)
+    writer.writerows([_cell(row[name]) if name in row else "" for name in names] for row in rows)
     return text.getvalue()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nni_manager.client import output, watch
+from nni_manager.client.results import duration_s
 from nni_manager.errors import UserError
 
 Trial = Mapping[str, Any]
@@ -15,19 +16,13 @@ DEFAULT_COLUMNS = ("no.", "trial", "state", "value", "time", "parameters")
 _NUMBERS = ("no.", "value", "time")
 
 
-def _seconds(trial: Trial) -> float | None:
-    if trial.get("startTime") is None or trial.get("endTime") is None:
-        return None
-    return float(trial["endTime"] - trial["startTime"]) / 1000
-
-
 # What a column sorts by. Any other column is a parameter.
 _KEYS: dict[str, Callable[[Trial], Any]] = {
     "no.": lambda trial: trial["sequenceId"],
     "trial": lambda trial: trial["id"],
     "state": lambda trial: trial["state"],
     "value": lambda trial: trial.get("value"),
-    "time": _seconds,
+    "time": duration_s,
     "started": lambda trial: trial.get("startTime"),
     "ended": lambda trial: trial.get("endTime"),
     "parameters": lambda trial: output.parameters(trial["parameters"]),

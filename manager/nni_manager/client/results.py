@@ -8,21 +8,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _COLUMNS = ("trialJobId", "value", "intermediate")
+NO_RESULT = object()
+"""In place of a final result: the trial has none that counts."""
+
+
+def all_trials(
+    trials: Sequence[Mapping[str, Any]], results: Mapping[str, Any]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the columns, and a row for each trial, also without a result.
+
+    The columns are those of `flat_columns`, and `number`, `state` and `durationS`.
+
+    `trials`: entries of the list of trials; `results`: the final results that count, by trial.
+    """
+    fixed = ("number", "state", "durationS")
+    names, rows = flat_columns(
+        [(each["id"], each["parameters"], results.get(each["id"], NO_RESULT)) for each in trials], fixed
+    )
+    for each, row in zip(trials, rows, strict=True):
+        row |= {"number": each["sequenceId"], "state": each["state"]}
+        if (took_s := duration_s(each)) is not None:
+            row["durationS"] = took_s
+    return ["number", *names, "state", "durationS"], rows
+
+
+def duration_s(trial: Mapping[str, Any]) -> float | None:
+    """How long a trial of the list ran, in seconds; None: it has not started, or still runs."""
+    if trial.get("startTime") is None or trial.get("endTime") is None:
+        return None
+    return float(trial["endTime"] - trial["startTime"]) / 1000
 
 
 def flat_columns(
-    results: Sequence[tuple[str, Mapping[str, Any], Any]],
+    results: Sequence[tuple[str, Mapping[str, Any], Any]], reserved: Sequence[str] = ()
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its final result.
 
     Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict, its
-    `default`; columns `value/NAME` have its other entries. A parameter with the name of another column becomes
-    `parameter/NAME`.
+    `default`; columns `value/NAME` have its other entries. A parameter with the name of another column, or one of `reserved`,
+    becomes `parameter/NAME`.
     """
     rows = [(dict(_flat(parameters, "")), _columns_of(value)) for _, parameters, value in results]
     values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}
     parameters = dict.fromkeys(name for given, _ in rows for name in given)
-    named = {name: f"parameter/{name}" if name in _COLUMNS or name in values else name for name in parameters}
+    taken = {*_COLUMNS, *reserved, *values}
+    named = {name: f"parameter/{name}" if name in taken else name for name in parameters}
     made = [
         {"trialJobId": trial_id} | {named[name]: value for name, value in given.items()} | result
         for (trial_id, _, _), (given, result) in zip(results, rows, strict=True)
@@ -51,6 +81,8 @@ def finite(value: Any) -> Any:
 
 
 def _columns_of(value: Any) -> dict[str, Any]:
+    if value is NO_RESULT:
+        return {}
     if not isinstance(value, dict):
         return {"value": value}
     return {"value": value.get("default", "")} | {

@@ -125,9 +125,17 @@ def frame_of(results: Sequence[TrialResult]) -> pandas.DataFrame:
     Raises:
         PandasMissing: pandas is not installed.
     """
+    return frame_with(*flat_columns([(each.trialJobId, each.parameter, each.value) for each in results]))
+
+
+def frame_with(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """A data frame with these columns.
+
+    Raises:
+        PandasMissing: pandas is not installed.
+    """
     try:
         import pandas
     except ImportError as error:
         raise PandasMissing from error
-    names, rows = flat_columns([(each.trialJobId, each.parameter, each.value) for each in results])
     return pandas.DataFrame([[row.get(name) for name in names] for row in rows], columns=names)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
 from nni_manager.client.manager_client import ManagerUnresponsive
+from nni_manager.client.results import all_trials, parsed
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of
+from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of, frame_with
 from nni_manager.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -106,6 +107,17 @@ class StartedExperiment:
         """
         results = [TrialResult.of(each) for each in self._get("/export-data")]
         return frame_of(results) if as_frame else results
+
+    def trials_dataframe(self) -> pandas.DataFrame:
+        """All trials, also failed and running ones, as a pandas data frame.
+
+        Its columns: `number`, `trialJobId`, one for each parameter, `value`, `state` and `durationS`.
+
+        Raises:
+            PandasMissing: pandas is not installed.
+        """
+        results = {each["trialJobId"]: parsed(each["value"]) for each in self._get("/export-data")}
+        return frame_with(*all_trials(self._get("/trials"), results))
 
     # ---- changes of a running experiment
 
