@@ -141,7 +141,12 @@ def test_a_search_space_is_updated_from_a_file_or_refused_with_all_error_lines(m
     assert (code, [f"space.json:{line}: cannot " in err for line in (1, 2)]) == (1, [True, True])
     raw = {"x": {"_type": "uniform", "_value": [0, 2]}}
     space.write_text(json.dumps(raw))
-    assert nnictl("update", "searchspace", "-f", space)[1] == "INFO: Update searchSpace success!\n"
+    # The only trial that the experiment may have was proposed before.
+    code, out, err = nnictl("update", "searchspace", "-f", space)
+    assert (code, out) == (0, "INFO: Update searchSpace success!\n")
+    assert err.startswith("WARNING: no trial will use it: experiment TESTEXPT has had 1 of 1 trials; ")
+    assert nnictl("update", "trialnum", "--value", 9)[0] == 0
+    assert nnictl("update", "searchspace", "-f", space) == (0, "INFO: Update searchSpace success!\n", "")
     assert manager.engine.config.search_space_raw == raw
     in_yaml = tmp_path / "space.yml"
     in_yaml.write_text("x: {_type: choice, _value: [1, 2]}")

@@ -46,6 +46,24 @@ def test_a_valid_file_is_reported_as_valid_with_a_summary(nnictl):
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        ("gpuNum: 400", "cannot run trials on this machine: trial.gpuNum is 400 and the experiment may use "),
+        ("command: python9 mnist.py", "cannot find the command 'python9' of trial.command in lacks.yml: "),
+    ],
+)
+def test_missing_gpus_and_programs_of_local_trials_are_warnings(nnictl, here, change, warning):
+    key = change.partition(":")[0]
+    lines = (here / GOOD).read_text().splitlines()
+    kept = [line for line in lines if not line.strip().startswith(f"{key}:")]
+    place = next(number for number, line in enumerate(kept) if line.startswith("trial:"))
+    (here / "lacks.yml").write_text("\n".join([*kept[: place + 1], f"  {change}", *kept[place + 1 :]]))
+    code, _, err = nnictl("config", "check", "lacks.yml")
+    assert (code, err.count("\n")) == (0, 1), err
+    assert err.startswith(f"WARNING: {warning}")
+
+
 def test_a_valid_file_is_reported_as_json(nnictl, here):
     code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
     found = json.loads(out)

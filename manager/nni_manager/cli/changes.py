@@ -75,7 +75,15 @@ def searchspace(experiment_id: str | None, path: Path) -> None:
 
     document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(path)
     _refuse(document, read_search_space(document.value)[1])
-    _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
+    client = _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
+    summary = client.summary()
+    count, limit = summary["trialCount"], summary["maxTrialNum"]
+    if limit is not None and count >= limit:
+        name = summary["id"]
+        output.warning(
+            f"no trial will use it: experiment {name} has had {count} of {limit} trials; "
+            f"`nnictl update trialnum {name} --value N` with a higher number lets it propose more"
+        )
 
 
 def _add_limit(name: str, update_type: str, key: str, kind: type, value: str, help_text: str) -> None:
@@ -109,10 +117,11 @@ for _limit in (
     _add_limit(*_limit)
 
 
-def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> None:
+def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> ManagerClient:
     _, client = _running(experiment_id, "update")
     client.put("/experiment", {"params": {key: value}}, update_type=update_type)
     output.info(f"Update {key} success!")
+    return client
 
 
 # ---- trial, experiment
@@ -162,5 +171,5 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     if counts["used"] < counts["imported"]:
         output.warning(
             f"the tuner {tuner} uses {counts['used'] or 'none'} of them; "
-            "docs/changing-a-running-experiment.md lists the tuners that can"
+            "`nnictl help changing-a-running-experiment` lists the tuners that can"
         )

@@ -29,9 +29,10 @@ config = group("config", "Validate and convert experiment files.", "nnictl confi
 def check(file: Path, as_json: bool) -> int:
     """Validate an experiment file and report all errors.
 
-    Also validates the search space, annotations and paths that the file names. Starts nothing and contacts no cluster. The exit
-    code is 1 if there is an error.
+    Also validates the search space, annotations and paths that the file names. On the platform local, GPUs or a program that
+    this machine lacks are a warning. Starts nothing and contacts no cluster. The exit code is 1 if there is an error.
     """
+    from nni_manager.client.preflight import check_this_machine
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.config.reader import read_experiment_file, schema_of
     from nni_manager.training_service_factory import refuse_nameless_claim
@@ -45,8 +46,9 @@ def check(file: Path, as_json: bool) -> int:
         output.print_json(_verdict(file, diagnostics, []))
         return 1
     warnings = list(found.warnings)
+    is_local = found.pai is None and found.kubernetes is None
     try:
-        refuse_nameless_claim(found)
+        check_this_machine(found) if is_local else refuse_nameless_claim(found)
     except UserError as error:
         warnings.append(str(error))
     if as_json:

@@ -140,15 +140,24 @@ def check_platform(config: ExperimentSpec) -> PlatformCheck:
         UserError: this machine cannot run them.
         UserError, RetryableError: the cluster cannot run them.
     """
-    from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
-
     if config.kubernetes is not None:
         return check_kubernetes(config, config.kubernetes)
     if config.pai is not None:
         return check_cluster(config)
+    check_this_machine(config)
+    return PlatformCheck()
+
+
+def check_this_machine(config: ExperimentSpec) -> None:
+    """Check that this machine has the GPUs of a trial, and the program of its command.
+
+    Raises:
+        UserError: it lacks one of them.
+    """
+    from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+
     GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
     check_command(config)
-    return PlatformCheck()
 
 
 def check_cluster(config: ExperimentSpec) -> PlatformCheck:
