@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { asTyped, flat, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
+import { scalesOf } from "../../manager/nni_manager/web/page/scales.js";
 import { axisOf, bestSoFar, metricIn, metricNames, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
 import { aRow } from "./trials.js";
 
@@ -29,10 +30,40 @@ test("thinning keeps the first and the last point", () => {
   assert.deepEqual([few.length, few[0], few[99]], [100, 0, 9999]);
 });
 
-test("values over several orders of magnitude have a logarithmic axis", () => {
-  const axis = axisOf("lr", [1e-4, 1e-2, 1]);
-  assert.equal(axis?.place(1e-2), 0.5);
-  assert.equal(axis?.place(undefined), null);
+test("thinning keeps chosen items in their places", () => {
+  const items = Array.from({ length: 10_000 }, (_, index) => index);
+  const few = thinned(items, 100, [3, 5001]);
+  assert.deepEqual([few.length, few[1], few.includes(5001)], [102, 3, true]);
+  assert.deepEqual(few, [...few].sort((a, b) => a - b));
+  assert.deepEqual(thinned([1, 2], 100, [2]), [1, 2]);
+});
+
+test("the scale of an axis is the given one, whatever the values are", () => {
+  assert.equal(axisOf("lr", [1e-4, 1e-2, 1], "log")?.place(1e-2), 0.5);
+  assert.equal(axisOf("lr", [1e-4, 0.5, 1], "linear")?.place(0.50005), 0.5);
+  assert.equal(axisOf("lr", [0, 1, 2], "log")?.place(1), 0.5, "a logarithm of 0 does not exist");
+  assert.deepEqual(axisOf("units", [128, 16, 64], "category")?.ticks, [{ at: 0, label: "16" }, { at: 0.5, label: "64" }, { at: 1, label: "128" }]);
+});
+
+test("a trial without the parameter goes through the tick below the values", () => {
+  const axis = axisOf("momentum", [0, undefined, 1]);
+  assert.deepEqual(axis?.ticks[0], { at: 0, label: "not chosen" });
+  const [none, low = NaN, high] = [undefined, 0, 1].map((value) => axis?.place(value));
+  assert.deepEqual([none, low > 0.1, high], [0, true, 1]);
+  assert.deepEqual(axis?.ticks.slice(1).map((tick) => tick.label), ["0", "0.25", "0.5", "0.75", "1"]);
+});
+
+test("the scales of parameters follow their types, also in nested choices", () => {
+  const space = {
+    lr: { _type: "loguniform", _value: [1e-4, 1] },
+    momentum: { _type: "uniform", _value: [0, 1] },
+    units: { _type: "choice", _value: [16, 32] },
+    net: { _type: "choice", _value: [{ _name: "conv", size: { _type: "quniform", _value: [1, 9, 2] }, rate: { _type: "lognormal", _value: [0, 1] } }, { _name: "none" }] },
+    mine: { type: "special" },
+    list: [1, 2],
+  };
+  assert.deepEqual([...scalesOf(space)], [["lr", "log"], ["momentum", "linear"], ["units", "category"], ["net", "category"], ["net/size", "linear"], ["net/rate", "log"]]);
+  for (const odd of [null, undefined, "text", 7, [], { a: null }]) assert.equal(scalesOf(odd).size, 0);
 });
 
 test("a constant has no axis, and texts have a sorted one", () => {

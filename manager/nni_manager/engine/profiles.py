@@ -149,6 +149,7 @@ def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = Non
             "logDir": str(snapshot.folder.path),
             "trialCount": sum(counts.values()),
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
+            "failedCount": counts.get(TrialState.FAILED, 0),
             "bestValue": best,
             "durationS": snapshot.duration_s,
         }

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -102,7 +103,7 @@ class ManagerApi:
                 ),
             ],
             exception_handlers={
-                HTTPException: _refuse,
+                HTTPException: self._refuse,
                 UserError: _refuse_with(400),
                 FailedPrecondition: _refuse_with(409),
                 RetryableError: _refuse_with(503),
@@ -111,10 +112,23 @@ class ManagerApi:
         )
 
     def _is_public(self, method: str, path: str) -> bool:
-        """True for the page's files, and for the exchange of a login code for a session."""
+        """True for the page and its files, which have no data, and for the exchange of a login code for a session."""
         if (method, path) == ("POST", f"{API_ROOT}/session"):
             return True
-        return method in ("GET", "HEAD") and (path == "/" or path in self._files)
+        return method in ("GET", "HEAD") and not path.startswith(API_ROOT)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        path = path_of(request.scope)
+        is_for_people = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if error.status_code == 404 and is_for_people and not path.startswith((API_ROOT, "/page/")):
+            # The page says that there is no such page.
+            shown = await asyncio.to_thread(self._files.answer, PLACES[0], Headers())
+            shown.status_code = 404
+            return shown
+        message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
+        return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
 
     # ---- the page
 
@@ -214,13 +228,6 @@ class _Follower(Response):
             await self._stream(scope, receive, send)
         finally:
             self._live.followers -= 1
-
-
-async def _refuse(_: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
-    return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
 
 
 def _refuse_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:

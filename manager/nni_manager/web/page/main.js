@@ -11,6 +11,7 @@ import { experimentBadge, prose } from "./widgets/facts.js";
 import { enter } from "./pages/enter.js";
 import { experiments } from "./pages/experiments.js";
 import { jobs } from "./pages/jobs.js";
+import { missing } from "./pages/missing.js";
 import { overview } from "./pages/overview.js";
 import { trials } from "./pages/trials.js";
 
@@ -18,7 +19,7 @@ import { trials } from "./pages/trials.js";
 /** @import { Connection } from "./state/connection.js" */
 
 /** @type {{[path: string]: MakePage}} */
-const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter };
+const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter, "/missing": missing };
 const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
 /** @type {{[state in Connection]: string}} */
 const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
@@ -55,7 +56,7 @@ function go(to) {
 /** Show the page of the current address. */
 function route() {
   const asked = withoutBase(location.pathname) ?? "";
-  const wanted = PAGES[asked] === undefined ? "/oview" : asked;
+  const wanted = PAGES[asked] === undefined ? "/missing" : asked;
   if (wanted === path && page !== null) {
     page.arrive?.();
     return;

@@ -4,6 +4,7 @@ import { flat, shown } from "./parameters.js";
 
 /** @import { Row } from "./types.js" */
 /** @import { Simple } from "./parameters.js" */
+/** @import { Scale } from "./scales.js" */
 
 /** Maximum number of marks: each is an element, and more are not distinguishable. */
 export const MOST_MARKS = 1500;
@@ -12,6 +13,8 @@ export const MOST_LINES = 1000;
 const SHADES = 10;
 /** Maximum number of distinct texts on a categorical axis. */
 const MOST_WORDS = 40;
+/** The part of an axis below its values, down to the tick "not chosen". */
+const NOT_CHOSEN_SHARE = 0.16;
 
 /**
  * Matches Python's tokens for non-JSON numbers, and strings, which may contain the same text. One NaN must not hide the other
@@ -74,15 +77,20 @@ export function top(rows, maximize, percent) {
 }
 
 /**
- * At most `most` of the items, in order, always including the first and the last.
+ * At most `most` of the items, in order, always including the first and the last; and all that are in `kept`.
  *
  * @template Item
  * @param {readonly Item[]} items
  * @param {number} [most]
+ * @param {readonly Item[]} [kept]
  * @returns {readonly Item[]}
  */
-export function thinned(items, most = MOST_MARKS) {
+export function thinned(items, most = MOST_MARKS, kept = []) {
   if (items.length <= most) return items;
+  if (kept.length > 0) {
+    const drawn = new Set([...thinned(items, most), ...kept]);
+    return items.filter((item) => drawn.has(item));
+  }
   return Array.from({ length: most }, (_, i) => /** @type {Item} */ (items[Math.round((i * (items.length - 1)) / (most - 1))]));
 }
 
@@ -94,24 +102,54 @@ export function thinned(items, most = MOST_MARKS) {
  */
 
 /**
- * The axis of a parameter: linear for numbers, logarithmic if they span a factor of a thousand, else categorical. Null: only
- * one value, or too many categories.
+ * The axis of a parameter: of numbers in the given scale, else categorical. If some values are undefined, the axis has the tick
+ * "not chosen" for them. Null: only one value, or too many categories.
  *
  * @param {string} name
  * @param {readonly (Simple | undefined)[]} values
+ * @param {Scale} [scale]
  * @returns {Axis | null}
  */
-export function axisOf(name, values) {
+export function axisOf(name, values, scale = "linear") {
   const present = values.filter((value) => value !== undefined);
-  if (present.length > 0 && present.every((value) => typeof value === "number")) {
-    return numericAxis(name, /** @type {number[]} */ (present));
-  }
-  const words = [...new Set(present.map(String))].sort();
+  const areNumbers = present.length > 0 && present.every((value) => typeof value === "number");
+  const axis = areNumbers && scale !== "category" ? numericAxis(name, /** @type {number[]} */ (present), scale === "log") : categoricalAxis(name, present, areNumbers);
+  return axis !== null && present.length < values.length ? withNotChosen(axis) : axis;
+}
+
+/**
+ * @param {Axis} axis
+ * @returns {Axis}
+ */
+function withNotChosen({ name, ticks, place }) {
+  /** @param {number} at */
+  const raised = (at) => NOT_CHOSEN_SHARE + (1 - NOT_CHOSEN_SHARE) * at;
+  return {
+    name,
+    ticks: [{ at: 0, label: "not chosen" }, ...ticks.map(({ at, label }) => ({ at: raised(at), label }))],
+    place: (value) => {
+      if (value === undefined) return 0;
+      const at = place(value);
+      return at === null ? null : raised(at);
+    },
+  };
+}
+
+/**
+ * @param {string} name
+ * @param {readonly Simple[]} present
+ * @param {boolean} areNumbers
+ * @returns {Axis | null}
+ */
+function categoricalAxis(name, present, areNumbers) {
+  const words = [...new Set(present.map(String))];
+  if (areNumbers) words.sort((a, b) => Number(a) - Number(b));
+  else words.sort();
   if (words.length < 2 || words.length > MOST_WORDS) return null;
   const at = new Map(words.map((word, index) => [word, index / (words.length - 1)]));
   return {
     name,
-    ticks: words.map((word) => ({ at: at.get(word) ?? 0, label: word })),
+    ticks: words.map((word) => ({ at: at.get(word) ?? 0, label: areNumbers ? shown(Number(word)) : word })),
     place: (value) => (value === undefined ? null : (at.get(String(value)) ?? null)),
   };
 }
@@ -119,9 +157,10 @@ export function axisOf(name, values) {
 /**
  * @param {string} name
  * @param {number[]} values
+ * @param {boolean} isLog
  * @returns {Axis | null}
  */
-function numericAxis(name, values) {
+function numericAxis(name, values, isLog) {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {
@@ -129,9 +168,9 @@ function numericAxis(name, values) {
     if (value > high) high = value;
   }
   if (!(low < high) || !Number.isFinite(high - low)) return null;
-  const isLog = isSpread(low, high);
-  const scale = isLog ? Math.log : (/** @type {number} */ value) => value;
-  const back = isLog ? Math.exp : scale;
+  const usesLog = isLog && low > 0;
+  const scale = usesLog ? Math.log : (/** @type {number} */ value) => value;
+  const back = usesLog ? Math.exp : scale;
   const from = scale(low);
   const span = scale(high) - from;
   return {
@@ -139,16 +178,6 @@ function numericAxis(name, values) {
     ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 ? low : at === 1 ? high : brief(back(from + at * span))) })),
     place: (value) => (typeof value === "number" ? (scale(value) - from) / span : null),
   };
-}
-
-/**
- * True if a logarithmic axis suits the range better.
- *
- * @param {number} low
- * @param {number} high
- */
-export function isSpread(low, high) {
-  return low > 0 && high / low >= 1000;
 }
 
 /** @param {number} value */
@@ -168,11 +197,12 @@ function brief(value) {
  * @param {readonly Valued[]} rows  the trials of the lines
  * @param {readonly Valued[]} all  the trials that define the ranges of the axes
  * @param {readonly string[]} names
+ * @param {ReadonlyMap<string, Scale>} [scales]
  * @returns {Parallel}
  */
-export function parallel(rows, all, names) {
+export function parallel(rows, all, names, scales = new Map()) {
   const axes = names
-    .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name))))
+    .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name)), scales.get(name)))
     .filter((axis) => axis !== null);
   const result = axisOf("default metric", all.map((row) => row.value));
   if (result !== null) axes.push(result);

@@ -135,6 +135,8 @@
  * @property {number | null} [viewPort]
  * @property {number} [trialCount]
  * @property {number} [succeededCount]
+ * @property {number} [failedCount]
+ * @property {number} [bestValue]
  * @property {string} [url]
  * @property {string} [problem]
  * @property {boolean} [here]

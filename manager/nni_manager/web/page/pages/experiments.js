@@ -11,6 +11,8 @@ import { listPage } from "./list_page.js";
 /** @import { KnownExperiment } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
+const NUMBERS = ["Best", "Trials"];
+
 /**
  * @param {Context} _
  * @returns {Page}
@@ -30,11 +32,11 @@ export function experiments(_) {
     shown = which.value;
     draw();
   } }, h("option", { value: "all" }, "All"), h("option", { value: "served" }, "With a page"), h("option", { value: "ended" }, "Not running"));
-  const titles = ["Id", "Name", "State", "Platform", "Started", "Ended", "How to open"];
+  const titles = ["Id", "Name", "State", "Best", "Trials", "Platform", "Started", "Ended", "How to open"];
   const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
       h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
-        h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
+        h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: NUMBERS.includes(title) ? "number" : null }, title)))), body)), note);
 
   const drawLines = whenChanged((/** @type {KnownExperiment[]} */ found) => fill(body, found.map(line)));
 
@@ -64,10 +66,21 @@ function line(each) {
     h("td", {}, h("code", {}, plain(each.id))),
     h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
     h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
+    h("td", { class: "number" }, format.number(each.bestValue ?? null)),
+    h("td", { class: "number" }, trialsOf(each)),
     h("td", {}, plain(each.platform ?? "")),
     h("td", {}, time(each.startTime) ?? format.NOTHING),
     h("td", {}, time(each.endTime) ?? format.NOTHING),
     h("td", {}, howToOpen(each)));
+}
+
+/**
+ * The number of trials, and how many of them failed.
+ *
+ * @param {KnownExperiment} each
+ */
+function trialsOf({ trialCount = 0, failedCount = 0 }) {
+  return failedCount > 0 ? `${format.count(trialCount)}, ${format.count(failedCount)} failed` : format.count(trialCount);
 }
 
 /** @param {KnownExperiment} each */

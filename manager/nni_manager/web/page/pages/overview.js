@@ -4,7 +4,7 @@ import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { bestSoFar, thinned, valued } from "../series.js";
+import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
@@ -22,7 +22,7 @@ const NO_KEEPER_AFTER_S = 60;
  * @param {Context} context
  * @returns {Page}
  */
-export function overview({ live }) {
+export function overview({ live, go }) {
   const state = stateCard();
   const limits = limitsCard(live);
   const best = bestCard();
@@ -31,7 +31,7 @@ export function overview({ live }) {
   const failures = h("div", {});
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
-  const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result." });
+  const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
     const isSure = await confirm("Stop this experiment?",
@@ -335,7 +335,7 @@ function bestDrawing(live) {
   if (rows.length === 0) return null;
   const colour = colours();
   const corners = bestSoFar(rows, live.maximize);
-  const shownRows = thinned(rows.filter((row) => row.end !== null));
+  const shownRows = thinned(rows.filter((row) => row.end !== null), MOST_MARKS, corners);
   const last = corners[corners.length - 1];
   const x = corners.map((row) => local(Number(row.end)));
   const y = corners.map((row) => row.value);
@@ -348,7 +348,7 @@ function bestDrawing(live) {
   return {
     traces: [
       { type: "scatter", mode: "markers", name: "results", x: shownRows.map((row) => local(Number(row.end))), y: shownRows.map((row) => row.value),
-        text: shownRows.map((row) => label(`trial ${row.seq} · ${row.id}`)), hovertemplate: "%{text}<br>%{y}<extra></extra>",
+        text: shownRows.map((row) => label(`trial ${row.seq} · ${row.id}`)), customdata: shownRows.map((row) => row.id), hovertemplate: "%{text}<br>%{y}<extra></extra>",
         marker: { color: colour["quiet"], size: 6, opacity: 0.55 } },
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],

@@ -4,7 +4,8 @@ import { fill, h, setAttribute } from "../dom.js";
 import * as format from "../format.js";
 import { flat, shown } from "../parameters.js";
 import { short } from "../plain.js";
-import { axisOf, improvements, isSpread, MOST_LINES, parallel, thinned, top, valued } from "../series.js";
+import { scalesOf } from "../scales.js";
+import { axisOf, improvements, MOST_LINES, MOST_MARKS, parallel, thinned, top, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { arrows } from "../widgets/log.js";
@@ -12,6 +13,7 @@ import { IntermediateCurves } from "./intermediates.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
+/** @import { Scale } from "../scales.js" */
 /** @import { Valued } from "../series.js" */
 
 const TABS = [
@@ -22,6 +24,9 @@ const TABS = [
   ["intermediate", "Intermediate results"],
 ];
 const SHARES = [1, 5, 10, 20, 50, 100];
+const LOADING = "Loading the search space…";
+/** The least distance of two axes, in pixels: their labels fit beside each other. */
+const AXIS_WIDTH = 96;
 /** Maximum number of axes of parallel coordinates; more are not readable. */
 const MOST_AXES = 12;
 const CURVES = 10;
@@ -42,12 +47,18 @@ export class TrialCharts {
   #selected = [];
   #isFiltered = false;
   #tab = "metric";
+  /** @type {ReadonlyMap<string, Scale> | null} null: not known yet */
+  #scales = null;
   /** @type {{show: () => void, close: () => void} | null} */
   #shown = null;
 
-  /** @param {Live} live */
-  constructor(live) {
+  /**
+   * @param {Live} live
+   * @param {(id: string) => void} onPoint  opens the trial of a point
+   */
+  constructor(live, onPoint) {
     this.live = live;
+    this.onPoint = onPoint;
     this.panel = h("div", { role: "tabpanel", id: "trial-charts", tabindex: 0 });
     this.tabs = TABS.map(([id = "", title]) => h("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": "trial-charts", "data-test": `tab-${id}`, click: () => this.#open(id) }, title));
     this.element = h("section", { class: "card charts", "aria-label": "Charts" }, h("h2", { class: "unseen" }, "Charts"),
@@ -94,6 +105,22 @@ export class TrialCharts {
     fill(this.panel);
     this.#shown = tab === "parallel" ? this.#parallel() : tab === "importance" ? this.#importance() : tab === "duration" ? this.#duration() : tab === "intermediate" ? this.#intermediate() : this.#metric();
     this.#shown.show();
+    if (tab === "parallel" || tab === "importance") void this.#loadScales();
+  }
+
+  /** Read the search space, which may have changed since the last time. */
+  async #loadScales() {
+    try {
+      this.#scales = scalesOf((await api.configuration()).searchSpace);
+    } catch {
+      this.#scales ??= new Map(); // the bar at the top reports that the manager does not answer
+    }
+    this.#shown?.show();
+  }
+
+  /** The reason why there is nothing to draw. */
+  #note() {
+    return this.#isFiltered && this.#rows.length === 0 ? "No trial matches. Remove a filter to see more." : "No trial has reported a final result yet.";
   }
 
   /** "of the 12 trials that match" where the table is filtered. */
@@ -102,21 +129,22 @@ export class TrialCharts {
   }
 
   #metric() {
-    const chart = new Chart("Default metric of each trial", { note: "No trial has reported a final result yet." });
+    const chart = new Chart("Default metric of each trial", { onPoint: this.onPoint });
     const curve = h("input", { type: "checkbox", "data-test": "metric-curve", change: () => show() });
     curve.checked = true;
     fill(this.panel, h("label", { class: "check" }, curve, "Curve of the best so far"), chart.element);
     const show = () => chart.draw(() => {
+      chart.note = this.#note();
       const rows = valued(this.#rows);
       if (rows.length === 0) return null;
       const colour = colours();
       const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
-      const drawn = thinned(bySeq);
       const steps = improvements(bySeq, this.live.maximize);
+      const drawn = thinned(bySeq, MOST_MARKS, steps);
       const lastSeq = bySeq[bySeq.length - 1]?.seq ?? 0;
       const lastBest = steps[steps.length - 1];
       const traces = [{
-        type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map(hover), hovertemplate: "%{text}<extra></extra>",
+        type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
         marker: { color: colour["accent"], size: 6, opacity: 0.65 },
       }];
       if (curve.checked) {
@@ -135,20 +163,26 @@ export class TrialCharts {
   }
 
   #parallel() {
-    const chart = new Chart("Parameters and result of each trial", { note: "No trial has reported a final result yet.", height: 360 });
+    const chart = new Chart("Parameters and result of each trial", { height: 360 });
     const share = h("select", { "data-test": "top-percent", change: () => show() }, SHARES.map((percent) => h("option", { value: percent }, `best ${percent} %`)));
     share.value = valued(this.#rows).length > MANY ? "10" : "100";
     fill(this.panel, h("label", { class: "check" }, "Trials ", share), chart.element);
     const show = () => chart.draw(() => {
+      chart.note = this.#scales === null ? LOADING : this.#note();
       const all = valued(this.#rows);
-      if (all.length === 0) return null;
+      if (this.#scales === null || all.length === 0) return null;
       const best = top(all, this.live.maximize, Number(share.value));
       const rows = thinned(best, MOST_LINES);
       const names = this.#names.slice(0, MOST_AXES);
-      const { axes, shades } = parallel(rows, all, names);
+      const { axes, shades } = parallel(rows, all, names, this.#scales);
+      if (axes.length === 0) {
+        chart.note = `${format.counted(all.length, "result")}: all parameters and results are the same, so there is nothing to compare.`;
+        return null;
+      }
       const left = this.#names.length > names.length ? ` The first ${MOST_AXES} of ${this.#names.length} parameters have an axis.` : "";
       return {
         ...parallelFigure(axes, shades, this.live.maximize),
+        minWidth: axes.length * AXIS_WIDTH,
         words: `${format.counted(best.length, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result.${some(rows.length, best.length)} Parameters with only one value have no axis.${left}`,
       };
     });
@@ -157,7 +191,7 @@ export class TrialCharts {
 
   #importance() {
     const bars = new Chart("Importance of each parameter", { height: 280, test: "importance-chart", note: "Computing…" });
-    const slice = new Chart("Result against one parameter", { height: 280, note: "No trial has reported a final result yet." });
+    const slice = new Chart("Result against one parameter", { height: 280, onPoint: this.onPoint });
     const parameter = h("select", { "aria-label": "Parameter", "data-test": "slice-parameter", change: () => show() });
     fill(parameter, this.#names.map((name) => h("option", { value: name }, short(name, 60))));
     fill(this.panel, h("div", { class: "columns" },
@@ -169,6 +203,7 @@ export class TrialCharts {
     const load = async () => {
       const count = valued(this.live.rows.all).length;
       if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
+      if (askedAtMs === -Infinity) bars.draw(() => null);
       askedAtMs = performance.now();
       results = count;
       try {
@@ -184,7 +219,10 @@ export class TrialCharts {
     };
     const show = () => {
       void load();
-      slice.draw(() => sliceDrawing(valued(this.#rows), parameter.value, this.#of()));
+      slice.draw(() => {
+        slice.note = this.#scales === null ? LOADING : this.#note();
+        return this.#scales === null ? null : sliceDrawing(valued(this.#rows), parameter.value, this.#scales.get(parameter.value), this.live.maximize, this.#of());
+      });
     };
     return { show, close: () => {
       isGone = true;
@@ -194,9 +232,10 @@ export class TrialCharts {
   }
 
   #duration() {
-    const chart = new Chart("Duration of each trial", { note: "No trial has started yet." });
+    const chart = new Chart("Duration of each trial", { onPoint: this.onPoint });
     fill(this.panel, chart.element);
     const show = () => chart.draw(() => {
+      chart.note = this.#isFiltered && this.#rows.length === 0 ? this.#note() : "No trial has started yet.";
       const rows = this.#rows.filter((row) => row.start !== null).sort((a, b) => a.seq - b.seq);
       if (rows.length === 0) return null;
       const colour = colours();
@@ -212,7 +251,7 @@ export class TrialCharts {
           return {
             // An explicit width: plotly would derive the width of each kind from the distance of its bars.
             ...(drawn.length > MOST_BARS ? { type: "scatter", mode: "markers" } : { type: "bar", width: 0.85, textposition: "none" }), name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
-            text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
+            customdata: some.map((row) => row.id), text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
             marker: { color: colour[look === "busy" ? "accent" : look], size: 6 },
           };
         }).filter((trace) => trace.x.length > 0),
@@ -310,33 +349,34 @@ function importanceDrawing(importances, trials) {
   return {
     traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
     layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
-    words: `The most important parameter is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}.`,
+    words: `The most important parameter is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}. It measures how far the best tenth of them differs from all in that parameter (PED-ANOVA).`,
   };
 }
 
 /**
  * @param {readonly Valued[]} all
  * @param {string} name
+ * @param {Scale | undefined} scale
+ * @param {boolean} maximize
  * @param {string} of
  */
-function sliceDrawing(all, name, of) {
+function sliceDrawing(all, name, scale, maximize, of) {
   const rows = all.filter((row) => flat(row.parameters).has(name));
   if (rows.length === 0) return null;
   const values = rows.map((row) => flat(row.parameters).get(name));
-  const axis = axisOf(name, values);
-  const numbers = values.filter((value) => typeof value === "number");
-  const isNumeric = numbers.length === values.length;
-  const low = numbers.reduce((least, value) => Math.min(least, value), Infinity);
-  const high = numbers.reduce((most, value) => Math.max(most, value), -Infinity);
-  const drawn = thinned(rows);
+  const axis = axisOf(name, values, scale);
+  const isNumeric = scale !== "category" && values.every((value) => typeof value === "number");
+  const isLog = scale === "log" && values.every((value) => Number(value) > 0);
+  const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
+  const drawn = thinned(bySeq, MOST_MARKS, improvements(bySeq, maximize));
   const colour = colours();
   return {
     traces: [{
-      type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map(hover), hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
       x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]], showscale: true, colorbar: { title: { text: "trial no.", font: { size: 11 } }, thickness: 8, outlinewidth: 0, tickfont: { size: 10 } } },
     }],
-    layout: { xaxis: { title: label(short(name, 40)), type: isNumeric ? (isSpread(low, high) ? "log" : "linear") : "category" }, yaxis: { title: "default metric" } },
+    layout: { xaxis: { title: label(short(name, 40)), ...(isNumeric ? { type: isLog ? "log" : "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: "default metric" } },
     words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the colour shows the order in time.${some(drawn.length, rows.length)}`,
   };
 }

@@ -7,6 +7,7 @@ import { plain, short } from "../plain.js";
 import { arrange, OPERATORS, rearrange } from "../query.js";
 import { notify } from "../widgets/dialog.js";
 import { TrialTable } from "../widgets/table.js";
+import { csvOf, saveAs } from "../csv.js";
 import { openCompare } from "./compare.js";
 import { fragment } from "./page.js";
 import { trialDetail } from "./trial_detail.js";
@@ -37,8 +38,8 @@ const OWN_COLUMNS = [
   { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
 ];
 const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
-/** Fewer columns, so that the result is visible on a narrow screen. */
-const FIRST_COLUMNS_NARROW = ["seq", "state", "value", "duration", "reason"];
+/** Fewer columns on a narrow screen, the result first. */
+const FIRST_COLUMNS_NARROW = ["value", "seq", "state", "duration", "reason"];
 
 /**
  * @param {Context} context
@@ -67,11 +68,12 @@ export function trials({ live, announce }) {
       charts.setSelected([...selected]);
     },
   });
-  const charts = new TrialCharts(live);
+  const charts = new TrialCharts(live, (id) => open(id));
   const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
     openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
   } }, "Compare");
+  const download = h("button", { type: "button", "data-test": "download-csv", click: () => saveAs("trials.csv", csvOf(rows, names)) }, "Download CSV");
   const search = h("input", { type: "search", placeholder: "Search id, number, parameter, message", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
   const filters = stateFilters((states) => ask({ ...query, states }));
   const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
@@ -88,7 +90,7 @@ export function trials({ live, announce }) {
     charts.element,
     h("section", { class: "card", "aria-label": "Table of trials" }, h("h2", { class: "unseen" }, "Table of trials"),
       h("div", { class: "bar" }, search, filters.element),
-      h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, compare),
+      h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, download, compare),
       table.element,
       h("p", { class: "muted hint" }, "Keys in the table: ↑ ↓ move, Enter opens a trial, x selects it to compare.")));
 
@@ -111,7 +113,9 @@ export function trials({ live, announce }) {
       chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id) || names.slice(0, FIRST_PARAMETERS).includes(id.slice(2)));
     const parameterColumns = names.map(parameterColumn);
     const last = OWN_COLUMNS.slice(-1);
-    const all = [...OWN_COLUMNS.slice(0, -1), ...parameterColumns, ...last];
+    const own = OWN_COLUMNS.slice(0, -1);
+    if (isNarrow) own.sort((a, b) => Number(b.id === "value") - Number(a.id === "value"));
+    const all = [...own, ...parameterColumns, ...last];
     table.setColumns(all.filter(({ id }) => isChosen(id)));
     fill(columnList, all.map(({ id, title }) => {
       const box = h("input", { type: "checkbox", change: () => {

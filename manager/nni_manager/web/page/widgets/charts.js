@@ -72,7 +72,8 @@ export function label(text) {
  *
  * Each drawing calls `build` for the traces, the layout and a text description.
  *
- * @typedef {{traces: Figure[], layout?: Figure, words: string}} Drawing
+ * @typedef {{traces: Figure[], layout?: Figure, words: string, minWidth?: number}} Drawing  `minWidth` in pixels: a narrower
+ *   screen scrolls
  */
 export class Chart {
   /** @type {(() => Drawing | null) | null} */
@@ -82,15 +83,18 @@ export class Chart {
   #isStale = false;
   #drawnAtMs = 0;
   #drawingMs = 0;
+  #isListening = false;
   /** @type {number | undefined} */
   #timer;
 
   /**
    * @param {string} title
-   * @param {{test?: string, note?: string, height?: number}} [options]  `note`: the text while there is nothing to draw
+   * @param {{test?: string, note?: string, height?: number, onPoint?: (id: string) => void}} [options]  `note`: the text while
+   *   there is nothing to draw; `onPoint` receives the `customdata` of a point that is clicked
    */
-  constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300 } = {}) {
+  constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300, onPoint } = {}) {
     this.note = note;
+    this.onPoint = onPoint;
     this.title = title;
     this.plot = h("div", { class: "plot" });
     this.plot.style.height = `${height}px`;
@@ -149,12 +153,24 @@ export class Chart {
     }
     if (this.#isGone) return;
     const beganAtMs = performance.now();
+    this.plot.style.minWidth = `${drawing.minWidth ?? 0}px`;
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
       // Results are private: disable plotly's button that uploads them to its vendor's server.
       showSendToCloud: false, plotlyServerURL: "", displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
     });
+    this.#listen();
     this.#drawnAtMs = performance.now();
     this.#drawingMs = this.#drawnAtMs - beganAtMs;
+  }
+
+  /** Listen for clicks, once: plotly adds `on` to the element with the first drawing. */
+  #listen() {
+    if (this.onPoint === undefined || this.#isListening) return;
+    this.#isListening = true;
+    /** @type {any} */ (this.plot).on("plotly_click", (/** @type {{points: {customdata?: string}[]}} */ { points }) => {
+      const id = points[0]?.customdata;
+      if (id !== undefined) this.onPoint?.(id);
+    });
   }
 
   /** Release the chart; plotly keeps its drawing until it is purged. */
@@ -173,7 +189,7 @@ function layoutOf(own) {
   const colour = colours();
   const axis = {
     gridcolor: colour["line"], linecolor: colour["line"], zerolinecolor: colour["line"], automargin: true,
-    exponentformat: "e", tickfont: { size: 11 }, title: { font: { size: 12 }, standoff: 8 },
+    tickfont: { size: 11 }, title: { font: { size: 12 }, standoff: 8 },
   };
   return {
     autosize: true,
@@ -199,5 +215,7 @@ function layoutOf(own) {
  */
 function merge(base, own = {}) {
   const title = typeof own["title"] === "string" ? { ...base["title"], text: own["title"] } : base["title"];
-  return { ...base, ...own, title };
+  // 2,000 and 1e-7; dates have a format of their own.
+  const format = own["type"] === "date" ? {} : { tickformat: ",~g" };
+  return { ...base, ...format, ...own, title };
 }

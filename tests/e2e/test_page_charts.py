@@ -1,0 +1,184 @@
+"""The charts of the page in a real Chromium, on a search with nested choices, and what leads out of them."""
+
+import csv
+import io
+import itertools
+import random
+
+import pytest
+from browser import chromium, expect, needs_chromium, visit
+from made_experiment import made_experiment, made_trial, served_view
+
+pytestmark = [pytest.mark.any_machine, needs_chromium]
+SPACE = {
+    "lr": {"_type": "loguniform", "_value": [0.01, 0.5]},
+    "width": {"_type": "uniform", "_value": [1, 10_000]},
+    "batch": {"_type": "choice", "_value": [16, 128, 64]},
+    "optimizer": {
+        "_type": "choice",
+        "_value": [
+            {"_name": "sgd", "momentum": {"_type": "uniform", "_value": [0, 1]}},
+            {"_name": "adam"},
+        ],
+    },
+}
+NARROW = {"width": 390, "height": 800}
+TRIALS = 60
+NOTE = "No trial matches. Remove a filter to see more."
+
+
+def a_trial(number, now_s):
+    chosen = random.Random(number)
+    trial = made_trial(number, now_s - 1000 + number)
+    optimizer = {"_name": "sgd", "momentum": chosen.random()} if number % 2 else {"_name": "adam"}
+    trial.parameters = {
+        "lr": 0.01 * 50 ** chosen.random(),
+        "width": chosen.uniform(1, 10_000),
+        "batch": chosen.choice([16, 64, 128]),
+        "optimizer": optimizer,
+    }
+    trial.value = chosen.random()
+    trial.final = str(trial.value)
+    return trial
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    experiment = made_experiment(tmp_path_factory.mktemp("charts"), TRIALS, a_trial, space=SPACE)
+    with served_view(experiment.folder) as view:
+        yield view
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def person(browser, stored):
+    with visit(browser, stored.link()) as made:
+        made.said = []
+        made.page.on("console", lambda message: made.said.append(message.text))
+        made.go(f"{stored.origin}/detail")
+        yield made
+        assert made.errors == []
+        # The browser reports violations of the page's policy, and files that are missing, on the console.
+        assert [text for text in made.said if "404" not in text] == []
+
+
+def texts(person, selector):
+    return person.page.locator(f"figure >> visible=true >> css={selector}").all_text_contents()
+
+
+def test_trials_without_a_nested_parameter_have_a_tick_on_its_axis(person):
+    person.see("tab-parallel").click()
+    expect(person.page.get_by_text("not chosen")).to_be_visible()
+    labels = texts(person, ".annotation-text")
+    for expected in (
+        "lr",
+        "width",
+        "batch",
+        "optimizer",
+        "optimizer/momentum",
+        "not chosen",
+        "16",
+        "64",
+        "128",
+        "adam",
+        "sgd",
+    ):
+        assert expected in labels, labels
+    person.screenshot("parallel-nested-wide")
+    person.page.set_viewport_size(NARROW)
+    person.go(person.page.url)
+    person.see("tab-parallel").click()
+    expect(person.page.get_by_text("not chosen")).to_be_visible()
+    person.screenshot("parallel-nested-narrow")
+    # The chart scrolls, and the page does not. The labels of the axes do not overlap.
+    assert person.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    names = [
+        each
+        for each in person.page.locator(".annotation-text").all()
+        if each.text_content() in (*SPACE, "default metric")
+    ]
+    boxes = sorted((each.bounding_box() for each in names), key=lambda box: box["x"])
+    assert len(boxes) == 5
+    for left, right in itertools.pairwise(boxes):
+        assert left["x"] + left["width"] <= right["x"]
+
+
+@pytest.mark.parametrize(("name", "scale"), [("lr", "log"), ("width", "linear"), ("batch", "category")])
+def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name, scale):
+    person.see("tab-importance").click()
+    person.see("slice-parameter").select_option(name)
+    slice_chart = person.page.get_by_label("Result against one parameter")
+    expect(slice_chart.locator(".main-svg").first).to_be_visible()
+    plot = "document.querySelector('[aria-label=\"Result against one parameter\"] .plot')"
+    expect(slice_chart.get_by_text(name, exact=True).first).to_be_visible()
+    assert person.evaluate(f"{plot}.layout.xaxis.type") == scale
+    if scale == "linear":
+        assert "2,000" in slice_chart.locator(".xtick").all_text_contents()
+
+
+def test_a_filter_without_hits_says_so_in_every_chart(person):
+    person.see("search").fill("nothing like this")
+    expect(person.see("table-count")).to_contain_text(f"0 of {TRIALS}")
+    for tab in ("metric", "parallel", "duration", "importance"):
+        person.see(f"tab-{tab}").click()
+        expect(person.page.locator("figcaption", has_text=NOTE).first).to_be_visible()
+    person.screenshot("no-match")
+
+
+def test_a_click_on_a_point_opens_its_trial(person):
+    chart = person.page.get_by_label("Default metric of each trial")
+    point = chart.locator(".scatterlayer .point").nth(7)
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    person.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    person.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(person.see("detail-00007")).to_be_visible()
+
+
+def test_the_shown_trials_are_downloaded_as_csv(person):
+    person.see("search").fill("sgd")
+    expect(person.see("table-count")).to_contain_text(f"{TRIALS // 2} of {TRIALS}")
+    with person.page.expect_download() as download:
+        person.see("download-csv").click()
+    rows = list(csv.DictReader(io.StringIO(download.value.path().read_text())))
+    assert download.value.suggested_filename == "trials.csv"
+    assert {row["optimizer"] for row in rows} == {"sgd"}
+    assert {row["number"] for row in rows} == {str(number) for number in range(TRIALS) if number % 2}
+    assert all(0 <= float(row["optimizer/momentum"]) <= 1 for row in rows)
+
+
+def test_on_a_narrow_screen_the_result_is_the_first_column(person):
+    person.page.set_viewport_size(NARROW)
+    person.go(person.page.url)
+    heads = person.see("table").locator("thead th").all_text_contents()
+    assert [head.strip(" ▲▼") for head in heads[1:3]] == ["Default metric", "No."]
+    assert person.see("sort-value").bounding_box()["x"] < NARROW["width"] / 2
+    person.screenshot("trials-narrow-first-column")
+
+
+def test_an_unknown_address_is_answered_by_a_page(person, stored):
+    answer = person.page.goto(f"{stored.origin}/no/such/page")
+    assert answer is not None
+    assert answer.status == 404
+    expect(person.see("missing")).to_contain_text("There is no such page")
+    person.see("missing").get_by_role("link").click()
+    expect(person.page).to_have_url(f"{stored.origin}/oview")
+    assert stored.ask("GET", "/nothing").json()["error"].startswith("cannot ")
+
+
+def test_one_result_gives_no_empty_chart(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 1, a_trial, space=SPACE)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.see("nav-trials").click()
+        person.see("tab-parallel").click()
+        expect(
+            person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
+        ).to_be_visible()
+        person.see("nav-experiments").click()
+        expect(person.see("experiments")).to_contain_text("Best")
+        assert person.errors == []

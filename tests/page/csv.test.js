@@ -1,0 +1,16 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { csvOf } from "../../manager/nni_manager/web/page/csv.js";
+import { aRow } from "./trials.js";
+
+test("the table is saved with a line for each trial and quotes where they are needed", () => {
+  const rows = [
+    aRow({ id: "aB3dE", seq: 0, state: "SUCCEEDED", value: 0.5, start: 1000, end: 3500, parameters: { lr: 0.1, state: 'say "a, b"' } }),
+    aRow({ id: "xY9zW", seq: 1, state: "RUNNING", value: null, start: 1000, end: null, parameters: { net: { _name: "conv", size: 3 } } }),
+  ];
+  assert.equal(csvOf(rows, ["lr", "state", "net", "net/size"]),
+    'number,trialJobId,state,value,durationS,lr,parameter/state,net,net/size\r\n'
+    + '0,aB3dE,SUCCEEDED,0.5,2.5,0.1,"say ""a, b""",,\r\n'
+    + "1,xY9zW,RUNNING,,,,,conv,3\r\n");
+  assert.equal(csvOf([], []), "number,trialJobId,state,value,durationS\r\n");
+});
