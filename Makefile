@@ -33,7 +33,7 @@ quick: .venv/.installed-test ## the tests that start no processes and need no ne
 	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
 
 test: .venv/.installed-test ## run all tests; the environment variable TEST names a single one
-	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 6 --dist loadscope --durations 40; fi
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40; fi
 
 # The programs of the PATH without the optional ones, and no libfuse.
 test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs
