@@ -3,11 +3,14 @@
 import csv
 import io
 import itertools
+import json
 import random
 
 import pytest
 from browser import chromium, expect, needs_chromium, visit
 from made_experiment import made_experiment, made_trial, served_view
+
+from trial_keeper import __version__
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 SPACE = {
@@ -181,4 +184,42 @@ def test_one_result_gives_no_empty_chart(browser, tmp_path):
         ).to_be_visible()
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")
+        assert person.errors == []
+
+
+def with_loss(number, now_s):
+    trial = a_trial(number, now_s)
+    if number != 3:
+        trial.final = json.dumps({"default": trial.value, "loss": 1 / (number + 1)})
+    return trial
+
+
+def test_every_metric_of_a_result_is_a_column_a_filter_and_an_axis(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 20, with_loss, space=SPACE)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        expect(person.page.get_by_text("trial-keeper", exact=True)).to_be_visible()
+        expect(person.page.get_by_text(__version__, exact=True)).to_be_visible()
+        person.see("nav-trials").click()
+        person.see("sort-m:loss").click()
+        expect(person.page.locator('[data-test^="row-"]').first).to_have_attribute("data-test", "row-00019")
+        person.see("param-filter-name").select_option("value/loss")
+        person.see("param-filter-op").select_option(">")
+        person.see("param-filter-value").fill("0.19")
+        person.see("param-filter-add").click()
+        expect(person.see("table-count")).to_contain_text(
+            "4 of 20"
+        )  # 1, 1/2, 1/3 and 1/5; the fourth trial has none
+        person.see("chart-metric").select_option("loss")
+        chart = person.page.get_by_label("Default metric of each trial")
+        expect(chart.locator(".ytitle")).to_have_text("loss")
+        expect(chart.locator("figcaption")).to_contain_text("4 results")
+        person.see("tab-parallel").click()
+        expect(person.page.locator(".annotation-text", has_text="loss")).to_be_visible()
+        # The columns that are chosen stay chosen after a reload.
+        person.see("columns").locator("summary").click()
+        person.see("columns").get_by_label("loss", exact=True).uncheck()
+        expect(person.see("sort-m:loss")).to_have_count(0)
+        person.go(f"{view.origin}/detail")
+        expect(person.see("sort-value")).to_be_visible()
+        expect(person.see("sort-m:loss")).to_have_count(0)
         assert person.errors == []

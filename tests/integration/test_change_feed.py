@@ -80,7 +80,6 @@ def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapsho
     assert second["reset"] is False
     (row,) = second["trials"]
     assert (row["id"], row["state"], row["latest"], row["count"]) == ("t3", "RUNNING", 0.5, 1)
-    assert row["keys"] == ["default", "loss"]
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 

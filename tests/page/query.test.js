@@ -66,3 +66,11 @@ test("incremental changes result in the same table as a new sort", () => {
     }
   }
 });
+
+test("trials are filtered and sorted by a metric", () => {
+  const rows = [0.5, 2, undefined].map((loss, seq) => aRow({ id: `t${seq}`, seq, ...(loss === undefined ? {} : { metrics: { loss } }) }));
+  const query = { states: new Set(), text: "", conditions: [], order: { column: "m:loss", descending: true } };
+  assert.deepEqual(arrange(rows, query).map((row) => row.seq), [1, 0, 2]);
+  const filtered = { ...query, conditions: [{ name: "value/loss", operator: /** @type {const} */ ("<"), value: "1" }] };
+  assert.deepEqual(arrange(rows, filtered).map((row) => row.seq), [0]);
+});

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { asTyped, flat, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
+import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
 import { scalesOf } from "../../manager/nni_manager/web/page/scales.js";
 import { axisOf, bestSoFar, metricIn, metricNames, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
 import { aRow } from "./trials.js";
@@ -43,6 +44,22 @@ test("the scale of an axis is the given one, whatever the values are", () => {
   assert.equal(axisOf("lr", [1e-4, 0.5, 1], "linear")?.place(0.50005), 0.5);
   assert.equal(axisOf("lr", [0, 1, 2], "log")?.place(1), 0.5, "a logarithm of 0 does not exist");
   assert.deepEqual(axisOf("units", [128, 16, 64], "category")?.ticks, [{ at: 0, label: "16" }, { at: 0.5, label: "64" }, { at: 1, label: "128" }]);
+});
+
+test("the last axis of parallel coordinates shows the chosen metric, and shades the default one", () => {
+  const rows = [3, 1].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1, parameters: { x: seq }, metrics: { loss: 10 * value } }));
+  rows.push(aRow({ id: "t2", seq: 2, value: 2, end: 1, parameters: { x: 2 } }));
+  const { axes, shades } = parallel(rows, rows, ["x"], new Map(), "loss");
+  assert.deepEqual(axes.map((axis) => axis.name), ["x", "loss"]);
+  assert.deepEqual(axes[1]?.ticks.map((tick) => tick.label), ["10", "15", "20", "25", "30"]);
+  assert.deepEqual(shades.filter((shade) => shade.length > 0), [[0.5, 0, null], [1, null, null], [0, 1, null]], "the worst result first");
+});
+
+test("a metric takes the place of the default one", () => {
+  const rows = [aRow({ value: 1, metrics: { loss: 2, acc: 3 } }), aRow({ value: 4 })];
+  assert.deepEqual(metricNamesOf(rows), ["loss", "acc"]);
+  assert.deepEqual(withMetric(rows, "loss").map((row) => row.value), [2, null]);
+  assert.equal(withMetric(rows, ""), rows);
 });
 
 test("a trial without the parameter goes through the tick below the values", () => {

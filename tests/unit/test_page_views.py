@@ -17,8 +17,9 @@ from made_experiment import Played, made_experiment
 from nni_manager.config.model import HIDDEN, PaiConfig
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
+from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.profiles import configuration_view, profile_view
-from nni_manager.engine.serializers import jobs_view
+from nni_manager.engine.serializers import jobs_view, row_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
 from nni_manager.web import backend_reads, experiment_routes
@@ -137,6 +138,26 @@ def test_importance_is_computed_once_for_the_same_results(played, monkeypatch):
 )
 def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line
+
+
+@pytest.mark.parametrize(
+    ("final", "metrics"),
+    [
+        (
+            '{"default": 0.5, "loss": 2, "notes": "x", "ok": true, "bad": NaN, "deep": {"a": 1}}',
+            {"loss": 2.0},
+        ),
+        ('{"loss": 1e-3, "huge": ' + "9" * 400 + "}", {"loss": 0.001}),
+        ("0.5", None),
+        ("[1, 2]", None),
+        ("{broken", None),
+        (json.dumps({f"m{number}": number for number in range(30)}), {f"m{n}": float(n) for n in range(20)}),
+    ],
+)
+def test_a_row_has_the_numbers_beside_the_default_metric(final, metrics):
+    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, 0)
+    trial.final = final
+    assert row_view(trial).get("metrics") == metrics
 
 
 _OF_PYENV = """\

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import islice
 
 # Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
 MAX_SHOWN_CHARACTERS = 4096
@@ -18,11 +19,30 @@ def reward(value: str, name: str = "default") -> float | None:
             metric = metric.get(name)
         elif name != "default":
             return None
-        if isinstance(metric, bool) or not isinstance(metric, (int, float)):
-            return None
+    except (ValueError, RecursionError):
+        return None  # not JSON, or nested too deeply
+    return _number(metric)
+
+
+def numbers_beside_default(value: str, most: int) -> dict[str, float]:
+    """The finite numbers of a reported dict, by name, without `default`; of its first `most` entries. `value`: its JSON text."""
+    if not value.startswith("{") or len(value) > MAX_SHOWN_CHARACTERS:
+        return {}
+    try:
+        entries = json.loads(value)
+    except (ValueError, RecursionError):
+        return {}
+    numbers = ((name, _number(entry)) for name, entry in islice(entries.items(), most) if name != "default")
+    return {name: number for name, number in numbers if number is not None}
+
+
+def _number(metric: object) -> float | None:
+    if isinstance(metric, bool) or not isinstance(metric, (int, float)):
+        return None
+    try:
         number = float(metric)
-    except (ValueError, RecursionError, OverflowError):
-        return None  # not JSON, nested too deeply, or an int beyond the range of floats
+    except OverflowError:
+        return None  # an int beyond the range of floats
     return number if math.isfinite(number) else None
 
 

@@ -20,6 +20,7 @@ from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.rows import TrialTotals
+from trial_keeper import __version__
 
 
 def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
@@ -180,6 +181,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "maxDurationS": limits.max_trial_duration_s,
         },
         "searchSpace": config.search_space_raw,
+        "version": __version__,
         "text": yaml.safe_dump(_as_written(fields), sort_keys=False, allow_unicode=True, width=1000),
     }
 

@@ -12,7 +12,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
-from nni_manager.domain.metrics import MAX_SHOWN_CHARACTERS, reward
+from nni_manager.domain.metrics import numbers_beside_default, reward
 from nni_manager.domain.transports import Transport
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
@@ -148,7 +148,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
 _MAX_CELL = 256
 _MAX_MESSAGE = 300
 # The maximum number of names of a metric that are shown as columns.
-_MAX_KEYS = 50
+_MAX_METRICS = 20
 # A reused job may run thousands of trials; only the latest are shown.
 _TRIALS_OF_JOB = 20
 
@@ -179,8 +179,8 @@ def row_view(trial: Trial) -> dict[str, Any]:
         row["why"] = why[:_MAX_MESSAGE]
     if trial.warning:
         row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
-    if keys := _names_in(trial.final or trial.intermediate):
-        row["keys"] = keys
+    if trial.result is not None and (metrics := numbers_beside_default(trial.result, _MAX_METRICS)):
+        row["metrics"] = metrics
     return row if parameters == trial.parameters else row | {"cut": True}
 
 
@@ -189,16 +189,6 @@ def _cell(value: Any) -> Any:
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"
-
-
-def _names_in(metric: str | None) -> list[str]:
-    """The names of the numbers in a metric that is a dict, at most _MAX_KEYS; `metric` is JSON text."""
-    if metric is None or not metric.startswith("{") or len(metric) > MAX_SHOWN_CHARACTERS:
-        return []
-    try:
-        return list(json.loads(metric))[:_MAX_KEYS]
-    except (ValueError, RecursionError):
-        return []
 
 
 def _why(trial: Trial) -> str:

@@ -1,5 +1,6 @@
 /** Filter and order of the trials in a table. Updates are incremental: few changes among 10,000 trials do not cause a sort. */
 
+import { METRIC_PREFIX } from "./metrics.js";
 import { flat, shown } from "./parameters.js";
 
 /** @import { Row } from "./types.js" */
@@ -7,12 +8,12 @@ import { flat, shown } from "./parameters.js";
 /**
  * @typedef {"=" | "≠" | "<" | "≤" | ">" | "≥" | "contains"} Operator
  * @typedef {{name: string, operator: Operator, value: string}} Condition
- * @typedef {{column: string, descending: boolean}} Order  a column's id; for a parameter `p:` and its name
+ * @typedef {{column: string, descending: boolean}} Order  a column's id; for a parameter `p:` and its name, for a metric `m:`
  *
  * @typedef {object} Query
  * @property {ReadonlySet<string>} states  empty: all
  * @property {string} text  every word must occur in a trial
- * @property {readonly Condition[]} conditions  on parameters; all must hold
+ * @property {readonly Condition[]} conditions  on parameters, and on metrics by `value/` and the name; all must hold
  * @property {Order} order
  */
 
@@ -55,7 +56,7 @@ export function matches(row, query) {
  * @param {Condition} condition
  */
 function holds(row, { name, operator, value }) {
-  const own = flat(row.parameters).get(name);
+  const own = flat(row.parameters).get(name) ?? (name.startsWith(METRIC_PREFIX) ? row.metrics?.[name.slice(METRIC_PREFIX.length)] : undefined);
   if (own === undefined) return operator === "≠";
   const text = String(own);
   if (operator === "contains") return text.toLowerCase().includes(value.toLowerCase());
@@ -107,7 +108,7 @@ export function valueIn(row, column) {
     case "reason":
       return row.reason;
     default:
-      return flat(row.parameters).get(column.slice(2));
+      return column.startsWith("m:") ? row.metrics?.[column.slice(2)] : flat(row.parameters).get(column.slice(2));
   }
 }
 

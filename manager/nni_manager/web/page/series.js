@@ -198,13 +198,16 @@ function brief(value) {
  * @param {readonly Valued[]} all  the trials that define the ranges of the axes
  * @param {readonly string[]} names
  * @param {ReadonlyMap<string, Scale>} [scales]
+ * @param {string} [metric]  the name of the metric on the last axis; the default one gives each line its shade
  * @returns {Parallel}
  */
-export function parallel(rows, all, names, scales = new Map()) {
+export function parallel(rows, all, names, scales = new Map(), metric = "") {
+  /** @param {Valued} row */
+  const resultOf = (row) => (metric === "" ? row.value : row.metrics?.[metric]);
   const axes = names
     .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name)), scales.get(name)))
     .filter((axis) => axis !== null);
-  const result = axisOf("default metric", all.map((row) => row.value));
+  const result = axisOf(metric || "default metric", all.map(resultOf).filter((value) => value !== undefined));
   if (result !== null) axes.push(result);
   /** @type {(number | null)[][]} */
   const shades = Array.from({ length: SHADES }, () => []);
@@ -212,7 +215,7 @@ export function parallel(rows, all, names, scales = new Map()) {
   for (const row of rows) {
     const parameters = flat(row.parameters);
     const shade = shades[Math.min(SHADES - 1, Math.floor((rank(values, row.value) / values.length) * SHADES))];
-    for (const axis of axes) shade?.push(axis.place(axis === result ? row.value : parameters.get(axis.name)));
+    for (const axis of axes) shade?.push(axis.place(axis === result ? resultOf(row) : parameters.get(axis.name)));
     shade?.push(null);
   }
   return { axes, shades };

@@ -22,7 +22,7 @@
  * @property {string} [warning]
  * @property {number | null} attempt
  * @property {boolean} customized
- * @property {string[]} [keys]  the keys of a result that is a dict
+ * @property {{[name: string]: number}} [metrics]  the numbers beside the default one in a result that is a dict
  * @property {true} [cut]  long parameter values are truncated; the trial itself has the full values
  *
  * @typedef {object} UsageFigures
@@ -98,6 +98,7 @@
  * @property {{command: string, codeDirectory: string, gpuNumber: number | null, maxDurationS: number | null}} trial
  * @property {unknown} searchSpace
  * @property {string} text  the stored configuration as YAML
+ * @property {string} version  of the manager
  *
  * @typedef {object} Metric  One record; `data` is JSON text inside JSON.
  * @property {number} timestamp

@@ -313,7 +313,7 @@ function aboutCard() {
 }
 
 /** @param {Configuration} configuration */
-function configurationFacts({ id, logDir, description, tuner, trainingService, trial }) {
+function configurationFacts({ id, logDir, description, tuner, trainingService, trial, version }) {
   const perTrial = trial.maxDurationS;
   return facts([
     ["Id", h("code", {}, id)],
@@ -326,6 +326,7 @@ function configurationFacts({ id, logDir, description, tuner, trainingService, t
     ["GPUs per trial", trial.gpuNumber ? format.count(trial.gpuNumber) : null],
     ["Time limit per trial", perTrial === null ? "no limit" : format.duration(perTrial)],
     ["Folder", h("code", {}, plain(logDir))],
+    ["trial-keeper", plain(version)],
   ]);
 }
 

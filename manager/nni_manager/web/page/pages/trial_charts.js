@@ -2,6 +2,7 @@
 
 import { fill, h, setAttribute } from "../dom.js";
 import * as format from "../format.js";
+import { withMetric } from "../metrics.js";
 import { flat, shown } from "../parameters.js";
 import { short } from "../plain.js";
 import { scalesOf } from "../scales.js";
@@ -47,6 +48,9 @@ export class TrialCharts {
   #selected = [];
   #isFiltered = false;
   #tab = "metric";
+  /** The metric of the charts; "": the default one. */
+  #chosen = "";
+  #hasMetrics = false;
   /** @type {ReadonlyMap<string, Scale> | null} null: not known yet */
   #scales = null;
   /** @type {{show: () => void, close: () => void} | null} */
@@ -59,11 +63,17 @@ export class TrialCharts {
   constructor(live, onPoint) {
     this.live = live;
     this.onPoint = onPoint;
+    this.metric = h("select", { "data-test": "chart-metric", change: () => {
+      this.#chosen = this.metric.value;
+      this.#shown?.show();
+    } });
+    this.metricBox = h("label", { class: "check" }, "Metric ", this.metric);
+    this.setMetrics([]);
     this.panel = h("div", { role: "tabpanel", id: "trial-charts", tabindex: 0 });
     this.tabs = TABS.map(([id = "", title]) => h("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": "trial-charts", "data-test": `tab-${id}`, click: () => this.#open(id) }, title));
     this.element = h("section", { class: "card charts", "aria-label": "Charts" }, h("h2", { class: "unseen" }, "Charts"),
       h("div", { role: "tablist", class: "tabs", "aria-label": "Charts", keydown: (/** @type {KeyboardEvent} */ event) => arrows(event, this.tabs) }, this.tabs),
-      this.panel);
+      this.metricBox, this.panel);
     this.#open("metric");
   }
 
@@ -80,6 +90,25 @@ export class TrialCharts {
   /** @param {string[]} names of parameters */
   setNames(names) {
     this.#names = names;
+  }
+
+  /** @param {string[]} names of metrics beside the default one */
+  setMetrics(names) {
+    fill(this.metric, ["", ...names].map((name) => h("option", { value: name }, name === "" ? "default metric" : short(name, 60))));
+    if (!names.includes(this.#chosen)) this.#chosen = "";
+    this.metric.value = this.#chosen;
+    this.#hasMetrics = names.length > 0;
+    this.metricBox.hidden = !this.#hasMetrics;
+  }
+
+  /** The trials with the chosen metric as their value. */
+  #valued() {
+    return valued(withMetric(this.#rows, this.#chosen));
+  }
+
+  /** The name of the chosen metric, for titles of axes. */
+  get #metricName() {
+    return this.#chosen === "" ? "default metric" : label(short(this.#chosen, 40));
   }
 
   /** @param {string[]} ids */
@@ -102,6 +131,7 @@ export class TrialCharts {
       setAttribute(button, "tabindex", isShown ? 0 : -1);
     });
     setAttribute(this.panel, "aria-labelledby", `tab-${tab}`);
+    this.metricBox.hidden = !this.#hasMetrics || tab === "duration" || tab === "intermediate";
     fill(this.panel);
     this.#shown = tab === "parallel" ? this.#parallel() : tab === "importance" ? this.#importance() : tab === "duration" ? this.#duration() : tab === "intermediate" ? this.#intermediate() : this.#metric();
     this.#shown.show();
@@ -135,9 +165,10 @@ export class TrialCharts {
     fill(this.panel, h("label", { class: "check" }, curve, "Curve of the best so far"), chart.element);
     const show = () => chart.draw(() => {
       chart.note = this.#note();
-      const rows = valued(this.#rows);
+      const rows = this.#valued();
       if (rows.length === 0) return null;
       const colour = colours();
+      const isDefault = this.#chosen === "";
       const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
       const steps = improvements(bySeq, this.live.maximize);
       const drawn = thinned(bySeq, MOST_MARKS, steps);
@@ -147,7 +178,8 @@ export class TrialCharts {
         type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
         marker: { color: colour["accent"], size: 6, opacity: 0.65 },
       }];
-      if (curve.checked) {
+      // The tuner improves the default metric only; nothing says which values of another one are good.
+      if (curve.checked && isDefault) {
         traces.push(/** @type {any} */ ({
           type: "scatter", mode: "lines", x: [...steps.map((row) => row.seq), lastSeq], y: [...steps.map((row) => row.value), lastBest?.value],
           line: { shape: "hv", color: colour["series-1"], width: 2 }, hoverinfo: "skip",
@@ -155,8 +187,8 @@ export class TrialCharts {
       }
       return {
         traces,
-        layout: { xaxis: { title: "trial number" }, yaxis: { title: "default metric" } },
-        words: `${format.counted(rows.length, "result")}${this.#of()}; best ${format.number(lastBest?.value)}, trial ${lastBest?.seq ?? ""}.${some(drawn.length, rows.length)}`,
+        layout: { xaxis: { title: "trial number" }, yaxis: { title: this.#metricName } },
+        words: `${format.counted(rows.length, "result")}${this.#of()}${isDefault ? `; best ${format.number(lastBest?.value)}, trial ${lastBest?.seq ?? ""}` : ""}.${some(drawn.length, rows.length)}`,
       };
     });
     return { show, close: () => chart.destroy() };
@@ -174,7 +206,7 @@ export class TrialCharts {
       const best = top(all, this.live.maximize, Number(share.value));
       const rows = thinned(best, MOST_LINES);
       const names = this.#names.slice(0, MOST_AXES);
-      const { axes, shades } = parallel(rows, all, names, this.#scales);
+      const { axes, shades } = parallel(rows, all, names, this.#scales, this.#chosen);
       if (axes.length === 0) {
         chart.note = `${format.counted(all.length, "result")}: all parameters and results are the same, so there is nothing to compare.`;
         return null;
@@ -221,7 +253,7 @@ export class TrialCharts {
       void load();
       slice.draw(() => {
         slice.note = this.#scales === null ? LOADING : this.#note();
-        return this.#scales === null ? null : sliceDrawing(valued(this.#rows), parameter.value, this.#scales.get(parameter.value), this.live.maximize, this.#of());
+        return this.#scales === null ? null : sliceDrawing(this.#valued(), this.#metricName, parameter.value, this.#scales.get(parameter.value), this.live.maximize, this.#of());
       });
     };
     return { show, close: () => {
@@ -355,12 +387,13 @@ function importanceDrawing(importances, trials) {
 
 /**
  * @param {readonly Valued[]} all
+ * @param {string} metric
  * @param {string} name
  * @param {Scale | undefined} scale
  * @param {boolean} maximize
  * @param {string} of
  */
-function sliceDrawing(all, name, scale, maximize, of) {
+function sliceDrawing(all, metric, name, scale, maximize, of) {
   const rows = all.filter((row) => flat(row.parameters).has(name));
   if (rows.length === 0) return null;
   const values = rows.map((row) => flat(row.parameters).get(name));
@@ -374,9 +407,9 @@ function sliceDrawing(all, name, scale, maximize, of) {
     traces: [{
       type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
       x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
-      marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]], showscale: true, colorbar: { title: { text: "trial no.", font: { size: 11 } }, thickness: 8, outlinewidth: 0, tickfont: { size: 10 } } },
+      marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]] },
     }],
-    layout: { xaxis: { title: label(short(name, 40)), ...(isNumeric ? { type: isLog ? "log" : "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: "default metric" } },
-    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the colour shows the order in time.${some(drawn.length, rows.length)}`,
+    layout: { xaxis: { title: label(short(name, 40)), ...(isNumeric ? { type: isLog ? "log" : "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: metric } },
+    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the stronger the colour, the later the trial.${some(drawn.length, rows.length)}`,
   };
 }

@@ -2,6 +2,7 @@
 
 import { fill, h, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
+import { METRIC_PREFIX, metricNamesOf } from "../metrics.js";
 import { flat, namesOf, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { arrange, OPERATORS, rearrange } from "../query.js";
@@ -22,6 +23,8 @@ import { TrialCharts } from "./trial_charts.js";
 const STATES = ["RUNNING", "WAITING", "SUCCEEDED", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
 /** Number of parameter columns shown by default. */
 const FIRST_PARAMETERS = 6;
+/** Number of metric columns shown by default. */
+const FIRST_METRICS = 3;
 /** Redraw interval for the durations of running trials. */
 const TICK_MS = 1000;
 
@@ -52,8 +55,10 @@ export function trials({ live, announce }) {
   let rows = [];
   /** @type {string[]} */
   let names = [];
-  /** @type {Set<string> | null} the user's choice; null: the defaults */
-  let chosenColumns = null;
+  /** @type {string[]} */
+  let metrics = [];
+  /** The user's choice; null: the defaults. */
+  let chosenColumns = keptColumns(columnsKey(live));
   let wanted = "";
   const isNarrow = matchMedia("(max-width: 700px)").matches;
 
@@ -73,7 +78,7 @@ export function trials({ live, announce }) {
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
     openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
   } }, "Compare");
-  const download = h("button", { type: "button", "data-test": "download-csv", click: () => saveAs("trials.csv", csvOf(rows, names)) }, "Download CSV");
+  const download = h("button", { type: "button", "data-test": "download-csv", click: () => saveAs("trials.csv", csvOf(rows, names, metrics)) }, "Download CSV");
   const search = h("input", { type: "search", placeholder: "Search id, number, parameter, message", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
   const filters = stateFilters((states) => ask({ ...query, states }));
   const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
@@ -110,8 +115,9 @@ export function trials({ live, announce }) {
 
   function chooseColumns() {
     const isChosen = (/** @type {string} */ id) =>
-      chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id) || names.slice(0, FIRST_PARAMETERS).includes(id.slice(2)));
-    const parameterColumns = names.map(parameterColumn);
+      chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id)
+        || (id.startsWith("p:") ? names.slice(0, FIRST_PARAMETERS) : id.startsWith("m:") ? metrics.slice(0, FIRST_METRICS) : []).includes(id.slice(2)));
+    const parameterColumns = [...metrics.map(metricColumn), ...names.map(parameterColumn)];
     const last = OWN_COLUMNS.slice(-1);
     const own = OWN_COLUMNS.slice(0, -1);
     if (isNarrow) own.sort((a, b) => Number(b.id === "value") - Number(a.id === "value"));
@@ -121,6 +127,7 @@ export function trials({ live, announce }) {
       const box = h("input", { type: "checkbox", change: () => {
         chosenColumns ??= new Set(all.map((column) => column.id).filter(isChosen));
         if (!chosenColumns.delete(id)) chosenColumns.add(id);
+        keepColumns(columnsKey(live), chosenColumns);
         chooseColumns();
         /** @type {HTMLInputElement | null} */ (columnList.querySelector(`[name="${CSS.escape(id)}"]`))?.focus();
       }, name: id });
@@ -130,8 +137,14 @@ export function trials({ live, announce }) {
   }
   const setNames = whenChanged((/** @type {string[]} */ found) => {
     names = found;
-    conditions.setNames(found);
+    conditions.setNames([...found, ...metrics.map((name) => METRIC_PREFIX + name)]);
     charts.setNames(found);
+    chooseColumns();
+  });
+  const setMetrics = whenChanged((/** @type {string[]} */ found) => {
+    metrics = found;
+    conditions.setNames([...names, ...found.map((name) => METRIC_PREFIX + name)]);
+    charts.setMetrics(found);
     chooseColumns();
   });
 
@@ -140,6 +153,10 @@ export function trials({ live, announce }) {
     if (reset) setNames(namesOf(live.rows.all));
     else if (changed.some((row) => [...flat(row.parameters).keys()].some((name) => !names.includes(name)))) {
       setNames([...new Set([...names, ...namesOf(changed)])]);
+    }
+    if (reset) setMetrics(metricNamesOf(live.rows.all));
+    else if (changed.some((row) => Object.keys(row.metrics ?? {}).some((name) => !metrics.includes(name)))) {
+      setMetrics([...new Set([...metrics, ...metricNamesOf(changed)])]);
     }
     rows = reset ? arrange(live.rows.all, query) : changed.length > 0 ? rearrange(rows, changed, query) : rows;
     filters.update(live.summary?.counts ?? {});
@@ -199,12 +216,52 @@ export function trials({ live, announce }) {
   };
 }
 
+/** @param {import("../state/live.js").Live} live */
+function columnsKey(live) {
+  return `trial-keeper-columns-${live.summary?.id ?? ""}`;
+}
+
+/**
+ * The columns that this browser keeps for the experiment; null: none.
+ *
+ * @param {string} key
+ * @returns {Set<string> | null}
+ */
+function keptColumns(key) {
+  try {
+    const kept = JSON.parse(localStorage.getItem(key) ?? "null");
+    return Array.isArray(kept) ? new Set(kept.map(String)) : null;
+  } catch {
+    return null; // storage is forbidden, or has another text
+  }
+}
+
+/**
+ * @param {string} key
+ * @param {ReadonlySet<string>} columns
+ */
+function keepColumns(key, columns) {
+  try {
+    localStorage.setItem(key, JSON.stringify([...columns]));
+  } catch {
+    // Storage may be forbidden; then the choice applies until the page is closed.
+  }
+}
+
 /**
  * @param {string} name
  * @returns {Column}
  */
 function parameterColumn(name) {
   return { id: `p:${name}`, title: short(name, 40), width: Math.min(220, Math.max(124, 40 + 8 * name.length)), text: (row) => short(shown(flat(row.parameters).get(name)), 80) };
+}
+
+/**
+ * @param {string} name
+ * @returns {Column}
+ */
+function metricColumn(name) {
+  return { id: `m:${name}`, title: short(name, 40), width: Math.min(220, Math.max(124, 40 + 8 * name.length)), isNumber: true, text: (row) => format.number(row.metrics?.[name] ?? null) };
 }
 
 /**
