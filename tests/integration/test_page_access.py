@@ -247,7 +247,7 @@ def test_plotly_is_served_from_its_installed_package(served, browser):
         "/page/", "/page", "/page/0123456789abcdef/../gate.py",
         "/page/0123456789abcdef/0123456789abcdef/main.js",
         "/page/../gate.py", "/page/..%2fgate.py", "/page/%2e%2e/gate.py", "/page//etc/passwd", "/page/gate.py",
-        "/page/index.html/", "/page/index.html%00", "/page/%ff", "/enter/x", "/oview/..", "/page/./index.html", "//oview",
+        "/page/index.html/", "/page/index.html%00", "/page/%ff", "/enter/..", "/oview/..", "/page/./index.html", "//oview",
     ],
 )  # fmt: skip
 def test_paths_outside_the_page_are_not_served(served, target):
@@ -257,6 +257,26 @@ def test_paths_outside_the_page_are_not_served(served, target):
         while piece := peer.recv(65536):
             answer += piece
     assert answer.split(b" ")[1] == b"401", answer
+
+
+@pytest.mark.parametrize("accept", ["text/html,*/*;q=0.8", "*/*"])
+def test_an_address_that_is_no_page_is_answered_without_a_login(served, accept):
+    answer = requests.get(
+        f"{served.origin}/enter/x",
+        headers={"Accept": accept, "Sec-Fetch-Mode": "navigate"},
+        timeout=DEADLINE_S,
+    )
+    assert answer.status_code == 404
+    assert (answer.headers["Content-Type"].split(";")[0] == "text/html") == ("html" in accept)
+    assert ("main.js" in answer.text) == ("html" in accept)
+    assert (
+        requests.get(
+            f"{served.origin}/api/x",
+            headers={"Accept": accept, "Sec-Fetch-Mode": "navigate"},
+            timeout=DEADLINE_S,
+        ).status_code
+        == 401
+    )
 
 
 def test_every_response_has_security_headers(served, browser):

@@ -1,6 +1,7 @@
 """The HTTP API under /api/v1/nni: the application with its access control, the page, sessions and the change feed."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
+# An address that somebody may have typed. Any other is answered like a path that requires a login.
+_PLAIN_PATH = re.compile(r"(?!/page\b|/api\b)(?:/[\w-]+)+")
 # A login code in JSON. Small, since unauthenticated clients may send one.
 MAX_CODE_BYTES = 1024
 
@@ -112,10 +115,11 @@ class ManagerApi:
         )
 
     def _is_public(self, method: str, path: str) -> bool:
-        """True for the page and its files, which have no data, and for the exchange of a login code for a session."""
+        """True for the page's files, for an address that could be a page, and for the exchange of a login code for a session."""
         if (method, path) == ("POST", f"{API_ROOT}/session"):
             return True
-        return method in ("GET", "HEAD") and not path.startswith(API_ROOT)
+        may_be_page = _PLAIN_PATH.fullmatch(path) is not None
+        return method in ("GET", "HEAD") and (path == "/" or path in self._files or may_be_page)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):

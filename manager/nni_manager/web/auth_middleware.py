@@ -28,9 +28,9 @@ MAX_BODY_BYTES = 64 * 1024
 # Headers of every response. The page runs only its own scripts, connects only to its own manager, and cannot be framed:
 # it shows output of trials, which might contain script.
 HEADERS_OF_ALL = {
-    # The hash of an empty style element, which plotly fills by script; with unsafe-hashes, also of an empty style attribute.
+    # The hash of an empty style element, which plotly fills by script.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
-    "style-src 'self' 'unsafe-hashes' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; "
+    "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
