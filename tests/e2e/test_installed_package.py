@@ -1,11 +1,15 @@
 """The package as pip installs it, and scripts of NNI's users in that Python."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+from email import message_from_string
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -117,9 +121,49 @@ def test_a_package_nni_that_is_installed_beside_it_is_imported_instead(python, t
         shutil.rmtree(package)
 
 
+def test_a_second_build_gives_the_same_wheel(python, tmp_path):
+    """The times of files, of a checkout and of a copy, must not matter."""
+    folder = python.parents[2]
+    (first,) = folder.glob("*.whl")
+    again = tmp_path / "source"
+    shutil.copytree(folder / "source", again, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    for path in again.rglob("*"):
+        os.utime(path, (10**9, 10**9))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, again)
+    assert sha256((tmp_path / first.name).read_bytes()).digest() == sha256(first.read_bytes()).digest()
+
+
+def test_the_description_on_a_package_index_has_no_link_to_a_file(python):
+    (metadata,) = site_packages(python).glob("trial_keeper-*.dist-info/METADATA")
+    found = message_from_string(metadata.read_text())
+    assert found["Description-Content-Type"] == "text/markdown"
+    text = found.get_payload()
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("http")] == []
+    assert "`nnictl help recipes`" in text
+    assert "Programming Language :: Python :: 3.12" in found.get_all("Classifier")
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="not a checkout: git names the files")
+def test_the_source_distribution_is_complete(tmp_path):
+    source = tmp_path / "source"
+    tracked = run("git", "ls-files", "-z", cwd=REPOSITORY).split("\0")[:-1]
+    for name in tracked:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, source / name)
+    run(sys.executable, "-c", "from setuptools import build_meta as b; b.build_sdist('../made')", cwd=source)
+    (made,) = (tmp_path / "made").glob("*.tar.gz")
+    with tarfile.open(made) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    missing = set(tracked) - packed
+    assert {
+        name for name in missing if name not in (".gitignore", ".gitattributes", ".python-version")
+    } == set()
+
+
 def test_the_documentation_is_part_of_the_package(python, tmp_path):
     pages = run(python.with_name("nnictl"), "help", cwd=tmp_path).splitlines()[3:]
-    assert {line.partition("\t")[0] for line in pages} == {
+    assert {line.split("\t")[0] for line in pages} == {
         page.stem for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "internals"
     }
     shown = run(python.with_name("nnictl"), "help", "tuners", cwd=tmp_path)
