@@ -118,7 +118,7 @@ def test_choices_nest_to_any_depth():
             {"x": {"_type": "uniform", "_value": 3}},
             "cannot use x: 3 is not a list; uniform requires [low, high]",
         ),
-        (one("uniform", 0), "cannot use x: [0] has 1 items; uniform requires [low, high]"),
+        (one("uniform", 0), "cannot use x: [0] has 1 item; uniform requires [low, high]"),
         (one("quniform", 0, 1), "cannot use x: [0, 1] has 2 items; quniform requires [low, high, q]"),
         (one("uniform", "0", 1), 'cannot use x: "0" is not a finite number; uniform requires [low, high]'),
         (one("uniform", True, 2), "cannot use x: true is not a finite number"),

@@ -282,7 +282,11 @@ class _Reader:
         made, names = _NUMERIC[kind]
         form = f"[{', '.join(names)}]"
         if not isinstance(values, list) or len(values) != len(names):
-            what = f"has {len(values)} items" if isinstance(values, list) else "is not a list"
+            what = (
+                f"has {len(values)} item{'' if len(values) == 1 else 's'}"
+                if isinstance(values, list)
+                else "is not a list"
+            )
             return self._invalid(path, f"{key}: {shown(values)} {what}", f"{kind} requires {form}")
         whole = kind == "randint"
         wrong = [value for value in values if not (_is_whole(value) if whole else _is_number(value))]
