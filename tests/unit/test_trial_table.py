@@ -1,5 +1,7 @@
 """The table of trials: which trials it shows, in which order, in which columns, and in which form."""
 
+import sys
+
 import pytest
 
 from nni_manager.cli import trial_table
@@ -74,7 +76,7 @@ def test_an_unknown_column_is_named_with_the_known_ones():
 
 
 def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "72")  # some shells export it
     trials = [
         a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
         a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),
@@ -89,6 +91,8 @@ def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
 
 
 def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "72")
     values = {f"parameter_{number}": 0.123456 for number in range(6)}
     trial_table.show([a_trial(0, **values)], trial_table.DEFAULT_COLUMNS)

@@ -152,7 +152,10 @@ def export(
     for option, is_given in {"--nni-columns": nni_columns, "--all": all_trials}.items():
         if is_given and kind != "csv":
             raise UserError(f"cannot use {option} with --type json; add --type csv")
-    options.exclude({"--all": all_trials, "--nni-columns": nni_columns, "--intermediate": has_intermediates})
+    options.exclude(
+        {"--all": all_trials, "--nni-columns": nni_columns},
+        {"--all": all_trials, "--intermediate": has_intermediates},
+    )
     known = options.experiment(experiment_id)
     records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     if kind == "json":

@@ -96,7 +96,7 @@ def _ignore_hangup() -> Iterator[None]:
 
 def print_list(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print a table as `print_table`, or tab-separated lines for other programs if stdout is a pipe or a file."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+    if sys.stdout.isatty():
         print_table(headings, rows, right)
         return
     sys.stdout.write("".join("\t".join(map(_on_one_line, row)) + "\n" for row in (headings, *rows)))
