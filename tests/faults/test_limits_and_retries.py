@@ -60,3 +60,23 @@ def test_a_trial_with_a_killed_keeper_is_retried_and_its_last_attempt_counts(a_r
         lost = reader.offsets(first.key)
     assert (first.is_lost, second.is_lost) == (True, False)
     assert lost[Stream.METRICS] > 0, "results of the lost attempt must be kept"
+
+
+def test_the_first_trials_that_all_fail_end_the_search_until_it_is_resumed(a_real_experiment):
+    code = "import nni_sdk as nni\nrate = nni.get_next_parameter()['lr']\nnni.report_final_result(rate)\n"
+    experiment = a_real_experiment(code, trialConcurrency=2, maxTrialNum=40, failFast=3)
+    experiment.start()
+    experiment.wait_for_status("ERROR")
+    (error,) = experiment.get("/check-status")["errors"]
+    assert error.startswith("cannot continue the search: the last 3 trials failed, and none has succeeded: ")
+    assert "exit code 1: KeyError: 'lr' (train.py:2); fix the training code" in error
+    failed = len(experiment.get("/trials"))
+    assert 3 <= failed <= 5, "trials that ran at the third failure end, too"
+    experiment.kill_manager()
+    (experiment.code / "train.py").write_text(code.replace("lr", "x"))
+    change = {"params": {"maxTrialNum": failed + 4}}
+    experiment.start()
+    assert experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_NUM", json=change).json() == {}
+    experiment.wait_for_status("DONE")
+    states = [trial["status"] for trial in experiment.get("/trials")]
+    assert states == ["FAILED"] * failed + ["SUCCEEDED"] * 4

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_vali
 
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
+from nni_manager.config.model import FAIL_FAST
 from nni_manager.config.schema import (
     Schema,
     flag,
@@ -64,6 +65,25 @@ Duration = Annotated[
     float | None,
     PlainValidator(duration_s),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
+]
+_MOST_FAILURES = 99_999
+
+
+def _failures(value: Any) -> int:
+    """The number of failures of `failFast`; 0: it is off."""
+    if isinstance(value, bool):
+        return FAIL_FAST if value else 0
+    if not isinstance(value, int) or not 1 <= value <= _MOST_FAILURES:
+        raise ValueError(value)
+    return value
+
+
+FailFast = Annotated[
+    int,
+    PlainValidator(_failures),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1, "maximum": _MOST_FAILURES}]}
+    ),
 ]
 _MAX_MB = 99_999_999
 
@@ -355,6 +375,8 @@ class ExperimentKeys(Schema):
     max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum")
     max_trial_duration: Duration = _duration("30m")
     max_trial_retry: int = whole(0, 99, "2", 0)
+    # NNI lacks this key: it starts every trial, however many fail.
+    fail_fast: FailFast = must_be(f"false, or a whole number from 1 to {_MOST_FAILURES}", "10", FAIL_FAST)
     search_space_file: str | None = line(
         "the path of a JSON file", "search_space.json", None, v1="searchSpacePath"
     )

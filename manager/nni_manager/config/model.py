@@ -31,6 +31,8 @@ class Expansion:
 
 # Fitting a model to thousands of results takes minutes; a longer call most likely hangs.
 CALL_TIMEOUT_S = 600.0
+# As many trials fail in a minute, and a script that is wrong fails in each of them.
+FAIL_FAST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,8 @@ class ExperimentSpec:
     warnings: tuple[str, ...] = ()
     max_trial_duration_s: float | None = None
     max_trial_retry: int = 0
+    fail_fast: int = FAIL_FAST
+    """How many trials may fail, before any has succeeded, until no more are started; 0: all of them."""
     search_space_revision: int = 0
     kubernetes: KubernetesConfig | None = None
     schema: Literal["v1", "v2"] = "v1"

@@ -218,6 +218,7 @@ class _Reading:
             max_trial_number=file.max_trial_number,
             max_trial_duration_s=file.max_trial_duration,
             max_trial_retry=file.max_trial_retry,
+            fail_fast=file.fail_fast,
             training_service=PLATFORMS[self.platform],
             search_space=search_space,
             search_space_raw=search_space_raw,

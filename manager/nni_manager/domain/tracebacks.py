@@ -20,6 +20,9 @@ _FRAME = re.compile(r'  File ".*", line \d+(?:, in .*)?')
 _EXCEPTION = re.compile(
     r"(?=[\w.<>]*\.|[A-Z_])[^\W\d]\w*(?:\.(?:<locals>|\w+))*(?:\([\w., ]*\))?(?::(?: .*)?)?"
 )
+_PLACE = re.compile(r'  File "(.*)", line (\d+)')
+# The files of libraries and of Python itself.
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 _MARGIN = re.compile(r"(?:\[\w+\]: ?)?(?P<indent>(?: {2})+(?:[|+] ?|\+-))?")
 # Python 3.13 colours a traceback when FORCE_COLOR is set.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -63,6 +66,13 @@ def exception_line(stderr: str) -> str:
             if depth == 0:
                 found_depth = math.inf  # the group ends with its margin
     return found
+
+
+def raised_at(stderr: str) -> str:
+    """The file and the line of the last frame in the user's own code: `train.py:12`; empty without a traceback."""
+    frames = _PLACE.findall(_COLOUR.sub("", stderr))
+    own = [frame for frame in frames if not _INSTALLED.search(frame[0])] or frames
+    return f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
 
 
 def _without_margin(line: str) -> tuple[int, str]:

@@ -23,6 +23,7 @@ from nni_manager.domain.attempts import (
 )
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import Effect, Event
+from nni_manager.domain.fail_fast import FailFast
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.leaderboard import Leaderboard
@@ -58,6 +59,7 @@ class TrialLifecycle:
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
     """The message of a trial after which the experiment cannot continue; the experiment clears it."""
+    fail_fast: FailFast = field(default_factory=FailFast)
     _running_by_start: dict[str, None] = field(default_factory=dict)
     """Running trials in the order in which their starts were received; may include some that no longer run."""
 
@@ -93,11 +95,14 @@ class TrialLifecycle:
                 self._running_by_start[trial.trial_id] = None
         for trial in trials:
             self._add(trial)
+            if trial.state.is_terminal:
+                self.fail_fast.note(trial, 0)
             if not trial.state.is_terminal and not trial.job_id:
                 self.scheduler.jobs.queue.append(trial.trial_id)
 
     def begin(self, now_s: float) -> list[Effect]:
         """Continue the unfinished trials of an earlier manager."""
+        self.fail_fast.restart()
         for trial in self.scheduler.trials_with_jobs:
             # The stop was requested from an earlier manager.
             if trial.state is TrialState.STOPPING and not self.scheduler.is_queued_in_job(trial):
@@ -436,6 +441,7 @@ class TrialLifecycle:
             effects.append(events.AddObservation(trial.trial_id, reward_of_trial))
         if self.is_assessed:
             effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
+        self.fatal_error = self.fail_fast.note(trial, self.budget.limits.fail_fast) or self.fatal_error
         if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
             self.fatal_error = trial.message

@@ -49,6 +49,7 @@ def limits_of(config: ExperimentSpec) -> Limits:
         config.max_exec_duration_s,
         config.max_trial_duration_s,
         config.max_trial_retry,
+        config.fail_fast,
     )
 
 

@@ -299,6 +299,7 @@ class ExperimentConfig(ConfigBase):
     max_trial_number: int | None = None
     max_trial_duration: Seconds | None = None
     max_trial_retry: int | None = None
+    fail_fast: bool | int | None = None
     nni_manager_ip: str | None = None
     use_annotation: bool | None = None
     debug: bool | None = None

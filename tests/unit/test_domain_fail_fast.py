@@ -1,0 +1,116 @@
+"""The end of a search whose first trials all fail by the fault of the training code."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import ManagerReady
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.fail_fast import FailFast
+from nni_manager.domain.tracebacks import raised_at
+from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.wire.reasons import ExitReason
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/ada/code/train.py", line 12, in <module>
+    rate = parameters["lr"]
+  File "/venv/lib/python3.11/site-packages/box/box.py", line 99, in __getitem__
+    raise KeyError(name)
+KeyError: 'lr'
+"""
+
+
+def a_trial(state=TrialState.FAILED, reason=ExitReason.NONZERO_EXIT, message=TRACEBACK):
+    trial = Trial("t", 0, {}, {}, 1.0, "t", state, 0)
+    trial.reason, trial.exit_code, trial.message = reason, 1, message
+    return trial
+
+
+def test_the_last_failure_of_the_limit_ends_the_search_with_the_common_cause():
+    failures = FailFast()
+    assert [failures.note(a_trial(), 3) for _ in range(2)] == ["", ""]
+    error = failures.note(a_trial(), 3)
+    assert error.startswith("cannot continue the search: the last 3 trials failed, and none has succeeded: ")
+    assert (
+        ": exit code 1: KeyError: 'lr' (train.py:12); fix the training code, then run `nnictl resume`; "
+        in error
+    )
+    assert failures.note(a_trial(), 3) == "", "the error is reported once"
+
+
+def test_the_most_frequent_of_several_causes_is_named_with_its_number():
+    failures = FailFast()
+    for message in (TRACEBACK, "", TRACEBACK):
+        error = failures.note(a_trial(message=message), 3)
+    assert "none has succeeded, 2 of them with: exit code 1: KeyError: 'lr' (train.py:12); " in error
+
+
+@pytest.mark.parametrize("state", [TrialState.SUCCEEDED, TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED])
+def test_a_trial_that_worked_allows_any_number_of_failures(state):
+    failures = FailFast()
+    failures.note(a_trial(), 2)
+    failures.note(a_trial(state, ExitReason.SUCCEEDED), 2)
+    assert [failures.note(a_trial(), 2) for _ in range(9)] == [""] * 9
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (TrialState.FAILED, ExitReason.JOB_LOST),
+        (TrialState.FAILED, ExitReason.KEEPER_LOST),
+        (TrialState.FAILED, ExitReason.MOUNT),
+        (TrialState.FAILED, ExitReason.VERSION),
+        (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER),
+    ],
+)
+def test_a_failure_of_the_cluster_and_a_stop_by_a_user_do_not_count(state, reason):
+    failures = FailFast()
+    assert [failures.note(a_trial(state, reason), 1) for _ in range(3)] == [""] * 3
+    assert failures.note(a_trial(), 1) != ""
+
+
+def test_the_count_starts_again_when_the_user_resumes_and_0_is_no_limit():
+    failures = FailFast()
+    failures.note(a_trial(), 2)
+    failures.restart()
+    assert failures.note(a_trial(), 2) == ""
+    assert failures.note(a_trial(), 2) != ""
+    assert [FailFast().note(a_trial(), 0) for _ in range(3)] == [""] * 3
+
+
+def test_an_experiment_ends_with_the_error_and_asks_again_when_it_is_resumed():
+    search = new_search(concurrency=1, max_trials=9, fail_fast=2)
+    for state in (ExperimentState.RUNNING, ExperimentState.ERROR):
+        search.run(search.suggest(), None, ExitReason.NONZERO_EXIT)
+        assert search.state is state
+    assert search.experiment.error.startswith("cannot continue the search: the last 2 trials failed")
+    assert (search.requests, search.finishes) == ([], 1)
+    resumed = search.resumed()
+    resumed.handle(ManagerReady())
+    for state in (ExperimentState.RUNNING, ExperimentState.ERROR):
+        resumed.run(resumed.suggest(), None, ExitReason.NONZERO_EXIT)
+        assert resumed.state is state
+
+
+def test_a_success_before_a_restart_counts():
+    search = new_search(concurrency=1, max_trials=9, fail_fast=2)
+    search.run(search.suggest())
+    resumed = search.resumed()
+    resumed.handle(ManagerReady())
+    for _ in range(3):
+        resumed.run(resumed.suggest(), None, ExitReason.NONZERO_EXIT)
+    assert resumed.state is ExperimentState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("stderr", "place"),
+    [
+        (TRACEBACK, "train.py:12"),
+        ('  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n', "decoder.py:355"),
+        ('  File "<string>", line 1, in <module>\n  File "<frozen runpy>", line 88, in _run\n', "<string>:1"),
+        ("no traceback\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_place_of_an_exception_is_in_the_users_own_code(stderr, place):
+    assert raised_at(stderr) == place
