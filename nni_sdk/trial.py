@@ -33,6 +33,9 @@ STANDALONE = "STANDALONE"
 _STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
+# A longer value would hide the sentence around it.
+_MAX_SHOWN = 80
+_MAX_NUMBER = 1e308
 
 PARAMETERS_WERE_TAKEN = "NNI_SDK_PARAMETERS_WERE_TAKEN"
 """Set in the environment of child processes, which may report what this process has asked for."""
@@ -52,6 +55,7 @@ class TrialContext:
         self.next_sequence = count().__next__
         self.final_was_reported = False
         self.has_warned = False
+        self.has_warned_of_number = False
         self.metrics_fd = _NOT_OPEN
         self.periodical_head = self.final_head = ""
 
@@ -130,6 +134,30 @@ class TrialContext:
                 return os.open(path, flags, 0o644)
         except OSError as error:
             raise self._not_written(error) from error
+
+    def warn_without_number(self, metric: object, value: str) -> None:
+        """Warn on stderr, once, of a result that tuner and assessor cannot use. `value`: its JSON text."""
+        # Without the imports below; NaN is in no range.
+        if type(metric) in (int, float) and -_MAX_NUMBER < metric < _MAX_NUMBER:  # type: ignore[operator]
+            return
+        import json
+        import math
+
+        reported = json.loads(value)
+        number = reported.get("default") if isinstance(reported, dict) else reported  # type: Any
+        try:
+            is_number = not isinstance(number, (bool, str)) and math.isfinite(float(number))
+        except (TypeError, OverflowError):  # a list or null, or an int beyond the range of floats
+            is_number = False
+        if is_number or self.has_warned_of_number:
+            return
+        self.has_warned_of_number = True
+        where = "has no number under 'default'" if isinstance(reported, dict) else "is no number"
+        _log().warning(
+            "cannot use the result %s: it %s, so the tuner ignores it; report a number, or a dict with a number under 'default'",
+            value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
+            where,
+        )
 
     def append(self, data: bytes) -> None:
         """Append one record to the open file."""
@@ -227,9 +255,11 @@ def report_intermediate_result(metric: object) -> None:
     """
     value = value_json(metric)
     trial = _trial
-    if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
-        _log().info("Intermediate result: %s  (Index %s)", value, trial.next_sequence())
-        return
+    if trial.metrics_fd == _NOT_OPEN:
+        if not trial.reporting_starts():
+            _log().info("Intermediate result: %s  (Index %s)", value, trial.next_sequence())
+            return
+        trial.warn_without_number(metric, value)  # only of the first: later ones have the same form
     trial.append(frame(trial.periodical_head, trial.next_sequence(), value))
 
 
@@ -246,6 +276,7 @@ def report_final_result(metric: object) -> None:
     if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
         _log().info("Final result: %s", value)
         return
+    trial.warn_without_number(metric, value)
     data = frame(trial.final_head, 0, value)
     if trial.final_was_reported and not trial.has_warned:
         trial.has_warned = True

@@ -525,3 +525,36 @@ def test_a_script_for_nni_runs_with_only_its_import_changed(environ):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'chance'"):
         nni.chance  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            "{'acc': 0.9}",
+            "cannot use the result {\"acc\": 0.9}: it has no number under 'default', so the tuner ignores it; ",
+        ),
+        ("{'default': None}", "it has no number under 'default'"),
+        ("'0.93'", 'cannot use the result "0.93": it is no number'),
+        ("float('nan')", "cannot use the result NaN: it is no number"),
+        ("[1, 2]", "cannot use the result [1, 2]: it is no number"),
+        ("10 ** 400", "it is no number"),
+        ("True", "cannot use the result true: it is no number"),
+        ("list(range(100))", "...: it is no number"),
+    ],
+)
+def test_a_result_without_a_usable_number_has_one_warning_when_it_is_reported(environ, metric, said):
+    code = (
+        ASKED
+        + f"[nni.report_intermediate_result({metric}) for _ in range(3)]; nni.report_final_result({metric})"
+    )
+    result = run_python(code, environ)
+    assert (result.returncode, result.stderr.count("cannot use the result")) == (0, 1)
+    assert said in result.stderr
+    assert len(records(TrialContext(environ))) == 4
+
+
+@pytest.mark.parametrize("metric", ["1", "0.5", "{'default': 1, 'loss': None}", "-10 ** 9"])
+def test_a_usable_result_has_no_warning(environ, metric):
+    code = ASKED + f"nni.report_intermediate_result({metric}); nni.report_final_result({metric})"
+    assert run_python(code, environ).stderr == ""
