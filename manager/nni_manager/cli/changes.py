@@ -127,6 +127,39 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> M
 # ---- trial, experiment
 
 
+@trial.command(epilog=example("nnictl trial add params.json", "nnictl trial add params.yml GvTf2bVe"))
+@click.argument("path", metavar="FILE", type=FILE)
+@experiment_argument
+def add(path: Path, experiment_id: str | None) -> None:
+    """Start trials with parameters of your own, before the tuner's next ones.
+
+    FILE has the parameters of one trial, such as {"lr": 0.1}, or a list of them. Values outside the search space are used, with a
+    warning.
+    """
+    from nni_manager.config.algorithms import problems_within
+    from nni_manager.config.document import read_json, read_yaml
+    from nni_manager.config.search_space import parse_search_space
+
+    _, client = _running(experiment_id, "start a trial of")
+    document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(path)
+    trials = document.value if isinstance(document.value, list) else [document.value]
+    wrong = [(index, each) for index, each in enumerate(trials) if not isinstance(each, dict)]
+    example_of = 'write the parameters as a mapping, such as {"lr": 0.1}'
+    _refuse(
+        document,
+        [((index,), f"cannot start a trial: {each!r} is no mapping; {example_of}") for index, each in wrong],
+    )
+    current = client.get("/configuration")
+    space = parse_search_space(current["searchSpace"], for_own_class=True)
+    for parameters in trials:
+        for problem in problems_within(space, current["tuner"]["name"], parameters):
+            output.warning(f"{problem}; the trial is started anyway")
+        started = client.post("/trial-jobs", document=parameters)
+        output.info(
+            f"Trial {started['trialJobId']} (no. {started['sequenceId']}): {output.parameters(parameters)}"
+        )
+
+
 @trial.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
 @experiment_argument
 @trial_option("A trial that has ended without success.")

@@ -404,6 +404,8 @@ class ExperimentKeys(Schema):
     reuse_idle_timeout: Duration = _duration("10m")
     max_trials_per_job: int = whole(0, 999999999, "0", 0)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
+    # NNI lacks this key, too: parameters that a person knows to be good.
+    initial_trials: list[dict[str, Any]] = must_be("a list of parameters of trials", "[{lr: 0.1}]", [])
     trial_code_directory: str = text("a folder", ".", v1="trial.codeDir")
 
     @field_validator("experiment_type", mode="before")

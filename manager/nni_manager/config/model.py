@@ -256,6 +256,8 @@ class ExperimentSpec:
     warnings: tuple[str, ...] = ()
     max_trial_duration_s: float | None = None
     max_trial_retry: int = 0
+    initial_trials: tuple[dict[str, Any], ...] = ()
+    """The parameters of the first trials, before the tuner proposes any."""
     fail_fast: int = FAIL_FAST
     """How many trials may fail, before any has succeeded, until no more are started; 0: all of them."""
     search_space_revision: int = 0

@@ -24,6 +24,7 @@ from nni_manager.config.algorithms import (
     RandomArgs,
     TpeArgs,
     name_of,
+    problems_within,
     reason_against_space,
 )
 from nni_manager.config.annotated_code import read_code
@@ -183,6 +184,7 @@ class _Reading:
             self._check_paths_of_annotated_code(code_dir, log_dir)
         if class_args is not None and search_space is not None:
             self._check_search_space(search_space)
+            self._compare_initial_trials(search_space, [] if file is None else file.initial_trials)
         if self.diagnostics:
             raise ConfigInvalid(
                 sorted(self.diagnostics, key=lambda it: (it.file != str(self.path), it.file, it.line or 0))
@@ -219,6 +221,7 @@ class _Reading:
             max_trial_duration_s=file.max_trial_duration,
             max_trial_retry=file.max_trial_retry,
             fail_fast=file.fail_fast,
+            initial_trials=tuple(file.initial_trials),
             training_service=PLATFORMS[self.platform],
             search_space=search_space,
             search_space_raw=search_space_raw,
@@ -477,6 +480,12 @@ class _Reading:
         # The space is empty when annotations are not read.
         if reason is not None and space.parameters:
             self._report((self._proposer, "name"), reason)
+
+    def _compare_initial_trials(self, space: SearchSpace, trials: list[dict[str, Any]]) -> None:
+        """Warn of initial trials outside the search space; a person may know why."""
+        for number, parameters in enumerate(trials if space.parameters else []):
+            for problem in problems_within(space, self._name_of(self._proposer), parameters):
+                self._warn(f"{ref(('initialTrials', number))} lies outside the search space: {problem}")
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         space = self.raw.get("searchSpace")

@@ -100,7 +100,8 @@ IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
         _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.EXTENDED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
-        _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
+        # The initial trials of the experiment file are proposed before the start.
+        _X.TRIAL_PROPOSED: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE),
     }
 )
 TRANSITIONS = with_ignored(CHANGES, IGNORED)

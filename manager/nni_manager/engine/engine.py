@@ -12,6 +12,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
+from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
@@ -161,6 +162,9 @@ class Engine(Runtime):
         )
         inherited_jobs = list(self.experiment.jobs.live.values())
         self.finished.clear()
+        if self.experiment.state is ExperimentState.INITIALIZED and not self.experiment.trials:
+            for parameters in self.config.initial_trials:
+                self.post(events.TrialProposed(self.new_trial_id(), parameters, time.time()))
         self.post(events.ManagerReady())
         self.admission.is_open = True
         for job in inherited_jobs:

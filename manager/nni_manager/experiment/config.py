@@ -300,6 +300,7 @@ class ExperimentConfig(ConfigBase):
     max_trial_duration: Seconds | None = None
     max_trial_retry: int | None = None
     fail_fast: bool | int | None = None
+    initial_trials: list[dict[str, Any]] | None = None
     nni_manager_ip: str | None = None
     use_annotation: bool | None = None
     debug: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
@@ -160,6 +160,28 @@ class StartedExperiment:
             UserError: the experiment does not run, or the value is invalid; the message has every error.
         """
         self._update("SEARCH_SPACE", "searchSpace", value)
+
+    def enqueue_trial(self, parameters: Mapping[str, Any]) -> str:
+        """Start a trial with these parameters before the tuner's next one, and return its id.
+
+        Raises:
+            UserError: the experiment does not run.
+        """
+        with in_python_terms():
+            started = self._client_to("start a trial of").post("/trial-jobs", document=dict(parameters))
+        return str(started["trialJobId"])
+
+    def import_data(self, results: Sequence[Mapping[str, Any]]) -> int:
+        """Pass results of other trials, each with `parameter` and `value`, to the tuner; returns how many it uses.
+
+        Raises:
+            UserError: the experiment does not run, or a result is invalid.
+        """
+        with in_python_terms():
+            found = self._client_to("import results into").post(
+                "/experiment/import-data", document=[dict(each) for each in results]
+            )
+        return int(found["used"])
 
     def kill_trial_job(self, trial_job_id: str) -> None:
         """Stop one trial; the experiment continues.
