@@ -182,6 +182,8 @@ def test_one_result_gives_no_empty_chart(browser, tmp_path):
         expect(
             person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
         ).to_be_visible()
+        # The table is as high as its rows.
+        assert person.page.get_by_role("region", name="Trials", exact=True).bounding_box()["height"] < 150
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")
         assert person.errors == []

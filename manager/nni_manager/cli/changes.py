@@ -137,6 +137,7 @@ def add(path: Path, experiment_id: str | None) -> None:
     warning.
     """
     from nni_manager.config.algorithms import problems_within
+    from nni_manager.config.diagnostics import shown
     from nni_manager.config.document import read_json, read_yaml
     from nni_manager.config.search_space import parse_search_space
 
@@ -147,7 +148,10 @@ def add(path: Path, experiment_id: str | None) -> None:
     example_of = 'write the parameters as a mapping, such as {"lr": 0.1}'
     _refuse(
         document,
-        [((index,), f"cannot start a trial: {each!r} is no mapping; {example_of}") for index, each in wrong],
+        [
+            ((index,), f"cannot start a trial: {shown(each)} is no mapping; {example_of}")
+            for index, each in wrong
+        ],
     )
     current = client.get("/configuration")
     space = parse_search_space(current["searchSpace"], for_own_class=True)
