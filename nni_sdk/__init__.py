@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nni_sdk import assessor as assessor
     from nni_sdk import tuner as tuner
     from nni_sdk import utils as utils
+    from nni_sdk.seeds import seed_everything as seed_everything
     from nni_sdk.tuner import NoMoreTrialError as NoMoreTrialError
     from nni_sdk.utils import ClassArgsValidator as ClassArgsValidator
 
@@ -53,7 +54,7 @@ __all__ = [
 
 # Imported on first use, as in NNI: `nni.utils` works without its own import, as do the names for custom tuners.
 _MODULES = ("utils", "tuner", "assessor")
-_HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
+_HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils", "seed_everything": "seeds"}
 
 
 def __getattr__(name):  # type: (str) -> object

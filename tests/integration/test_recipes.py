@@ -83,8 +83,12 @@ def test_the_experiment_file_of_a_recipe_is_valid(place, block):
 def test_the_code_of_a_recipe_runs(place, block):
     first, second = ids(place)
     if "nni_sdk" in block:  # a part of train.py
-        code = FILES["train.py"].replace("for epoch", f"{block}for epoch" if "seed" in block else "for epoch")
-        code = code if "seed" in block else code.replace("nni_sdk.report_final_result(-x * x)", block)
+        code = FILES["train.py"].replace(
+            "for epoch", f"{block}for epoch" if "seed_everything" in block else "for epoch"
+        )
+        code = (
+            code if "seed_everything" in block else code.replace("nni_sdk.report_final_result(-x * x)", block)
+        )
         assert block in code
     else:
         code = f"FIRST, SECOND = {first!r}, {second!r}\n{block}"

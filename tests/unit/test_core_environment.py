@@ -31,6 +31,13 @@ def test_a_trial_gets_the_variables_that_nni_documents() -> None:
     }
 
 
+def test_a_trial_of_this_manager_gets_a_seed() -> None:
+    trial = TrialDocument("abcde", 7, "python train.py", "/code/digits/", seed=2**32 - 1)
+    assert trial_environ({"NNI_SEED": "1"}, "expABCDE", trial, FOLDER, WORKSPACE)["NNI_SEED"] == str(
+        2**32 - 1
+    )
+
+
 def test_the_containers_own_variables_are_unchanged() -> None:
     container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
     assert environ(container).items() >= container.items()

@@ -32,6 +32,8 @@ def trial_environ(
         "PYTHONPATH": ":".join(filter(None, (container.get("PYTHONPATH"), str(workspace.sdk)))),
         "PYTHONUNBUFFERED": "1",
     }
+    if trial.seed is not None:
+        environ["NNI_SEED"] = str(trial.seed)
     if trial.gpu_indices is not None:
         # Some CUDA versions ignore an empty list; -1 hides all GPUs from every version.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"

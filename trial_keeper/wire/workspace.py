@@ -299,7 +299,7 @@ class TrialDocument:
 
     `command` is executed by bash. `code_dir` is the working directory, as a path in the container; it is empty if
     `code_snapshot`, the name of a file in the workspace, has to be unpacked first. `gpu_indices` is None if the trial may use
-    all GPUs of the container, and empty if the trial may use none.
+    all GPUs of the container, and empty if the trial may use none. `seed`: for the training code; None: an earlier manager.
     """
 
     trial_id: str
@@ -308,6 +308,7 @@ class TrialDocument:
     code_dir: str
     gpu_indices: tuple[int, ...] | None = None
     code_snapshot: str | None = None
+    seed: int | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -478,6 +479,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("started_at_s", "ended_at_s"), lambda value: float(_typed(value, int, float))),
     "job_id": lambda value: safe_name(_text(value)),
     "sequence_id": _of(int),
+    "seed": _of(int, type(None)),
     "addresses": _addresses,
     "gpu_indices": lambda value: None if value is None else _tuple_of(int, value),
     "reason": ExitReason,
@@ -489,6 +491,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 _ADDED_LATER: dict[str, Any] = {
     "certificate": None,
     "code_snapshot": None,
+    "seed": None,
     "metrics_size_at_stop": None,
     "warnings": [],
 }

@@ -15,6 +15,7 @@ from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
+from nni_manager.domain.trial_seed import trial_seed
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -176,6 +177,7 @@ class ClusterJobs:
             runtime.config.trial_command,
             self._service.placement(job.job_id),
             self.code_snapshot,
+            trial_seed(runtime.experiment.experiment_id, runtime.config.tuner.seed, trial.sequence_id),
         )
         try:
             await call(runtime.files.write_trial, *document)

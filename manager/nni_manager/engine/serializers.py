@@ -15,6 +15,7 @@ from nni_manager.domain.message_summary import how_it_ended, message_summary, wh
 from nni_manager.domain.metrics import numbers_beside_default, reward
 from nni_manager.domain.transports import Transport
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_seed import trial_seed
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.folders import ExperimentFolder
@@ -135,6 +136,9 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "attempt": trial.attempt,
             "retries": trial.retries,
             "isCustomized": trial.is_customized,
+            "seed": trial_seed(
+                snapshot.experiment.experiment_id, snapshot.config.tuner.seed, trial.sequence_id
+            ),
             "intermediateCount": trial.intermediate_count,
             "latestIntermediate": trial.intermediate,
             "usage": usage_view(trial),

@@ -124,7 +124,12 @@ class SharedFiles:
         self._send(*folders, *sdk, workspace.run_sh, workspace.manager_json)
 
     def write_trial(
-        self, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
+        self,
+        trial: Trial,
+        command: str,
+        placement: Placement,
+        code_snapshot: str | None,
+        seed: int | None = None,
     ) -> None:
         """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
 
@@ -147,6 +152,7 @@ class SharedFiles:
             placement.code_dir or "",
             placement.gpu_indices,
             code_snapshot if placement.code_dir is None else None,
+            seed,
         )
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)

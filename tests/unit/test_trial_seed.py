@@ -1,0 +1,37 @@
+"""The seed of a trial, and its use in training code."""
+
+import random
+
+import numpy as np
+import pytest
+
+import nni_sdk as nni
+from nni_manager.domain.trial_seed import trial_seed
+
+
+def test_trials_have_different_seeds_and_the_same_in_experiments_with_the_same_tuner_seed():
+    seeds = [trial_seed("aaaaaaaa", 7, number) for number in range(100)]
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert seeds == [trial_seed("bbbbbbbb", 7, number) for number in range(100)]
+    assert trial_seed("aaaaaaaa", 8, 0) != seeds[0]
+    assert (
+        trial_seed("aaaaaaaa", None, 0) == trial_seed("aaaaaaaa", None, 0) != trial_seed("bbbbbbbb", None, 0)
+    )
+
+
+@pytest.mark.parametrize(("environ", "given", "expected"), [("5", None, 5), (None, None, 0), ("5", 9, 9)])
+def test_the_generators_of_a_trial_are_seeded(monkeypatch, environ, given, expected):
+    monkeypatch.delenv("NNI_SEED", raising=False)
+    if environ is not None:
+        monkeypatch.setenv("NNI_SEED", environ)
+    assert nni.seed_everything(given) == expected
+    drawn = random.random(), float(np.random.rand())
+    random.seed(expected)
+    np.random.seed(expected)
+    assert drawn == (random.random(), float(np.random.rand()))
+
+
+def test_the_largest_seed_is_accepted_by_numpy(monkeypatch):
+    monkeypatch.setenv("NNI_SEED", str(2**32 - 1))
+    assert nni.seed_everything() == 2**32 - 1
