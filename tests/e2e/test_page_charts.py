@@ -120,6 +120,9 @@ def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name,
     plot = "document.querySelector('[aria-label=\"Result against one parameter\"] .plot')"
     expect(slice_chart.get_by_text(name, exact=True).first).to_be_visible()
     assert person.evaluate(f"{plot}.layout.xaxis.type") == scale
+    boxes = [tick.bounding_box() for tick in slice_chart.locator(".xtick").all()]
+    for left, right in itertools.pairwise(sorted(boxes, key=lambda box: box["x"])):
+        assert left["x"] + left["width"] <= right["x"], "labels must not overlap"
     if scale == "linear":
         assert "2,000" in slice_chart.locator(".xtick").all_text_contents()
 

@@ -25,6 +25,8 @@ const TABS = [
   ["intermediate", "Intermediate results"],
 ];
 const SHARES = [1, 5, 10, 20, 50, 100];
+/** Up to this number of decades, the ticks of a logarithmic axis are 1, 2 and 5; above it, powers of ten. */
+const MOST_DECADES = 3;
 const LOADING = "Loading the search space…";
 /** The least distance of two axes, in pixels: their labels fit beside each other. */
 const AXIS_WIDTH = 96;
@@ -400,6 +402,8 @@ function sliceDrawing(all, metric, name, scale, maximize, of) {
   const axis = axisOf(name, values, scale);
   const isNumeric = scale !== "category" && values.every((value) => typeof value === "number");
   const isLog = scale === "log" && values.every((value) => Number(value) > 0);
+  const numbers = isNumeric ? values.map(Number).sort((a, b) => a - b) : [];
+  const decades = Math.log10(Number(numbers[numbers.length - 1]) / Number(numbers[0]));
   const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
   const drawn = thinned(bySeq, MOST_MARKS, improvements(bySeq, maximize));
   const colour = colours();
@@ -409,7 +413,7 @@ function sliceDrawing(all, metric, name, scale, maximize, of) {
       x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]] },
     }],
-    layout: { xaxis: { title: label(short(name, 40)), ...(isNumeric ? { type: isLog ? "log" : "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: metric } },
+    layout: { xaxis: { title: label(short(name, 40)), ...(isLog ? { type: "log", dtick: decades > MOST_DECADES ? 1 : "D2" } : isNumeric ? { type: "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: metric } },
     words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the stronger the colour, the later the trial.${some(drawn.length, rows.length)}`,
   };
 }
