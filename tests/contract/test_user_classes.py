@@ -1,5 +1,6 @@
 """User tuners and assessors: they are called as by NNI, and their errors stay in their process."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -267,6 +268,13 @@ def test_a_stopping_manager_does_not_wait_for_a_hanging_user_tuner(a_tuner):
     assert "the manager is stopping" in raised[0]
     with pytest.raises(UserCodeFailed):
         tuner.ask(1)
+
+
+def test_stops_that_are_no_ids_are_ignored_in_an_answer_that_the_users_code_has_forged(a_tuner):
+    forged = json.dumps(["ok", [0, {"x": 2}], [1], {}, 7, None, "aB3dE"])
+    tuner = a_tuner(failing(f"os.write(int(sys.argv[1]), {forged!r}.encode() + b'\\n'); return {{'x': 1}}"))
+    assert tuner.ask(0).parameters == {"x": 2}
+    assert tuner.take_stops() == ["aB3dE"]
 
 
 def test_the_stored_output_of_a_user_tuner_is_bounded(a_tuner, tmp_path, monkeypatch):

@@ -130,7 +130,8 @@ class UserProcess:
         if outcome == "raised":
             # The process is alive and can serve the next call.
             raise UserCodeFailed(self._message(f"an exception was raised in {name!r}; fix it\n{answer}"))
-        self.stops += stops
+        # The user's code can write any line to its end of the connection.
+        self.stops += [each for each in stops if isinstance(each, str)]
         return answer
 
     def close(self) -> None:
