@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerUnresponsive
+from nni_manager.client.results import duration_s
 from nni_manager.domain.message_summary import why_it_ended
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 
@@ -221,9 +222,8 @@ def time_left(summary: Summary) -> str:
 
 def trial_cells(trial: Document) -> list[str]:
     """The cells of a trial's row: value, duration, parameters; and, without a value, the reason."""
-    duration = ""
-    if trial.get("startTime") is not None and trial.get("endTime") is not None:
-        duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
+    took_s = duration_s(trial)
+    duration = "" if took_s is None else output.duration(took_s)
     parameters = output.parameters(trial["parameters"])
     if trial["state"] == "FAILED":
         parameters += f"  ({why(trial)})"
