@@ -18,7 +18,7 @@ RAY_TUNE := ray[tune]==2.60.0
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers quality images
+.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers quality images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,10 +97,22 @@ peers: .venv/peers/ray/.installed ## install what make bench compares with: Ray 
 quality: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
 
-images: .venv/bin/pip ## build both images; BASE_IMAGE=... names what they are made from
-	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
-	images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
-	images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
+images: .venv/.installed-release ## build both images and their bills of materials in build/; BASE_IMAGE=... names what they are made from
+	@mkdir -p build; version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
+	SBOM=build/keeper.cdx.json images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
+	SBOM=build/manager.cdx.json images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
+
+# One file for each image and for each value of EXTRAS. All have the versions of the manager's.
+lock: .venv/.installed-release ## choose the versions of what the images contain anew, and write images/requirements
+	@compile() { \
+	  echo pip | uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-header \
+	    --output-file "images/requirements/$$1.txt" pyproject.toml - "$${@:2}"; \
+	}; \
+	compile manager --extra manager --extra kubernetes; \
+	compile keeper --constraint images/requirements/manager.txt; \
+	for extra in azure gp gpu tuners; do \
+	  compile "$$extra" --extra "$$extra" --constraint images/requirements/manager.txt; \
+	done
 
 # What checks the page's own code. The page is served as it is written: neither users nor packages need this.
 node_modules/.installed: package-lock.json

@@ -270,6 +270,26 @@ def test_a_base_image_with_another_python_is_refused_with_the_remedy(podman):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
 
 
+@pytest.mark.parametrize("kind", ["keeper", "manager"])
+def test_the_bill_of_materials_names_every_package_of_the_image(kind, podman, a_container):
+    installed = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    python = "/opt/trial-keeper/bin/python"
+    listing = a_container("--entrypoint", python, podman.image(kind), "-I", "-c", installed)
+    assert listing.wait() == 0, listing.stderr
+    bill = a_container("--entrypoint", "cat", podman.image(kind), "/opt/trial-keeper/sbom.cdx.json")
+    assert bill.wait() == 0, bill.stderr
+    content = json.loads(bill.stdout)
+    assert content["bomFormat"] == "CycloneDX"
+    assert {part["name"]: part["version"] for part in content["components"]} == json.loads(listing.stdout)
+
+
+def test_an_image_names_the_digest_of_its_base(podman):
+    label = '{{index .Labels "org.opencontainers.image.base.name"}}'
+    base = podman.run("podman", "image", "inspect", "--format", label, podman.image("keeper")).strip()
+    digest = podman.run("podman", "image", "inspect", "--format", "{{.Digest}}", podman.base()).strip()
+    assert base.endswith(f"@{digest}")
+
+
 def test_a_container_on_the_hosts_network_needs_the_token_of_a_manager_there(podman, a_container):
     """It runs as the manager's user, and has the loopback of the machine."""
     request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])"

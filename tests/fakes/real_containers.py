@@ -105,6 +105,7 @@ class Podman:
         sources = [
             REPOSITORY / "images" / "build.sh",
             REPOSITORY / "images" / kind / "Dockerfile",
+            REPOSITORY / "images" / "requirements" / f"{kind}.txt",
             *(REPOSITORY / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")),
             *(
                 path
@@ -117,9 +118,14 @@ class Podman:
             base = self._base()
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
-                self.run(str(REPOSITORY / "images" / "build.sh"), kind, tag, base, within_s=BUILD_TIMEOUT_S)
+                build = (str(REPOSITORY / "images" / "build.sh"), kind, tag, self._by_digest(base))
+                self.run(*build, within_s=BUILD_TIMEOUT_S, SBOM=str(self.folder / f"{kind}.cdx.json"))
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
         return tag
+
+    def _by_digest(self, tag: str) -> str:
+        digest = self.run("podman", "image", "inspect", "--format", "{{.Digest}}", tag).strip()
+        return f"{tag.rpartition(':')[0]}@{digest}"
 
     def base(self) -> str:
         """The tag of the base image, built from Debian's packages unless it exists."""
