@@ -103,7 +103,7 @@ images: .venv/.installed-release ## build both images and their bills of materia
 	SBOM=build/manager.cdx.json images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
 
 # One file for each image and for each value of EXTRAS. All have the versions of the manager's.
-lock: .venv/.installed-release ## choose the versions of what the images contain anew, and write images/requirements
+lock: .venv/.installed-release ## choose the versions of what the images contain again, and write images/requirements
 	@compile() { \
 	  echo pip | uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-header \
 	    --output-file "images/requirements/$$1.txt" pyproject.toml - "$${@:2}"; \
