@@ -8,9 +8,10 @@ import tarfile
 from nni_manager.cli import main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.rows import attempt_row, experiment_row, trial_row
+from nni_manager.store.rows import attempt_row, experiment_row, remarks_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey
 
@@ -50,6 +51,7 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
     trial.final, trial.value = "0.25", 0.25
     key = AttemptKey("aB3dE", "0", "main-0")
     store.commit([attempt_row(key, 0), trial_row(trial), experiment_row(state, "", 9.0, 10.0, True)], 1.0)
+    store.commit([remarks_row("aB3dE", Remarks(("keep",))), remarks_row(None, Remarks((), "ours"))], 1.0)
     store.close()
     Registry.of_user().add(folder)
     output = folder.workspace.trials / "aB3dE/attempts/0/main-0/output"

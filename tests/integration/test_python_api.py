@@ -103,6 +103,8 @@ def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_s
             "value/loss",
             "state",
             "durationS",
+            "tags",
+            "note",
         ]
         assert list(frame.number) == [0, 1]
         assert set(frame.state) == {"SUCCEEDED"}

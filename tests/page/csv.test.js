@@ -14,5 +14,7 @@ test("the table is saved with a line for each trial and quotes where they are ne
     + "1,xY9zW,RUNNING,,,,,conv,3\r\n");
   assert.equal(csvOf([aRow({ value: 1, metrics: { loss: 0.25 } }), aRow({ id: "x" })], [], ["loss"]),
     "number,trialJobId,state,value,durationS,value/loss\r\n0,aB3dE,SUCCEEDED,1,1,0.25\r\n0,x,SUCCEEDED,,1,\r\n");
+  assert.equal(csvOf([aRow({ value: 1, tags: ["bad", "keep"] }), aRow({ id: "x" })], ["tags"]),
+    "number,trialJobId,state,value,durationS,tags,parameter/tags\r\n0,aB3dE,SUCCEEDED,1,1,bad keep,\r\n0,x,SUCCEEDED,,1,,\r\n");
   assert.equal(csvOf([], []), "number,trialJobId,state,value,durationS\r\n");
 });

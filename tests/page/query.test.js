@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arrange, matches, rearrange } from "../../manager/nni_manager/web/page/query.js";
+import { arrange, hasTag, matches, rearrange } from "../../manager/nni_manager/web/page/query.js";
 import { aRow, seeded } from "./trials.js";
 
 const ALL = { states: new Set(), text: "", conditions: [], order: { column: "seq", descending: false } };
@@ -11,6 +11,21 @@ test("a search matches trials that contain every word", () => {
   const row = aRow({ id: "xYz12", seq: 41, parameters: { optimizer: "Adam", lr: 0.01 }, message: "loss is nan" });
   for (const text of ["xyz", "41", "adam nan", "lr=0.01", "optimizer=adam", "  "]) assert.ok(matches(row, { ...ALL, text }), text);
   for (const text of ["sgd", "adam sgd"]) assert.ok(!matches(row, { ...ALL, text }), text);
+});
+
+test("a search finds tags and notes, and `tag:` a whole tag in any case", () => {
+  const row = aRow({ tags: ["Keep", "lr/high"], note: "converges late" });
+  for (const text of ["keep", "late", "tag:keep", "tag:KEEP tag:lr/high", "tag:", "tag:keep converges"]) assert.ok(matches(row, { ...ALL, text }), text);
+  for (const text of ["tag:kee", "tag:late", "tag:keep tag:bad", "tag:keep soon"]) assert.ok(!matches(row, { ...ALL, text }), text);
+  for (const text of ["tag:keep", "tag:"]) assert.ok(!matches(aRow({ message: "tag:keep" }), { ...ALL, text }), text);
+  assert.ok(hasTag(row, "keep"));
+});
+
+test("trials are sorted by their tags, those without any last", () => {
+  const rows = [aRow({ id: "a", seq: 0 }), aRow({ id: "b", seq: 1, tags: ["y"] }), aRow({ id: "c", seq: 2, tags: ["x", "z"] })];
+  for (const [descending, ids] of [[false, ["c", "b", "a"]], [true, ["b", "c", "a"]]]) {
+    assert.deepEqual(arrange(rows, { ...ALL, order: { column: "tags", descending } }).map(({ id }) => id), ids);
+  }
 });
 
 test("trials are filtered by state, or not if no state is selected", () => {

@@ -69,13 +69,14 @@ def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys)
     assert main.run(["log", "trial", "abc", "-T", "aB3dE"]) == 0
     assert main.run(["experiment", "export", "abc"]) == 0
     assert capsys.readouterr().out == (
-        'hello\n[\n{"trialJobId": "aB3dE", "parameter": {"lr": 0.5}, "value": 0.25}\n]\n'
+        'hello\n[\n{"trialJobId": "aB3dE", "parameter": {"lr": 0.5}, "value": 0.25, "tags": ["keep"]}\n]\n'
     )
     with StoreReader(folder.database) as reader:
         stored, (trial,) = reader.experiment(), reader.trials()
     config = ExperimentSpec.from_json(stored.config)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
+    assert (stored.remarks.note, trial.remarks.tags) == ("ours", ("keep",))
     # Neither the archive nor its first machine contains a token of the loaded experiment.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -239,6 +240,9 @@ def test_an_archive_with_a_foreign_member_is_rejected_and_leaves_no_files(
         "UPDATE trial SET parameters = 'no JSON'",
         "UPDATE trial SET metadata = '[]'",
         "UPDATE trial SET metadata = '{\"noted on the trial\": 5}'",
+        "UPDATE remarks SET tags = '[\"two words\"]' WHERE trial_id = 'aB3dE'",
+        "UPDATE remarks SET tags = '5'",
+        f"UPDATE remarks SET note = '{'x' * 10_001}' WHERE trial_id = ''",
         "UPDATE experiment SET state = 'RUNNING'",
         "UPDATE experiment SET state = 'HAPPY'",
         "UPDATE experiment SET config = '{}'",

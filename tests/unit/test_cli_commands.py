@@ -536,10 +536,10 @@ def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_exper
     code, out, err = nnictl("experiment", "export", "abc", "--type", "csv", "--all")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "number,trialJobId,lr,parameter/state,value,state,durationS",
-        "0,t0,0.0,,0.5,SUCCEEDED,",
-        "5,t5,0.9,on,,FAILED,2.5",
-        "6,t6,1.0,,,WAITING,",
+        "number,trialJobId,lr,parameter/state,value,state,durationS,tags,note",
+        "0,t0,0.0,,0.5,SUCCEEDED,,,",
+        "5,t5,0.9,on,,FAILED,2.5,,",
+        "6,t6,1.0,,,WAITING,,,",
     ]
     for option, refusal in {
         ("--all",): "cannot use --all with --type json; add --type csv",

@@ -4,6 +4,7 @@
 """
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,9 +17,10 @@ from nni_manager.cli import main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest
+from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import NO_FINAL_RESULT, Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.rows import experiment_row, trial_row
+from nni_manager.store.rows import experiment_row, remarks_row, trial_row
 from nni_sdk.frame import encode
 from trial_keeper import __version__
 from trial_keeper.wire.file_changes import FileChange, file_warning
@@ -52,6 +54,12 @@ OUTPUTS = {
     "trial-ls": "trial ls abc",
     "trial-ls-best": "trial ls abc --best 1",
     "trial-ls-columns": "trial ls abc --sort value --descending --columns no.,state,value,lr",
+    "trial-ls-tags": "trial ls abc --tag keep --columns no.,trial,value,tags,note",
+    "trial-tag": "trial tag abc --trial-id t1 --add good --remove keep",
+    "trial-tag-refused": "trial tag abc --trial-id t1 --add 'two words'",
+    "trial-note": "trial note abc --trial-id t1",
+    "experiment-tag": "experiment tag abc --add baseline",
+    "experiment-note": "experiment note abc --text 'with the cleaned labels'",
     "trial-ls-json": "trial ls abc --head 1 --json",
     "trial-show": "trial show abc --trial-id t1",
     "log-trial-paths": "log trial abc",
@@ -122,6 +130,7 @@ def an_experiment(tmp_path):
             Stream.METRICS, 0, encode(number, name, "PERIODICAL", 0, 0.25)
         )
         store.commit([trial_row(trial), *written], NOW_S + 5)
+    store.commit([remarks_row("t1bbb", Remarks(("keep", "lr/low"), "converges late\ntry more"))], NOW_S + 60)
     store.commit([experiment_row(ExperimentState.DONE, "", 42.0, NOW_S + 60, True)], NOW_S + 60)
     store.close()
 
@@ -148,7 +157,7 @@ def test_an_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     command = OUTPUTS[name]
-    code = main.run(command.split())
+    code = main.run(shlex.split(command))
     out, err = capsys.readouterr()
     errors = f"---- stderr\n{err}" if err else ""
     same(name, f"$ nnictl {command}\n{out}{errors}---- exit code {code}\n", tmp_path)

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from another_user import as_another_user
 from attempts import RegisteringStore, attempt_id, metrics_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
+from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import InternalError
@@ -24,7 +27,7 @@ from nni_manager.store.lease import LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION
 from nni_manager.store.queries import QUERIES
 from nni_manager.store.reader import ROWS_OF_A_PAGE, StoreReader
-from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, trial_row
+from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, remarks_row, trial_row
 from nni_manager.store.writer import Store, log_path
 from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
@@ -98,6 +101,25 @@ def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, rea
     stored = [sample for _, sample in reader.usage_of(KEY.trial_id)]
     assert [sample.usage.cpu_percent for sample in stored] == [0.0, 1.0, 2.0, 3.0]
     assert [sample.at_s for sample in stored] == pytest.approx([86400, 86405, 86405.001, 86405.002])
+
+
+@given(
+    st.lists(st.text(max_size=5), max_size=3),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_remarks_are_stored_unchanged_apart_from_the_rows_of_trials(store, reader, tags, note):
+    ours, its = Remarks((), note), Remarks(tuple(tags), note)
+    store.commit([trial_row(a_trial()), remarks_row(None, ours), remarks_row(KEY.trial_id, its)], 1.0)
+    store.commit([trial_row(a_trial(message="later"))], 2.0)
+    (trial,) = reader.trials()
+    assert (reader.experiment().remarks, trial.remarks, trial.message) == (ours, its, "later")
+    assert (reader.trial(KEY.trial_id).remarks, reader.trial_list()[0]["remarks"]) == (its, its)
+    assert (reader.remarks(), reader.remarks(KEY.trial_id), reader.remarks("other")) == (
+        ours,
+        its,
+        NO_REMARKS,
+    )
 
 
 def test_a_duplicate_record_fails_the_whole_transaction(store, reader):

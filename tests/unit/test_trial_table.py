@@ -68,7 +68,7 @@ def test_trials_are_sorted_by_a_column_and_those_without_a_value_come_last(colum
 
 
 def test_an_unknown_column_is_named_with_the_known_ones():
-    known = "no., trial, state, value, time, started, ended, parameters, lr"
+    known = "no., trial, state, value, time, started, ended, tags, note, parameters, lr"
     with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
         trial_table.columns_of("no.,units", TRIALS)
     with pytest.raises(UserError, match=f"cannot use --sort 'units': .*; write one of {known}$"):

@@ -51,7 +51,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         path /= archive.default_target(name)
     if path.exists():
         raise UserError(f"cannot write {path}: the file exists already; name another file, or remove it")
-    with known.folder.owned():  # no manager can start during the save
+    with known.folder.owned(is_brief=True):  # no manager can start during the save
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)

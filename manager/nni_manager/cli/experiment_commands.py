@@ -34,27 +34,38 @@ experiment = options.group(
 
 
 @experiment.command(
-    "list", epilog=options.example("nnictl experiment list", "nnictl experiment list --all --json")
+    "list",
+    epilog=options.example(
+        "nnictl experiment list",
+        "nnictl experiment list --all --json",
+        "nnictl experiment list --all --tag baseline",
+    ),
 )
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Also list experiments that are not running.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG",
+              help="Only experiments with this tag; if repeated, with all of them.")  # fmt: skip
 @options.json_option
-def list_experiments(all_of_them: bool, as_json: bool) -> None:
-    """List the experiments of this user, the latest first.
+def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) -> None:
+    """List the experiments of this user, the latest first. If one has tags, they are in the last column.
 
     Lines are separated by tabs if the output goes to a pipe or a file.
     """
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
+    lines = [dict(line) for line in results.with_tags(lines, tags)]
     lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
     if as_json:
         output.print_json(lines)
         return
     if not lines:
         others = "" if all_of_them else "; `nnictl experiment list --all` shows those that ended"
-        output.info(f"There is no {'' if all_of_them else 'running '}experiment{others}")
+        which = f" with {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
+        output.info(f"There is no {'' if all_of_them else 'running '}experiment{which}{others}")
         return
     headings = ["id", "status", "trials", "best", "time", "port", "platform", "started", "name"]
+    if any(line.get("tags") for line in lines):
+        headings.append("tags")
     rows = [
         [
             line["id"],
@@ -66,6 +77,7 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
             line.get("platform", ""),
             output.moment(line.get("startTime")),
             line.get("experimentName", ""),
+            *([" ".join(line.get("tags", ()))] if "tags" in headings else []),
         ]
         for line in lines
     ]
@@ -162,7 +174,8 @@ def export(
         text = to_json(records)
     elif all_trials:
         values = {each["trialJobId"]: each["value"] for each in records}
-        text = table_of(*results.all_trials(known.trial_list(), values))
+        names, rows = results.all_trials(known.trial_list(), values)
+        text = table_of(names, [row | {"tags": " ".join(row["tags"])} for row in rows])
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
     else:
@@ -184,8 +197,10 @@ def export(
 def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Record]:
     """A record for each trial with a counted final result, in order of creation, with the keys of NNI's export.
 
-    A result that is not JSON stays text. NaN and infinities are kept here; each format converts them.
+    A result that is not JSON stays text. NaN and infinities are kept here; each format converts them. `tags` and `note` are
+    present if the trial has any.
     """
+    remarks = {trial_id: each.to_json() for trial_id, each in reader.all_remarks().items()}
     intermediates: dict[str, list[Any]] = {}
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
@@ -193,7 +208,9 @@ def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Reco
                 intermediates.setdefault(row.trial_id, []).append(parsed(row.value))
     for trial_id, parameters, final in reader.results():
         record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
-        yield record | ({"intermediate": intermediates.get(trial_id, [])} if has_intermediates else {})
+        if has_intermediates:
+            record["intermediate"] = intermediates.get(trial_id, [])
+        yield record | {name: value for name, value in remarks.get(trial_id, {}).items() if value}
 
 
 def to_json(records: Sequence[Record]) -> str:
@@ -203,12 +220,18 @@ def to_json(records: Sequence[Record]) -> str:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON."""
-    names, rows = flat_columns([(each["trialJobId"], each["parameter"], each["value"]) for each in records])
-    if any("intermediate" in record for record in records):
-        names = [*names, "intermediate"]
-        rows = [row | {"intermediate": each["intermediate"]} for row, each in zip(rows, records, strict=True)]
-    return table_of(names, rows)
+    """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON.
+
+    Columns `tags` (separated by spaces) and `note` are present if a trial has any.
+    """
+    further = [name for name in ("intermediate", "tags", "note") if any(name in each for each in records)]
+    results_of = [(each["trialJobId"], each["parameter"], each["value"]) for each in records]
+    names, rows = flat_columns(results_of, further)
+    for row, each in zip(rows, records, strict=True):
+        row |= {name: each[name] for name in further if name in each}
+        if "tags" in each:
+            row["tags"] = " ".join(each["tags"])
+    return table_of([*names, *further], rows)
 
 
 def table_of(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

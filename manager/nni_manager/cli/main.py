@@ -29,6 +29,7 @@ from nni_manager.cli import (
     openpai,
     openpai_jobs,  # noqa: F401 - adds commands to the group `openpai`
     platform_commands,
+    remark_commands,  # noqa: F401 - adds commands to the groups `trial` and `experiment`
     tensorboard,
     trial_commands,
     webui,

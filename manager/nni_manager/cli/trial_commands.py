@@ -9,6 +9,7 @@ import click
 
 from nni_manager.cli import nni_output, options
 from nni_manager.client import output
+from nni_manager.client.results import with_tags
 from nni_manager.errors import UserError
 
 trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
@@ -20,6 +21,7 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
         "nnictl trial ls",
         "nnictl trial ls --best 5",
         "nnictl trial ls GvTf2bVe --state failed --tail 5",
+        "nnictl trial ls --tag keep --columns no.,trial,value,tags",
         "nnictl trial ls --sort time --descending --columns no.,value,time,lr",
         "nnictl trial ls --json",
     ),
@@ -27,13 +29,15 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 @options.experiment_argument
 @click.option("--state", "-s", "states", multiple=True, metavar="STATE",
               help="Only trials in this state, such as failed; may be repeated.")  # fmt: skip
+@click.option("--tag", "tags", multiple=True, metavar="TAG",
+              help="Only trials with this tag; if repeated, with all of them.")  # fmt: skip
 @click.option(
     "--best", type=click.IntRange(1), metavar="N", help="Only the N trials with the best values, best first."
 )
 @click.option("--sort", "column", metavar="COLUMN", help="Sort by a column or a parameter; default: no.")
 @click.option("--descending", is_flag=True, help="With --sort: the highest first.")
 @click.option("--columns", metavar="NAMES", help="The columns to print, separated by commas: no., trial, state, value, "
-              "time, started, ended, parameters, and names of parameters.")  # fmt: skip
+              "time, started, ended, tags, note, parameters, and names of parameters.")  # fmt: skip
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
 @options.json_option
@@ -42,6 +46,7 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 def list_trials(
     experiment_id: str | None,
     states: tuple[str, ...],
+    tags: tuple[str, ...],
     best: int | None,
     column: str | None,
     descending: bool,
@@ -63,6 +68,7 @@ def list_trials(
         {"--best": best, "--sort": column},
         {"--json": as_json, "--nni-json": nni_json, "--columns": columns},
         {"--nni-json": nni_json, "--state": states, "--best": best, "--sort": column},
+        {"--nni-json": nni_json, "--tag": tags},
     )
     if descending and column is None:
         raise UserError("cannot use --descending without --sort; add --sort COLUMN")
@@ -72,7 +78,7 @@ def list_trials(
         nni_output.print_trials(known.get("/trial-jobs"), head, tail)
         return
     trials = known.get("/trials") if as_json else known.trial_list()
-    shown = trial_table.in_states(trials, states)
+    shown = with_tags(trial_table.in_states(trials, states), tags)
     if best is not None:
         maximize = known.stored.config().tuner.optimize_mode == "maximize"
         shown = trial_table.best(shown, best, maximize=maximize)

@@ -25,6 +25,8 @@ _KEYS: dict[str, Callable[[Trial], Any]] = {
     "time": duration_s,
     "started": lambda trial: trial.get("startTime"),
     "ended": lambda trial: trial.get("endTime"),
+    "tags": lambda trial: " ".join(trial.get("tags", ())) or None,
+    "note": lambda trial: trial.get("note") or None,
     "parameters": lambda trial: output.parameters(trial["parameters"]),
 }
 
@@ -116,5 +118,7 @@ def _cells(trial: Trial) -> dict[str, str]:
         "time": time,
         "started": output.moment(trial.get("startTime")),
         "ended": output.moment(trial.get("endTime")),
+        "tags": " ".join(trial.get("tags", ())),
+        "note": trial.get("note", "").partition("\n")[0],
         "parameters": parameters,
     }

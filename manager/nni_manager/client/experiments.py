@@ -124,7 +124,7 @@ class KnownExperiment:
             known |= {"status": "UNREADABLE", "problem": str(error)}
         if self.problem:
             known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
-        return known | folders.served_by(self.folder, self.manager, self.view)
+        return known | folders.served_by(self.folder, self.manager, self.view, known.get("tags", ()))
 
 
 def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:

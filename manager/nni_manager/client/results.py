@@ -17,19 +17,32 @@ def all_trials(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each trial, also without a result.
 
-    The columns are those of `flat_columns`, and `number`, `state` and `durationS`.
+    The columns are those of `flat_columns`, and `number`, `state`, `durationS`, `tags` and `note`.
 
     `trials`: entries of the list of trials; `results`: the final results that count, by trial.
     """
-    fixed = ("number", "state", "durationS")
+    fixed = ("number", "state", "durationS", "tags", "note")
     names, rows = flat_columns(
         [(each["id"], each["parameters"], results.get(each["id"], NO_RESULT)) for each in trials], fixed
     )
     for each, row in zip(trials, rows, strict=True):
         row |= {"number": each["sequenceId"], "state": each["state"]}
+        row |= {"tags": each.get("tags", []), "note": each.get("note", "")}
         if (took_s := duration_s(each)) is not None:
             row["durationS"] = took_s
-    return ["number", *names, "state", "durationS"], rows
+    return ["number", *names, "state", "durationS", "tags", "note"], rows
+
+
+def with_tags(entries: Sequence[Mapping[str, Any]], given: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    """The entries of a list of trials or experiments that have all of these tags.
+
+    Raises:
+        RemarksInvalid: a given text is no tag.
+    """
+    from nni_manager.domain.remarks import tag_of
+
+    wanted = set(map(tag_of, given))
+    return [each for each in entries if wanted <= {*each.get("tags", ())}]
 
 
 def duration_s(trial: Mapping[str, Any]) -> float | None:

@@ -106,6 +106,7 @@ def _list_entry(row: Mapping[str, Any]) -> dict[str, Any]:
         "exitCode": row["exit_code"],
         "message": row["message"],
         "warning": row["warning"],
+        **row["remarks"].to_json(),
     }
 
 

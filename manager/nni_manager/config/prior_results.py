@@ -16,7 +16,7 @@ from nni_manager.domain.metrics import reward
 
 _EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
 # Other keys of an export, with their names in later versions of NNI.
-_IGNORED = ("trialJobId", "id")
+_IGNORED = ("trialJobId", "id", "tags", "note")
 
 
 @dataclass(frozen=True, slots=True)

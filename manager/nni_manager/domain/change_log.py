@@ -33,8 +33,11 @@ class ChangeLog:
             case events.AttemptEnded():
                 self.note(event.ended.key.trial_id)
         for effect in effects:
-            if isinstance(effect, events.SaveTrial):
-                self.note(effect.trial.trial_id)
+            match effect:
+                case events.SaveTrial():
+                    self.note(effect.trial.trial_id)
+                case events.SaveRemarks(trial_id=str(trial_id)):
+                    self.note(trial_id)
 
     def of(self, trial_id: str) -> int:
         """The number of the last change of a trial; 0: no change is recorded."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial
@@ -243,6 +244,14 @@ class SearchSpaceChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RemarksChanged:
+    """A user has changed the remarks of a trial; `trial_id` None: of the experiment. They become `remarks`."""
+
+    trial_id: str | None
+    remarks: Remarks
+
+
+@dataclass(frozen=True, slots=True)
 class TrialProposed:
     """A user proposes a trial with these parameters, independent of the tuner and of reached limits. The id is new.
 
@@ -290,6 +299,7 @@ Event = (
     | LimitsChanged
     | SearchSpaceChanged
     | TrialProposed
+    | RemarksChanged
     | TimePassed
 )
 
@@ -357,6 +367,14 @@ class SaveAttempt:
 @dataclass(frozen=True, slots=True)
 class SaveExperiment:
     """Store the experiment's own state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRemarks:
+    """Store the remarks of a trial; `trial_id` None: of the experiment."""
+
+    trial_id: str | None
+    remarks: Remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +473,7 @@ Effect = (
     | SaveTrial
     | SaveAttempt
     | SaveExperiment
+    | SaveRemarks
     | SaveJob
     | SaveUsage
     | SubmitJob

@@ -18,6 +18,7 @@ from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.search_budget import Limits, SearchBudget
 from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
@@ -131,10 +132,12 @@ class Experiment:
         error: str = "",
         active_s: float = 0.0,
         any_compatible_keeper: bool = False,
+        remarks: Remarks = NO_REMARKS,
     ) -> None:
         self.experiment_id = experiment_id
         self.state = state
         self.error = error
+        self.remarks = remarks
         self.trials: dict[str, Trial] = {}
         completion = completion or Completion()
         self.jobs = Jobs(completion.tasks, trials_per_job)
@@ -286,6 +289,8 @@ class Experiment:
                 return self._change_limits(event.limits, now_s)
             case events.SearchSpaceChanged():
                 return self._resume_asking(now_s)
+            case events.RemarksChanged():
+                return self._change_remarks(event)
             case events.ExperimentStopAsked():
                 return self._stop_all(event.at_s, now_s)
             case events.ManagerReady():
@@ -321,6 +326,11 @@ class Experiment:
         before, self.budget.limits = self.budget.limits, limits
         ends_asking = (limits.max_trials, limits.max_duration_s) != (before.max_trials, before.max_duration_s)
         return self._resume_asking(now_s) if ends_asking else []
+
+    def _change_remarks(self, event: events.RemarksChanged) -> list[Effect]:
+        owner = self if event.trial_id is None else self.trials[event.trial_id]
+        owner.remarks = event.remarks
+        return [events.SaveRemarks(event.trial_id, event.remarks)]
 
     def _resume_asking(self, now_s: float) -> list[Effect]:
         """Ask the tuner again, unless a limit is reached."""

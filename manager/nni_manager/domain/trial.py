@@ -11,6 +11,7 @@ from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
 from nni_manager.domain.metrics import reason_without_reward
+from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.attempt_ids import sort_key
@@ -150,6 +151,7 @@ class Trial:
     """How often the trial was started again because the cluster lost it."""
     registered: Attempts = field(default_factory=Attempts, repr=False)
     """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
+    remarks: Remarks = NO_REMARKS
     latest_usage: Usage | None = None
     """The last reported usage; not stored."""
     ended: TrialEnded | None = field(default=None, repr=False)

@@ -28,7 +28,7 @@ from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.lease import Lease
-from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, job_row, trial_row
+from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, job_row, remarks_row, trial_row
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
@@ -246,6 +246,8 @@ class Engine(Runtime):
                 self.save(attempt_row(effect.key, effect.number, effect.is_lost))
             case events.SaveExperiment():
                 self._save_experiment()
+            case events.SaveRemarks():
+                self.save(remarks_row(effect.trial_id, effect.remarks))
             case events.SaveJob():
                 ended_at_s = time.time() if effect.is_over else None
                 self.save(job_row(effect.job, monotonic_epoch_s(), ended_at_s))

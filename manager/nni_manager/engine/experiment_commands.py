@@ -11,7 +11,8 @@ from typing import Any
 
 from nni_manager.config.changes import changed
 from nni_manager.config.prior_results import results_of
-from nni_manager.domain.events import LimitsChanged, TrialProposed
+from nni_manager.domain.events import LimitsChanged, RemarksChanged, TrialProposed
+from nni_manager.domain.remarks import Remarks, RemarksChange
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.history import History
 from nni_manager.engine.runtime import Runtime
@@ -101,6 +102,21 @@ class ExperimentCommands:
         engine.post(TrialProposed(trial_id, parameters, time.time()))
         await asyncio.shield(engine.durable())
         return engine.experiment.trials[trial_id]
+
+    async def change_remarks(self, change: RemarksChange, trial: Trial | None = None) -> Remarks:
+        """Change the remarks of a trial, and return the new ones; `trial` None: of the experiment. Possible in every state.
+
+        Raises:
+            RemarksInvalid: there would be too many tags.
+        """
+        engine = self._engine
+        before = engine.experiment.remarks if trial is None else trial.remarks
+        after = change.applied_to(before)
+        if after != before:
+            engine.post(RemarksChanged(None if trial is None else trial.trial_id, after))
+        # Also without a change: the request that this one repeats may not be stored yet.
+        await asyncio.shield(engine.durable())
+        return after
 
     async def retry(self, trial: Trial) -> Trial:
         """Create a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.

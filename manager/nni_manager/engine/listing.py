@@ -33,4 +33,5 @@ def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
         # A corrupt experiment must not hide the others.
         line |= {"status": "UNREADABLE", "problem": str(error)}
     server = manager or view
-    return line | served_by(folder, manager, view) | {"url": None if server is None else server.base_url}
+    served = served_by(folder, manager, view, line.get("tags", ()))
+    return line | served | {"url": None if server is None else server.base_url}

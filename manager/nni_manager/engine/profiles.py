@@ -155,6 +155,7 @@ def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = Non
             "failedCount": counts.get(TrialState.FAILED, 0),
             "bestValue": best,
             "durationS": snapshot.duration_s,
+            **snapshot.experiment.remarks.to_json(),
         }
     ) | problem_of(snapshot)
 

@@ -136,6 +136,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "attempt": trial.attempt,
             "retries": trial.retries,
             "isCustomized": trial.is_customized,
+            **trial.remarks.to_json(),
             "seed": trial_seed(
                 snapshot.experiment.experiment_id, snapshot.config.tuner.seed, trial.sequence_id
             ),
@@ -181,6 +182,10 @@ def row_view(trial: Trial) -> dict[str, Any]:
     }
     if why := _why(trial):
         row["why"] = why[:_MAX_MESSAGE]
+    if trial.remarks.tags:
+        row["tags"] = list(trial.remarks.tags)
+    if trial.remarks.note:
+        row["note"] = trial.remarks.note.partition("\n")[0][:_MAX_MESSAGE]
     if trial.warning:
         row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
     if trial.result is not None and (metrics := numbers_beside_default(trial.result, _MAX_METRICS)):
@@ -348,6 +353,7 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "latestWithoutResult": None if without is None else trial_view(snapshot, without),
         "keepers": snapshot.keepers,
         "readOnly": snapshot.is_view,
+        **experiment.remarks.to_json(),
         "startTime": ms(snapshot.created_at_s),
         "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
     }

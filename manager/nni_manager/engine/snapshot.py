@@ -38,6 +38,7 @@ def snapshot_from_stored(
         error=stored.error,
         active_s=stored.active_s,
         any_compatible_keeper=stored.any_compatible_keeper,
+        remarks=stored.remarks,
     )
 
 

@@ -76,7 +76,8 @@ class TrialResult:
 class TrialJob:
     """One trial. `startTime` is None until it starts, `endTime` until it is terminal.
 
-    Our additions to NNI's fields: `value`, the number that the tuner receives, and `message`, the reason of the trial's end.
+    Our additions to NNI's fields: `value`, the number that the tuner receives, `message`, the reason of the trial's end,
+    `parameters`, and `tags` and `note`, which people give it.
     """
 
     trialJobId: str
@@ -90,6 +91,8 @@ class TrialJob:
     value: float | None = None
     message: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+    note: str = ""
 
     @property
     def stderrPath(self) -> str:
@@ -114,6 +117,8 @@ class TrialJob:
             value=document["value"],
             message=document["message"] or (why(document) if document["status"] == "FAILED" else ""),
             parameters=document["parameters"],
+            tags=document.get("tags", []),
+            note=document.get("note", ""),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
@@ -18,6 +18,8 @@ from nni_manager.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
     import pandas
+
+    from nni_manager.domain.remarks import Remarks
 
 _Answer = TypeVar("_Answer")
 _OF_COMMAND_LINE = {
@@ -111,13 +113,59 @@ class StartedExperiment:
     def trials_dataframe(self) -> pandas.DataFrame:
         """All trials, also failed and running ones, as a pandas data frame.
 
-        Its columns: `number`, `trialJobId`, one for each parameter, `value`, `state` and `durationS`.
+        Its columns: `number`, `trialJobId`, one for each parameter, `value`, `state`, `durationS`, `tags` (a list) and `note`.
 
         Raises:
             PandasMissing: pandas is not installed.
         """
         results = {each["trialJobId"]: parsed(each["value"]) for each in self._get("/export-data")}
         return frame_with(*all_trials(self._get("/trials"), results))
+
+    # ---- tags and notes, also of an experiment that does not run
+
+    @property
+    def tags(self) -> list[str]:
+        """The experiment's tags, in alphabetical order. `tag` changes them."""
+        return list(self._remarks().tags)
+
+    @property
+    def note(self) -> str:
+        """The experiment's note; empty: none. `set_note` changes it."""
+        return self._remarks().note
+
+    def tag(self, *add: str, remove: Iterable[str] = ()) -> list[str]:
+        """Add tags to the experiment and remove others; returns its tags then.
+
+        A tag has up to 64 letters, digits and `-_.:/`. Adding a tag that is there, and removing one that is not, has no effect.
+
+        Raises:
+            UserError: a tag has another form, or there would be more than 20.
+        """
+        return list(self._change_remarks(None, add=add, remove=remove).tags)
+
+    def set_note(self, note: str) -> None:
+        """Set the experiment's note, up to 10,000 characters; an empty text removes it.
+
+        Raises:
+            UserError: the note is too long.
+        """
+        self._change_remarks(None, note=note)
+
+    def tag_trial(self, trial_job_id: str, *add: str, remove: Iterable[str] = ()) -> list[str]:
+        """Add tags to a trial and remove others, as `tag`; returns its tags then.
+
+        Raises:
+            UserError: no trial has this id, a tag has another form, or there would be more than 20.
+        """
+        return list(self._change_remarks(trial_job_id, add=add, remove=remove).tags)
+
+    def set_trial_note(self, trial_job_id: str, note: str) -> None:
+        """Set the note of a trial, as `set_note`.
+
+        Raises:
+            UserError: no trial has this id, or the note is too long.
+        """
+        self._change_remarks(trial_job_id, note=note)
 
     # ---- changes of a running experiment
 
@@ -194,6 +242,28 @@ class StartedExperiment:
             self._client_to("stop a trial of").delete("/trial-jobs", trial_job_id)
 
     # ---- private
+
+    def _remarks(self) -> Remarks:
+        from nni_manager.client.remarks import remarks_of
+
+        return self._query(remarks_of)
+
+    def _change_remarks(
+        self,
+        trial_id: str | None,
+        add: Iterable[str] = (),
+        remove: Iterable[str] = (),
+        note: str | None = None,
+    ) -> Remarks:
+        from nni_manager.client.remarks import change_remarks
+        from nni_manager.domain.remarks import RemarksChange
+
+        if isinstance(remove, str):
+            remove = (remove,)  # not its letters
+        change = RemarksChange.of(add, remove, note)
+        if trial_id is not None:
+            self.get_trial_job(trial_id)
+        return self._query(lambda known: change_remarks(known, change, trial_id))
 
     def _now(self) -> KnownExperiment:
         if self._folder is None:

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from nni_manager.domain.remarks import Remarks
 from nni_manager.errors import InternalError
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.reader import StoreReader
@@ -85,6 +86,8 @@ def _check_contents(reader: StoreReader) -> None:
         raise ValueError("a trial has not ended")
     for result in reader.imported():
         json.loads(result.metric)
+    for remarks in (reader.remarks(), *(trial.remarks for trial in trials)):
+        Remarks.of(remarks.tags, remarks.note)
     if not {stream for _, _, stream in reader.streams()} <= {stream.value for stream in Stream}:
         raise ValueError("there is an unknown stream")
 

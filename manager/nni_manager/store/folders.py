@@ -344,8 +344,11 @@ class ExperimentFolder:
             ) from error
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[lease.Lease]:
+    def owned(self, *, is_brief: bool = False) -> Iterator[lease.Lease]:
         """Own the experiment: one manager at a time. Ownership ends with the process, however it ends.
+
+        `is_brief`: the owner is no manager, so afterwards the process file names the last manager again: `nnictl resume` reads
+        its URL prefix.
 
         Takes a while if the last owner was on another machine and did not release its lease. An owner that holds the lock but
         has not renewed its lease for `LEASE_TTL_S` is replaced.
@@ -371,6 +374,7 @@ class ExperimentFolder:
                     f"cannot own experiment {name}: manager {elsewhere} owns it and still writes to {path}; "
                     f"stop it there with `nnictl stop {name}`"
                 )
+            last = self.process() if is_brief else None
             # The file names the previous manager; its pid and port may have been reused.
             self._process_json.unlink(missing_ok=True)
             own = lease.Lease(path, holder)
@@ -378,6 +382,9 @@ class ExperimentFolder:
                 yield own
             finally:
                 own.release()
+                if last is not None and not own.is_lost:
+                    with contextlib.suppress(OSError):  # a full disk
+                        self.write_process(last)
 
     def _taken(self) -> ExperimentLocked:
         name, holder, process = self.experiment_id, self.lease_holder(), self.process()
@@ -509,11 +516,11 @@ class Registry:
 
 
 def served_by(
-    folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None
+    folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None, tags: Iterable[str]
 ) -> dict[str, Any]:
     """Fields of a list entry: where an experiment is stored, and which processes serve it.
 
-    NNI's clients expect `webuiUrl`, `tag` and `prefixUrl` in each entry.
+    NNI's clients expect `webuiUrl`, `tag` (the experiment's tags) and `prefixUrl` in each entry.
     """
     server = manager or view
     return {
@@ -522,7 +529,7 @@ def served_by(
         "port": manager and manager.port,
         "viewPort": view and view.port,
         "webuiUrl": [] if server is None else [server.base_url],
-        "tag": [],
+        "tag": list(tags),
         "prefixUrl": server and (server.url_prefix or None),
         "logDir": str(folder.path),
     }

@@ -75,3 +75,10 @@ ALTER TABLE trial RENAME COLUMN memo TO metadata;
 ALTER TABLE job RENAME COLUMN was_heard TO ever_connected;
 ALTER TABLE experiment RENAME COLUMN keeper_has_matched TO any_compatible_keeper;
 ALTER TABLE stream RENAME COLUMN garbage_bytes TO corrupt_bytes;
+
+-- to: 8 -- tags and notes
+CREATE TABLE remarks (
+    trial_id TEXT PRIMARY KEY,
+    tags     TEXT NOT NULL,
+    note     TEXT NOT NULL
+) STRICT, WITHOUT ROWID;

@@ -56,6 +56,13 @@ SELECT trial_id FROM trial WHERE substr(trial_id, 1, length(:beginning)) = :begi
 SELECT trial_id, parameters, final FROM trial
 WHERE state IN (SELECT value FROM json_each(:states)) AND final IS NOT NULL ORDER BY sequence_id;
 
+-- name: save_remarks -- of a trial, or of the experiment (an empty id)
+INSERT INTO remarks (trial_id, tags, note) VALUES (:trial_id, :tags, :note)
+ON CONFLICT (trial_id) DO UPDATE SET tags = excluded.tags, note = excluded.note;
+
+-- name: get_remarks -- of one trial or of the experiment (an empty id), or of all
+SELECT * FROM remarks WHERE :trial_id IS NULL OR trial_id = :trial_id;
+
 -- name: save_job -- a job that may run, or has ended
 INSERT INTO job (job_id, created_at_s, ended_at_s, ever_connected) VALUES (:job_id, :now_s, :ended_at_s, :ever_connected)
 ON CONFLICT (job_id) DO UPDATE SET ended_at_s = excluded.ended_at_s, ever_connected = excluded.ever_connected;

@@ -14,6 +14,7 @@ from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttemp
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.metrics import reward, truncate_for_display
+from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
 from nni_manager.domain.usage import gpus_from_json
 from nni_manager.store.database_files import OPEN_DATABASES
@@ -95,6 +96,7 @@ class StoreReader:
             row,
             state=ExperimentState(row["state"]),
             any_compatible_keeper=bool(row["any_compatible_keeper"]),
+            remarks=self.remarks(),
         )
 
     def trials(self) -> list[Trial]:
@@ -102,8 +104,15 @@ class StoreReader:
         return self._trials("get_trials", "get_progress_of_trials", {})
 
     def trial_list(self) -> Sequence[Mapping[str, Any]]:
-        """The rows of all trials in order of creation, with the columns that a list shows. `parameters` is JSON text."""
-        return [dict(row) for row in self._rows("get_trial_list")]
+        """The rows of all trials in order of creation, with the columns that a list shows, and `remarks`.
+
+        `parameters` is JSON text.
+        """
+        remarks = self.all_remarks()
+        return [
+            dict(row) | {"remarks": remarks.get(row["trial_id"], NO_REMARKS)}
+            for row in self._rows("get_trial_list")
+        ]
 
     def trial_totals(self) -> TrialTotals:
         """The number of trials in each state that any is in, and the range of the values that count."""
@@ -132,15 +141,28 @@ class StoreReader:
         found = self._trials("get_trial", "get_progress_of_trial", {"trial_id": trial_id})
         return found[0] if found else None
 
+    def remarks(self, trial_id: str | None = None) -> Remarks:
+        """The remarks of a trial; None: of the experiment."""
+        return self.all_remarks(trial_id or "").get(trial_id or "", NO_REMARKS)
+
+    def all_remarks(self, trial_id: str | None = None) -> dict[str, Remarks]:
+        """The remarks of every trial that has any, and of the experiment with an empty id; or only those with the given id."""
+        return {
+            row["trial_id"]: Remarks(tuple(json.loads(row["tags"])), row["note"])
+            for row in self._rows("get_remarks", {"trial_id": trial_id})
+        }
+
     def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
         progress = {
             row["trial_id"]: (truncate_for_display(row["value"]), row["count"])
             for row in self._rows(progress_query, values)
         }
+        all_remarks = self.all_remarks(values.get("trial_id"))
         trials = []
         for row in self._rows(query, values):
             newest, count = progress.get(row["trial_id"], (None, 0))
-            trials.append(trial_of(row, intermediate=newest, intermediate_count=count))
+            remarks = all_remarks.get(row["trial_id"], NO_REMARKS)
+            trials.append(trial_of(row, intermediate=newest, intermediate_count=count, remarks=remarks))
         return trials
 
     def jobs(self) -> tuple[list[Job], list[str]]:
@@ -259,4 +281,5 @@ def _metric_of(row: sqlite3.Row) -> MetricRow:
 
 def _record(kind: type[Record], row: sqlite3.Row, **converted: object) -> Record:
     """The record whose fields are columns of the row, except the converted ones."""
-    return kind(**{field.name: row[field.name] for field in fields(kind)} | converted)
+    names = [field.name for field in fields(kind) if field.name not in converted]
+    return kind(**{name: row[name] for name in names} | converted)

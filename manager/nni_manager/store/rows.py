@@ -12,6 +12,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
@@ -32,6 +33,7 @@ class StoredExperiment:
     error: str
     active_s: float
     any_compatible_keeper: bool
+    remarks: Remarks
 
 
 def json_of(document: object) -> str:
@@ -108,6 +110,12 @@ def imported_rows(position: int, results: Iterable[PriorResult]) -> RowWrite:
     """Imported results, all or none. `position` is the number of results that were imported before."""
     texts = json.dumps([(json.dumps(result.parameters), result.metric) for result in results])
     return RowWrite("add_imported", str(position), {"position": position, "results": texts})
+
+
+def remarks_row(trial_id: str | None, remarks: Remarks) -> RowWrite:
+    """The remarks of a trial; `trial_id` None: of the experiment."""
+    values = {"trial_id": trial_id or "", "tags": json.dumps(remarks.tags), "note": remarks.note}
+    return RowWrite("save_remarks", values["trial_id"], values)
 
 
 @dataclass(frozen=True, slots=True)

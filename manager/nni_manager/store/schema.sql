@@ -101,6 +101,13 @@ CREATE TABLE usage (
     PRIMARY KEY (trial_id, attempt, task, at_s)
 ) STRICT, WITHOUT ROWID;
 
+-- The tags and the note that people gave a trial or the experiment. No row: none so far.
+CREATE TABLE remarks (
+    trial_id TEXT PRIMARY KEY,                     -- empty: the experiment itself
+    tags     TEXT NOT NULL,                        -- JSON: a list of texts
+    note     TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Imported results that the tuner received, in order of import.
 CREATE TABLE imported (
     position   INTEGER PRIMARY KEY,

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nni_manager.config.changes import UPDATE_TYPES
+from nni_manager.domain.remarks import RemarksChange
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import profiles, serializers, trial_logs
 from nni_manager.engine.importance import Importance, importance_of
@@ -59,6 +60,12 @@ class ExperimentRoutes:
         }
         params = {"type": "object", "required": ["params"], "properties": {"params": MAPPING}}
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
+        tags = {"type": "array", "items": {"type": "string"}}
+        remarks = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"addTags": tags, "removeTags": tags, "note": {"type": "string"}},
+        }
         at, large = "/trials/{trial_id}", MAX_CHANGE_BYTES
         return [
             view_of("/check-status", "check_status", "The experiment's state.", serializers.status_view),
@@ -84,6 +91,10 @@ class ExperimentRoutes:
             Operation(at, self.trial, ONE, refusals=(404,)),
             Operation("/trial-jobs/{trial_id}", self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
             Operation(f"{at}/retry", self.retry, ONE, "POST", refusals=(404, 409)),
+            Operation(
+                f"{at}/remarks", self.change_remarks_of_trial, ONE, "PATCH", refusals=(404,), body=remarks
+            ),
+            Operation("/remarks", self.change_remarks, ONE, "PATCH", body=remarks),
             Operation(f"{at}/usage", self.usage_of_trial, MANY, refusals=(404,)),
             Operation(f"{at}/attempts", self.attempts_of_trial, MANY, refusals=(404,)),
             Operation(f"{at}/log/{{stream}}", self.log_of_trial, ONE, query=log_range, refusals=(404,)),
@@ -166,6 +177,19 @@ class ExperimentRoutes:
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
         return self._started(await self._engine.changes.retry(self._reads.trial_of(request)))
+
+    async def change_remarks(self, request: Request) -> Response:
+        """Add and remove tags of the experiment, or set its note. A repeated request has no further effect."""
+        return await self._change_remarks(request, None)
+
+    async def change_remarks_of_trial(self, request: Request) -> Response:
+        """Add and remove tags of one trial, or set its note. A repeated request has no further effect."""
+        return await self._change_remarks(request, self._reads.trial_of(request))
+
+    async def _change_remarks(self, request: Request, trial: Trial | None) -> Response:
+        changes = self._engine.changes
+        change = RemarksChange.from_json(await body_of(request))
+        return Json((await changes.change_remarks(change, trial)).to_json())
 
     @staticmethod
     def _started(trial: Trial) -> Response:

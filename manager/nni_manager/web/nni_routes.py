@@ -38,7 +38,7 @@ class NniRoutes:
     def __init__(self, reads: BackendReads, port: int, url_prefix: str) -> None:
         self._reads = reads
         self._engine = reads.engine
-        self._served = {"port": port, "pid": os.getpid(), "tag": [], "prefixUrl": url_prefix or None}
+        self._served = {"port": port, "pid": os.getpid(), "prefixUrl": url_prefix or None}
 
     def operations(self) -> list[Operation]:
         """All operations."""
@@ -114,8 +114,8 @@ class NniRoutes:
 
     async def metadata(self, request: Request) -> Response:
         """The experiment as an item of NNI's list of experiments."""
-        url = str(request.base_url).rstrip("/")
-        return Json(metadata_view(self._engine.snapshot()) | self._served | {"webuiUrl": [url]})
+        url, shown = str(request.base_url).rstrip("/"), metadata_view(self._engine.snapshot())
+        return Json(shown | self._served | {"webuiUrl": [url], "tag": shown["tags"]})
 
     async def experiments_info(self, _: Request) -> Response:
         """All experiments of the manager's user, in NNI's form."""

@@ -8,23 +8,25 @@ import { flat } from "./parameters.js";
 /** @import { Row } from "./types.js" */
 
 /**
- * A line for each trial: number, id, state, result, duration in seconds, its other metrics, and each parameter.
+ * A line for each trial: number, id, state, result, duration in seconds, its other metrics, its tags if a trial has any, and each
+ * parameter.
  *
  * @param {readonly Row[]} rows
  * @param {readonly string[]} names  of the parameters
  * @param {readonly string[]} [metrics]
  */
 export function csvOf(rows, names, metrics = []) {
-  const head = ["number", "trialJobId", "state", "value", "durationS", ...metrics.map((name) => METRIC_PREFIX + name), ...names.map((name) => (OWN.includes(name) ? `parameter/${name}` : name))];
+  const ofTags = rows.some((row) => row.tags) ? ["tags"] : [];
+  const head = ["number", "trialJobId", "state", "value", "durationS", ...metrics.map((name) => METRIC_PREFIX + name), ...ofTags, ...names.map((name) => (OWN.includes(name) ? `parameter/${name}` : name))];
   const lines = rows.map((row) => {
     const parameters = flat(row.parameters);
     const ended = row.end === null ? null : runSeconds(row, row.end);
-    return [row.seq, row.id, row.state, row.value, ended, ...metrics.map((name) => row.metrics?.[name]), ...names.map((name) => parameters.get(name))];
+    return [row.seq, row.id, row.state, row.value, ended, ...metrics.map((name) => row.metrics?.[name]), ...ofTags.map(() => row.tags?.join(" ")), ...names.map((name) => parameters.get(name))];
   });
   return [head, ...lines].map((cells) => cells.map(cell).join(",")).join("\r\n") + "\r\n";
 }
 
-const OWN = ["number", "trialJobId", "state", "value", "durationS"];
+const OWN = ["number", "trialJobId", "state", "value", "durationS", "tags"];
 
 /** @param {unknown} value */
 function cell(value) {

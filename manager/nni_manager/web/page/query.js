@@ -12,13 +12,16 @@ import { flat, shown } from "./parameters.js";
  *
  * @typedef {object} Query
  * @property {ReadonlySet<string>} states  empty: all
- * @property {string} text  every word must occur in a trial
+ * @property {string} text  every word must occur in a trial; `tag:keep` is a tag that it must have, `tag:` any tag
  * @property {readonly Condition[]} conditions  on parameters, and on metrics by `value/` and the name; all must hold
  * @property {Order} order
  */
 
 /** @type {readonly Operator[]} */
 export const OPERATORS = ["=", "≠", "<", "≤", ">", "≥", "contains"];
+
+/** The start of a word in a search that names a tag. */
+export const TAG = "tag:";
 
 /** Above this share of changed trials, sorting all is cheaper than inserting each. */
 const MOST_INSERTED = 0.05;
@@ -30,7 +33,7 @@ const haystacks = new WeakMap();
 function haystack(row) {
   let text = haystacks.get(row);
   if (text === undefined) {
-    const parts = [String(row.seq), row.id, row.status, row.reason ?? "", row.message ?? ""];
+    const parts = [String(row.seq), row.id, row.status, row.reason ?? "", row.message ?? "", row.note ?? "", ...(row.tags ?? [])];
     for (const [name, value] of flat(row.parameters)) parts.push(`${name}=${value}`, shown(value));
     text = parts.join("\n").toLowerCase();
     haystacks.set(row, text);
@@ -48,7 +51,15 @@ export function matches(row, query) {
   if (query.states.size > 0 && !query.states.has(row.status)) return false;
   if (!query.conditions.every((condition) => holds(row, condition))) return false;
   const words = query.text.toLowerCase().split(/\s+/).filter(Boolean);
-  return words.length === 0 || words.every((word) => haystack(row).includes(word));
+  return words.length === 0 || words.every((word) => (word.startsWith(TAG) ? hasTag(row, word.slice(TAG.length)) : haystack(row).includes(word)));
+}
+
+/**
+ * @param {{tags?: readonly string[]}} tagged
+ * @param {string} wanted  in lower case; empty: any
+ */
+export function hasTag({ tags = [] }, wanted) {
+  return wanted === "" ? tags.length > 0 : tags.some((tag) => tag.toLowerCase() === wanted);
 }
 
 /**
@@ -105,6 +116,10 @@ export function valueIn(row, column) {
     case "duration":
       if (row.start === null || row.start === undefined) return null;
       return row.end ? row.end - row.start : 1e15 - row.start;
+    case "tags":
+      return row.tags?.join(" ");
+    case "note":
+      return row.note;
     case "reason":
       return row.reason;
     default:

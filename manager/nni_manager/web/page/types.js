@@ -20,6 +20,8 @@
  * @property {string} message
  * @property {string} [why]  why it ended, on one line
  * @property {string} [warning]
+ * @property {string[]} [tags]
+ * @property {string} [note]  its first line
  * @property {number | null} attempt
  * @property {boolean} customized
  * @property {{[name: string]: number}} [metrics]  the numbers beside the default one in a result that is a dict
@@ -32,6 +34,10 @@
  * @property {{index: number, utilisationPercent: number, memoryUsedBytes: number}[]} gpus
  *
  * @typedef {UsageFigures & {attempt: number, task: string, timestamp: number}} UsageSample
+ *
+ * @typedef {{tags: string[], note: string}} Remarks  what people gave a trial or the experiment
+ *
+ * @typedef {{addTags?: string[], removeTags?: string[], note?: string}} RemarksChange
  *
  * @typedef {object} Trial  The details of one trial.
  * @property {string} id
@@ -56,6 +62,8 @@
  * @property {number | null} attempt
  * @property {number} retries
  * @property {boolean} isCustomized
+ * @property {string[]} tags
+ * @property {string} note
  * @property {number} intermediateCount
  * @property {{peak: UsageFigures, latest: UsageFigures | null} | null} usage
  * @property {string | null} transport
@@ -80,6 +88,8 @@
  * @property {Trial | null} latestWithoutResult
  * @property {number} keepers
  * @property {boolean} readOnly
+ * @property {string[]} tags
+ * @property {string} note
  * @property {number | null} startTime
  * @property {number | null} endTime
  *
@@ -128,6 +138,8 @@
  * @typedef {object} KnownExperiment
  * @property {string} id
  * @property {string} [experimentName]
+ * @property {string[]} [tags]
+ * @property {string} [note]
  * @property {string} status
  * @property {string} [platform]
  * @property {number} [startTime]

@@ -22,6 +22,8 @@ export function openCompare(chosen) {
     ["Latest report", (row) => format.number(row.latest)],
     ["Reports", (row) => format.count(row.count)],
     ["Duration", (row) => format.duration(format.runSeconds(row, Date.now()))],
+    ["Tags", (row) => short((row.tags ?? []).join(" "), 200)],
+    ["Note", (row) => short(row.note ?? "", 200)],
     ["Why it ended", (row) => short(format.why(row), 200)],
     ...namesOf(rows).map((name) => /** @type {[string, (row: Row) => string]} */ ([name, (row) => short(shown(flat(row.parameters).get(name)), 200)])),
   ];

@@ -3,9 +3,11 @@
 import { fill, h, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { plain, short } from "../plain.js";
+import { hasTag, TAG } from "../query.js";
 import { api } from "../state/api.js";
 import { copy } from "../widgets/dialog.js";
 import { card, experimentBadge, time } from "../widgets/facts.js";
+import { tagList } from "../widgets/remarks.js";
 import { listPage } from "./list_page.js";
 
 /** @import { KnownExperiment } from "../types.js" */
@@ -24,7 +26,7 @@ export function experiments(_) {
   let known = [];
   const body = h("tbody");
   const note = h("p", { class: "empty" });
-  const search = h("input", { type: "search", "aria-label": "Search experiments", placeholder: "Search id, name, platform", input: () => {
+  const search = h("input", { type: "search", "aria-label": "Search experiments", placeholder: "Search id, name, tag:baseline", input: () => {
     text = search.value.toLowerCase();
     draw();
   } });
@@ -32,7 +34,7 @@ export function experiments(_) {
     shown = which.value;
     draw();
   } }, h("option", { value: "all" }, "All"), h("option", { value: "served" }, "With a page"), h("option", { value: "ended" }, "Not running"));
-  const titles = ["Id", "Name", "State", "Best", "Trials", "Platform", "Started", "Ended", "How to open"];
+  const titles = ["Id", "Name", "Tags", "State", "Best", "Trials", "Platform", "Started", "Ended", "How to open"];
   const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
       h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
@@ -43,7 +45,7 @@ export function experiments(_) {
   function draw() {
     const found = known
       .filter((each) => shown === "all" || (shown === "served") === isServed(each))
-      .filter((each) => [each.id, each.experimentName ?? "", each.platform ?? "", each.status].join(" ").toLowerCase().includes(text))
+      .filter(matches(text))
       .sort((a, b) => (b.startTime ?? 0) - (a.startTime ?? 0));
     // A redraw loses the focus and the selection.
     drawLines(found);
@@ -53,6 +55,20 @@ export function experiments(_) {
     known = await api.experiments();
     draw();
   });
+}
+
+/**
+ * True for the experiments with every `tag:` of the search, and with the rest of the text in them.
+ *
+ * @param {string} text  in lower case
+ * @returns {(each: KnownExperiment) => boolean}
+ */
+function matches(text) {
+  const words = text.split(/\s+/).filter(Boolean);
+  const tags = words.filter((word) => word.startsWith(TAG)).map((word) => word.slice(TAG.length));
+  const rest = words.filter((word) => !word.startsWith(TAG)).join(" ");
+  return (each) => tags.every((tag) => hasTag(each, tag))
+    && [each.id, each.experimentName ?? "", each.platform ?? "", each.status, each.note ?? "", ...(each.tags ?? [])].join(" ").toLowerCase().includes(rest);
 }
 
 /** @param {KnownExperiment} each */
@@ -65,6 +81,7 @@ function line(each) {
   return h("tr", { class: each.here ? "chosen" : null },
     h("td", {}, h("code", {}, plain(each.id))),
     h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
+    h("td", {}, tagList(each.tags ?? [])),
     h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
     h("td", { class: "number" }, format.number(each.bestValue ?? null)),
     h("td", { class: "number" }, trialsOf(each)),

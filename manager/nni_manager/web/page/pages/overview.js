@@ -9,6 +9,7 @@ import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { RemarksEditor } from "../widgets/remarks.js";
 
 /** @import { Configuration, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
@@ -31,6 +32,7 @@ export function overview({ live, go }) {
   const failures = h("div", {});
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
+  const remarks = new RemarksEditor((change) => api.remark(change), "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
   const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
@@ -49,6 +51,7 @@ export function overview({ live, go }) {
     card("Best result over time", { class: "wide" }, chart.element),
     card("Top trials", { class: "wide", aside: link("/detail", {}, "All trials") }, topBox),
     failuresCard,
+    card("Tags and note", { class: "wide" }, remarks.element),
     about.element,
     h("div", { class: "buttons wide" }, save, stop));
 
@@ -70,6 +73,9 @@ export function overview({ live, go }) {
     tick();
     best.update(summary);
     limits.update(summary);
+    remarks.showTags(summary.tags);
+    remarks.showNote(summary.note);
+    remarks.setReadOnly(live.isReadOnly);
     drawTop(summary.top);
     drawFailures(summary.latestFailures);
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);

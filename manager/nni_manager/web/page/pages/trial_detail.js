@@ -10,6 +10,7 @@ import { Chart, colours } from "../widgets/charts.js";
 import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
 import { badge, facts, parameterTable, time } from "../widgets/facts.js";
 import { LogView } from "../widgets/log.js";
+import { RemarksEditor } from "../widgets/remarks.js";
 
 /** @import { Metric, Parameters, Row, Trial, UsageFigures, UsageSample } from "../types.js" */
 /** @import { Detail } from "../widgets/table.js" */
@@ -30,7 +31,9 @@ export function trialDetail(first, live) {
   let isGone = false;
   /** @type {number | undefined} */
   let timer;
-  let loadedFor = "";
+  /** @type {Row | null} */
+  let loadedFor = null;
+  let loads = 0;
 
   const factBox = h("div", {});
   const usageBox = h("div", { "data-test": "usage" });
@@ -38,6 +41,8 @@ export function trialDetail(first, live) {
   const trouble = h("p", { class: "bad-text", role: "status" });
   const curve = new IntermediateChart();
   const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 230 });
+  const remarks = new RemarksEditor((change) => api.remark(change, id),
+    `This view is read-only: \`nnictl trial tag --trial-id ${id} --add TAG\` and \`nnictl trial note --trial-id ${id} --text TEXT\` change tags and note.`);
   const log = new LogView(id, () => !format.isEnded(row.state));
   const kill = h("button", { type: "button", class: "danger", "data-test": "kill", click: async () => {
     if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped and cannot be resumed; the experiment continues.`, "Stop the trial")) {
@@ -51,7 +56,7 @@ export function trialDetail(first, live) {
   const element = h("div", { class: "trial", "data-test": `detail-${id}` },
     trouble,
     h("div", { class: "columns" },
-      h("section", { "aria-label": "Facts" }, h("h3", {}, `Trial ${first.seq}`), factBox),
+      h("section", { "aria-label": "Facts" }, h("h3", {}, `Trial ${first.seq}`), remarks.element, factBox),
       h("section", { "aria-label": "Parameters" }, h("h3", {}, "Parameters"), parameters),
       h("section", { "aria-label": "Intermediate results" }, h("h3", {}, "Intermediate results"), curve.element),
       h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageChart.element)),
@@ -65,19 +70,21 @@ export function trialDetail(first, live) {
 
   async function load() {
     clearTimeout(timer);
-    loadedFor = stamp(row);
+    loadedFor = row;
+    const number = ++loads;
     const beganAtMs = performance.now();
     try {
       const [trial, attempts, metrics, usage] = await Promise.all([api.trial(id), api.attempts(id), api.intermediates(id), api.usage(id)]);
-      if (isGone) return;
+      if (isGone || number !== loads) return; // closed, or a newer answer follows
       say(trouble, "");
       drawFacts(trial);
+      remarks.showNote(trial.note);
       drawParameters(trial.parameters);
       log.setAttempts(attempts);
       curve.show(metrics);
       showUsage(usageBox, usageChart, trial, usage);
     } catch (error) {
-      if (isGone) return;
+      if (isGone || number !== loads) return;
       say(trouble, error instanceof Error ? error.message : String(error));
     }
     if (!isGone && !format.isEnded(row.state)) {
@@ -87,18 +94,22 @@ export function trialDetail(first, live) {
 
   /** @param {Row} now */
   function update(now) {
-    const wasRunning = !format.isEnded(row.state);
+    const before = row;
     row = now;
     const isOver = format.isEnded(row.state);
+    // The table draws an unchanged row often, also before the change that the editor has just sent arrives here.
+    if (now !== before) remarks.showTags(row.tags ?? []);
+    remarks.setReadOnly(live.isReadOnly);
     kill.hidden = isOver || live.isReadOnly;
     retry.hidden = !isOver || row.state === "SUCCEEDED" || live.isReadOnly;
     clone.hidden = live.isReadOnly;
-    // While the trial runs, the timer reloads.
-    if ((isOver && wasRunning) || (isOver && stamp(row) !== loadedFor)) void load();
+    // While the trial runs, the timer reloads. The row of an ended trial changes only with what this shows.
+    if (now !== loadedFor && (isOver || row.note !== before.note)) void load();
   }
 
+  remarks.showTags(first.tags ?? []);
   update(first);
-  void load();
+  if (loadedFor === null) void load();
   return {
     element,
     update,
@@ -110,11 +121,6 @@ export function trialDetail(first, live) {
       usageChart.destroy();
     },
   };
-}
-
-/** @param {Row} row */
-function stamp(row) {
-  return [row.state, row.count, row.attempt, row.end].join();
 }
 
 /** @param {Trial} trial */

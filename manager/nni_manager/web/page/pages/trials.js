@@ -38,6 +38,8 @@ const OWN_COLUMNS = [
   { id: "count", title: "Reports", width: 96, isNumber: true, text: (row) => format.count(row.count) },
   { id: "start", title: "Started", width: 190, text: (row) => format.moment(row.start) },
   { id: "duration", title: "Duration", width: 120, isNumber: true, text: (row) => format.duration(format.runSeconds(row, Date.now())) },
+  { id: "tags", title: "Tags", width: 160, text: (row) => short((row.tags ?? []).join(" "), 200) },
+  { id: "note", title: "Note", width: 220, text: (row) => short(row.note ?? "", 200) },
   { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
 ];
 const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
@@ -57,6 +59,7 @@ export function trials({ live, announce }) {
   let names = [];
   /** @type {string[]} */
   let metrics = [];
+  let hasTags = false;
   /** The user's choice; null: the defaults. */
   let chosenColumns = keptColumns(columnsKey(live));
   let wanted = "";
@@ -79,7 +82,7 @@ export function trials({ live, announce }) {
     openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
   } }, "Compare");
   const download = h("button", { type: "button", "data-test": "download-csv", click: () => saveAs("trials.csv", csvOf(rows, names, metrics)) }, "Download CSV");
-  const search = h("input", { type: "search", placeholder: "Search id, number, parameter, message", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
+  const search = h("input", { type: "search", placeholder: "Search id, message, tag:keep", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
   const filters = stateFilters((states) => ask({ ...query, states }));
   const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
   const columnList = h("div", { class: "menu" });
@@ -115,7 +118,7 @@ export function trials({ live, announce }) {
 
   function chooseColumns() {
     const isChosen = (/** @type {string} */ id) =>
-      chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id)
+      chosenColumns?.has(id) ?? ((id === "tags" && hasTags) || (isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id)
         || (id.startsWith("p:") ? names.slice(0, FIRST_PARAMETERS) : id.startsWith("m:") ? metrics.slice(0, FIRST_METRICS) : []).includes(id.slice(2)));
     const parameterColumns = [...metrics.map(metricColumn), ...names.map(parameterColumn)];
     const last = OWN_COLUMNS.slice(-1);
@@ -148,6 +151,11 @@ export function trials({ live, announce }) {
     chooseColumns();
   });
 
+  const setHasTags = whenChanged((/** @type {boolean} */ found) => {
+    hasTags = found;
+    chooseColumns();
+  });
+
   /** @param {News} news */
   function update({ reset, rows: changed }) {
     if (reset) setNames(namesOf(live.rows.all));
@@ -158,6 +166,7 @@ export function trials({ live, announce }) {
     else if (changed.some((row) => Object.keys(row.metrics ?? {}).some((name) => !metrics.includes(name)))) {
       setMetrics([...new Set([...metrics, ...metricNamesOf(changed)])]);
     }
+    if (reset || changed.some((row) => row.tags)) setHasTags(hasTags || live.rows.all.some((row) => row.tags));
     rows = reset ? arrange(live.rows.all, query) : changed.length > 0 ? rearrange(rows, changed, query) : rows;
     filters.update(live.summary?.counts ?? {});
     if (reset || changed.length > 0) show();

@@ -5,7 +5,7 @@
 
 import { BASE } from "../base.js";
 
-/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Trial, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, UsageSample } from "../types.js" */
 
 const ROOT = `${BASE}/api/v1/nni`;
 /** Managers behind one proxy share the storage of its origin. */
@@ -168,6 +168,8 @@ export const api = {
   retry: (id) => ask(`${trialPath(id)}/retry`, change("POST")),
   /** @param {unknown} parameters @returns {Promise<{sequenceId: number, trialJobId: string}>} */
   propose: (parameters) => ask("/trial-jobs", change("POST", parameters)),
+  /** Of a trial, or without an id of the experiment. @param {RemarksChange} remarks @param {string} [id] @returns {Promise<Remarks>} */
+  remark: (remarks, id) => ask(`${id === undefined ? "" : trialPath(id)}/remarks`, change("PATCH", remarks)),
   /** @param {string} code */
   enter: async (code) => {
     const { key } = await ask("/session", change("POST", { code }));

@@ -1,0 +1,152 @@
+"""Tags and notes: their form, and changes that may be repeated."""
+
+import contextlib
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.events import RemarksChanged, SaveRemarks
+from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.remarks import (
+    MAX_NOTE_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TAGS,
+    NO_REMARKS,
+    Remarks,
+    RemarksChange,
+    RemarksInvalid,
+    tag_of,
+)
+from nni_manager.domain.search_budget import Limits
+from nni_manager.domain.trial import Trial
+
+TAGS = st.from_regex(r"[a-cA-C0-9][a-c_.:/-]{0,3}", fullmatch=True)
+NOTES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=50)
+CHANGES = st.builds(
+    lambda add, remove, note: RemarksChange.of(add, set(remove) - set(add), note),
+    st.lists(TAGS, max_size=5),
+    st.lists(TAGS, max_size=5),
+    st.none() | NOTES,
+)
+
+
+@pytest.mark.parametrize(
+    "tag", ["keep", "lr/high", "v1.2", "a:b_c-d", "0", "好", "Größe", "x" * MAX_TAG_LENGTH]
+)
+def test_a_tag_has_letters_digits_and_five_marks(tag):
+    assert tag_of(tag) == tag
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "two words", "-x", "/x", "a,b", "<b>", "a\n", "a\x1b", "a\u202e", "x" * 65, "\ud800", None, 5],
+)
+def test_a_text_that_is_no_tag_is_refused_with_the_form_and_an_example(text):
+    with pytest.raises(
+        RemarksInvalid, match=r"^cannot use tag .*: a tag has 1 to 64 letters.*such as keep$"
+    ) as refused:
+        tag_of(text)
+    assert len(str(refused.value)) < 300
+    assert str(refused.value).isprintable()
+
+
+@given(st.text())
+def test_any_text_is_a_tag_that_stays_the_same_or_is_refused(text):
+    try:
+        tag = tag_of(text)
+    except RemarksInvalid:
+        return
+    assert tag_of(tag) == tag
+    assert len(tag.split()) == 1
+    assert "," not in tag
+
+
+def test_the_same_letters_are_the_same_tag():
+    composed = "é"
+    assert tag_of(unicodedata.normalize("NFD", composed)) == composed
+    once = RemarksChange.of(add=["é"]).applied_to(NO_REMARKS)
+    assert RemarksChange.of(remove=["e\u0301"]).applied_to(once) == NO_REMARKS
+
+
+@given(CHANGES, CHANGES)
+def test_a_repeated_change_has_no_further_effect_and_tags_are_a_sorted_set(first, change):
+    before = first.applied_to(NO_REMARKS)
+    after = change.applied_to(before)
+    assert change.applied_to(after) == after
+    assert list(after.tags) == sorted((set(before.tags) | set(change.add)) - set(change.remove))
+    assert after.note == (before.note if change.note is None else change.note)
+
+
+@given(CHANGES)
+def test_a_change_passes_through_json_unchanged(change):
+    assert RemarksChange.from_json(json.loads(json.dumps(change.to_json()))) == change
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["addTags", "removeTags", "note", "tags"]), inner, max_size=3)
+        ),
+    )
+)
+def test_any_document_is_a_change_or_refused(document):
+    with contextlib.suppress(RemarksInvalid):
+        RemarksChange.from_json(document).applied_to(NO_REMARKS)
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"tags": ["keep"]}, r"the body is another document; send e\.g\."),
+        ({"addTags": "keep"}, "the body is another document"),
+        ({"addTags": ["a b"]}, "cannot use tag 'a b'"),
+        ({"addTags": ["a"], "removeTags": ["a"]}, "cannot both add and remove tag a; leave one out"),
+        (
+            {"addTags": [f"t{n}" for n in range(MAX_TAGS + 1)]},
+            "there would be 21 tags, and the limit is 20; remove",
+        ),
+        ({"note": "x" * (MAX_NOTE_LENGTH + 1)}, "a note of 10001 characters: the limit is 10000; shorten it"),
+        ({"note": "a\0"}, "a note with the character"),
+        ({"note": "\ud800"}, "a note with the character"),
+    ],
+)
+def test_a_wrong_change_is_refused_with_the_limit_or_the_form(document, says):
+    with pytest.raises(RemarksInvalid, match=says):
+        RemarksChange.from_json(document).applied_to(NO_REMARKS)
+
+
+def test_a_note_keeps_its_lines_and_loses_what_surrounds_them():
+    assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
+
+
+def test_a_full_set_of_tags_may_shrink_and_be_repeated():
+    full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
+    assert RemarksChange.of(add=full.tags).applied_to(full) == full
+    assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS
+
+
+@pytest.mark.parametrize("state", ExperimentState)
+def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
+    experiment = Experiment("TESTEXPT", Limits(1, 0, None, None, 0), maximize=True, state=state)
+    experiment.lifecycle.restore([Trial("aaaaa", 0, {}, {}, 0.0, "aaaaa")])
+    ours, its = Remarks(("baseline",), ""), Remarks((), "late")
+    seen = experiment.revisions.latest
+    effects = experiment.handle(RemarksChanged(None, ours), 0.0) + experiment.handle(
+        RemarksChanged("aaaaa", its), 0.0
+    )
+    assert [each for each in effects if isinstance(each, SaveRemarks)] == [
+        SaveRemarks(None, ours),
+        SaveRemarks("aaaaa", its),
+    ]
+    assert (experiment.remarks, experiment.trials["aaaaa"].remarks) == (ours, its)
+    assert list(experiment.revisions.since(seen)) == ["aaaaa"]
+
+
+def test_a_note_that_is_no_text_is_refused():
+    with pytest.raises(RemarksInvalid, match="cannot use note 5: it is no text; write a text"):
+        RemarksChange.of(note=5)
