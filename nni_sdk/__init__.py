@@ -22,6 +22,8 @@ from nni_sdk.trial import (
     get_trial_id,
     report_final_result,
     report_intermediate_result,
+    should_stop,
+    stop_reason,
 )
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -49,6 +51,8 @@ __all__ = [
     "get_trial_id",
     "report_final_result",
     "report_intermediate_result",
+    "should_stop",
+    "stop_reason",
 ]
 
 

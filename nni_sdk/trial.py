@@ -33,6 +33,8 @@ STANDALONE = "STANDALONE"
 _STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
+# No file can have this path.
+_NO_NOTICE = os.devnull + "/none"
 # A longer value would hide the sentence around it.
 _MAX_SHOWN = 80
 _MAX_NUMBER = 1e308
@@ -56,6 +58,7 @@ class TrialContext:
         self.final_was_reported = False
         self.has_warned = False
         self.has_warned_of_number = False
+        self.stop_notice = ""
         self.metrics_fd = _NOT_OPEN
         self.periodical_head = self.final_head = ""
 
@@ -112,6 +115,23 @@ class TrialContext:
                 )
             self.loaded = content
         return self.loaded
+
+    def awaited_stop_notice(self) -> str:
+        """Tell the keeper that this code asks for the stop notice, and return the path of the notice.
+
+        The keeper writes the notice before it looks for this, so no stop is missed in between.
+        """
+        if self.is_standalone:
+            self.stop_notice = _NO_NOTICE
+        else:
+            folder = self.variable("NNI_SYS_DIR")
+            self.stop_notice = os.path.join(folder, "stop_notice.json")
+            flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
+            try:  # noqa: SIM105 - contextlib may not be loaded
+                os.close(os.open(os.path.join(folder, ".nni", "awaits_stop_notice"), flags, 0o644))
+            except OSError:
+                pass  # a full or read-only storage: SIGTERM then comes with the notice
+        return self.stop_notice
 
     def reporting_starts(self) -> bool:
         """Prepare for records; False when standalone. `metrics_fd` is set last: other threads check it without a lock."""
@@ -292,6 +312,35 @@ def report_final_result(metric: object) -> None:
         )
     trial.append(data)
     trial.final_was_reported = True
+
+
+def should_stop() -> bool:
+    """Return True as soon as this trial is to end: save the model, report a final result if there is one, and return.
+
+    Costs less than `os.stat`, so it may be asked at each step, from any thread and process of the trial. After the first call
+    a stop gives the code half of the grace period (15 s of 30 s) before SIGTERM. On shared storage of a cluster True may come
+    some seconds late. False outside an experiment.
+
+    Raises:
+        EnvironmentIncomplete: a variable that every trial has is missing.
+    """
+    return os.access(_trial.stop_notice or _trial.awaited_stop_notice(), os.F_OK)
+
+
+def stop_reason() -> "str | None":
+    """Return why this trial is to end; None as long as `should_stop()` is False.
+
+    One of `early stopped` (the assessor), `stopped by user`, `time limit`, `trial over` (other tasks have ended the trial) and
+    `job lost` (the cluster ends the container).
+
+    Raises: as `should_stop`.
+    """
+    if not should_stop():
+        return None
+    import json
+
+    with open(_trial.stop_notice, encoding="utf-8") as file:
+        return str(json.load(file)["reason"])
 
 
 def get_experiment_id() -> str:

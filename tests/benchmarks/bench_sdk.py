@@ -62,6 +62,39 @@ def report_cost() -> list[Row]:
     ]
 
 
+def should_stop_cost() -> list[Row]:
+    """Median time of `should_stop` while there is no stop, and of `os.stat` of an existing file of the same folder, in turns."""
+    ask, stat = nni_sdk.should_stop, os.stat
+    with tempfile.TemporaryDirectory() as folder:
+        os.makedirs(Path(folder, ".nni"))
+        os.environ |= {"NNI_PLATFORM": "local", "NNI_TRIAL_JOB_ID": "aBcDe", "NNI_SYS_DIR": folder}
+        nni_sdk.trial._trial = nni_sdk.trial.TrialContext(os.environ)
+        beside = str(Path(folder, "there"))
+        Path(beside).touch()
+        asks_ns, stats_ns = [], []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter_ns()
+            for _ in range(CALLS):
+                ask()
+            middle = time.perf_counter_ns()
+            for _ in range(CALLS):
+                stat(beside)
+            asks_ns.append((middle - begin) / CALLS)
+            stats_ns.append((time.perf_counter_ns() - middle) / CALLS)
+    ask_us, stat_us = median(asks_ns) / 1e3, median(stats_ns) / 1e3
+    ratio = ask_us / stat_us
+    return [
+        Row(
+            "should_stop(), p50",
+            f"{ask_us:.2f} µs",
+            f"os.stat {stat_us:.2f} µs",
+            f"{ratio:.2f} x",
+            "<= 2 x",
+            ratio <= 2,
+        )
+    ]
+
+
 def import_cost() -> list[Row]:
     """Median wall time and peak memory of an interpreter that imports the SDK, compared with an idle one.
 

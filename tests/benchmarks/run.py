@@ -10,13 +10,14 @@ from bench_many_trials import listing, suggestion
 from bench_neighbours import neighbours
 from bench_outage import catching_up, reconnection
 from bench_page import page
-from bench_sdk import decode_cost, import_cost, report_cost
+from bench_sdk import decode_cost, import_cost, report_cost, should_stop_cost
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
 from table import render
 
 MEASUREMENTS = (
     report_cost,
+    should_stop_cost,
     import_cost,
     decode_cost,
     turnaround,

@@ -48,6 +48,30 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
+# Ends by itself after a stop, and would note a SIGTERM.
+ASKS_FOR_STOP = """
+import signal, sys, time
+import nni_sdk as nni
+nni.get_next_parameter()
+signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM", flush=True))
+nni.should_stop()
+nni.report_intermediate_result("ready")
+while not nni.should_stop():
+    time.sleep(0.01)
+print("stop:", nni.stop_reason(), flush=True)
+nni.report_final_result(4)
+"""
+# Asks once, and continues.
+ASKS_AND_IGNORES = """
+import signal, time
+import nni_sdk as nni
+nni.get_next_parameter()
+signal.signal(signal.SIGTERM, lambda *_: nni.report_intermediate_result("SIGTERM"))
+nni.should_stop()
+nni.report_intermediate_result("ready")
+while True:
+    signal.pause()
+"""
 IGNORES_SIGTERM = """
 import signal, subprocess
 import nni_sdk as nni
@@ -286,6 +310,57 @@ def test_the_end_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
     assert keeper.wait() == 0
     assert [ended.reason for ended in site.manager.all_of(TrialEnded)] == [reason]
     assert exit_of(site).reason is reason
+
+
+@pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT])
+def test_code_that_asks_for_the_stop_ends_by_itself_without_a_signal(site, reason):
+    site.add_python_trial(ASKS_FOR_STOP)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    site.manager.send(StopTrial(TRIAL, reason))
+    assert keeper.wait() == 0
+    assert site.file(Stream.STDOUT).decode() == f"stop: {reason.value}\n"
+    ready, final = site.manager.store.records[KEY]
+    assert (exit_of(site).reason, exit_of(site).metrics_size_at_stop) == (reason, ready.offset + ready.size)
+    assert (final.value, final.offset) == ("4", ready.offset + ready.size)
+
+
+def test_a_signal_to_the_keeper_writes_the_stop_notice_too(site):
+    site.add_python_trial(ASKS_FOR_STOP)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    keeper.signal(signal.SIGTERM)
+    assert keeper.wait() == 0
+    assert site.file(Stream.STDOUT) == b"stop: job lost\n"
+
+
+def test_code_that_asks_and_does_not_stop_gets_sigterm_at_half_of_the_grace_period_and_is_killed_at_its_end(
+    site,
+):
+    site.add_python_trial(ASKS_AND_IGNORES)
+    keeper = site.start_keeper(grace_s=2.0)
+    site.manager.wait_for_bytes(b"ready")
+    asked_at_s = time.time()
+    site.manager.send(StopTrial(TRIAL, ExitReason.EARLY_STOPPED))
+    site.manager.wait_for_bytes(b"SIGTERM")
+    assert time.time() - asked_at_s >= 1.0
+    assert keeper.wait() == 128 + signal.SIGKILL
+    assert exit_of(site).ended_at_s - asked_at_s >= 2.0
+    log = site.file(Stream.KEEPER)
+    assert b"awaits the stop notice: SIGTERM in 1 s" in log
+    assert b"killing it" in log
+
+
+def test_a_stop_notice_that_cannot_be_written_is_followed_by_sigterm_at_once(site):
+    site.add_python_trial(ASKS_FOR_STOP)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    # The keeper writes to this path first, and also root cannot replace a folder by a file.
+    (site.attempt().path / ".stop_notice.json.new" / "full").mkdir(parents=True)
+    keeper.signal(signal.SIGTERM)
+    wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
+    keeper.signal(signal.SIGTERM)
+    assert keeper.wait() == 128 + signal.SIGKILL
 
 
 def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):

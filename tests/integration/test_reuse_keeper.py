@@ -301,6 +301,27 @@ def test_a_warm_trial_reports_metrics_and_handles_a_stop(site):
     assert job.leave() == 0
 
 
+@pytest.mark.parametrize("warm_imports", [(), ("json",)], ids=["reuse", "warm"])
+def test_each_trial_of_a_reused_job_has_a_stop_notice_of_its_own(site, warm_imports):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    (site.code / "train.py").write_text(
+        "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.should_stop()\n"
+        "print('here', flush=True)\n"
+        "while not nni.should_stop():\n    time.sleep(0.01)\nprint(nni.stop_reason(), flush=True)\n"
+    )
+    job = Job(site, warm_imports=warm_imports)
+    if warm_imports:
+        until_warm(job)
+    for reason in (ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER):
+        trial_id = job.give(f"{sys.executable} train.py")
+        wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
+        site.manager.send(StopTrial(trial_id, reason))
+        ended = job.end_of(trial_id)
+        assert (ended.reason, ended.exit_code) == (reason, 0)
+        assert site.file(Stream.STDOUT, key_of(trial_id)).decode() == f"here\n{reason.value}\n"
+    assert job.leave() == 0
+
+
 def test_prefetched_warm_trials_run_with_their_own_environment_and_a_stopped_one_never_starts(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(

@@ -30,6 +30,7 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
+    StopNoticeWritten,
     StreamChanged,
     StreamsGrew,
     StreamTruncated,
@@ -37,6 +38,7 @@ from trial_keeper.core.events import (
     TrialAssigned,
     TrialExited,
     TrialSpawned,
+    WriteStopNotice,
 )
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.core.link import FIRST_RETRY_S, LinkState
@@ -69,7 +71,7 @@ STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 class SimulatedKeeper:
     """A keeper and its clock. `at` passes an event and returns the effects, without log lines.
 
-    It also answers each measurement of the metrics file.
+    It also answers each measurement of the metrics file, and each stop notice.
     """
 
     def __init__(self, settings: KeeperSettings = SETTINGS) -> None:
@@ -78,6 +80,8 @@ class SimulatedKeeper:
         self.released: list[AttemptKey] = []
         self.now_s = 0.0
         self.metrics_size = 0
+        self.awaits_notice = False
+        self.notices: list[ExitReason] = []
 
     def at(self, now_s: float, event: Event) -> list[Effect]:
         assert now_s >= self.now_s, "time never runs backwards"
@@ -85,14 +89,20 @@ class SimulatedKeeper:
         effects = self.keeper.handle(event, now_s)
         self.log += [effect.text for effect in effects if isinstance(effect, LogDecision)]
         self.released += [effect.key for effect in effects if isinstance(effect, ReleaseAttempt)]
+        seen: list[Effect] = []
         for position, effect in enumerate(effects):
-            if isinstance(effect, MeasureMetrics):
-                assert effects[position + 1] == SignalTrial(effect.key, kill=False), (
-                    "measured before the signal"
-                )
-                assert self.keeper.handle(MetricsMeasured(effect.key, self.metrics_size), now_s) == []
-        unseen = LogDecision | ReleaseAttempt | MeasureMetrics
-        return [effect for effect in effects if not isinstance(effect, unseen)]
+            match effect:
+                case MeasureMetrics(key=key):
+                    assert isinstance(effects[position + 1], WriteStopNotice), "measured before the notice"
+                    assert self.keeper.handle(MetricsMeasured(key, self.metrics_size), now_s) == []
+                case WriteStopNotice(key=key, reason=reason):
+                    self.notices.append(reason)
+                    seen += self.at(now_s, StopNoticeWritten(key, self.awaits_notice))
+                case LogDecision() | ReleaseAttempt():
+                    pass
+                case _:
+                    seen.append(effect)
+        return seen
 
     def running(self, *, linked: bool = True) -> "SimulatedKeeper":
         """A keeper whose trial has started, and that has connected unless `linked` is false."""
@@ -425,6 +435,42 @@ def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: Sim
     assert simulated.at(120, TimerFired()) == []
 
 
+def test_code_that_awaits_the_notice_gets_sigterm_after_half_of_the_grace_period(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == []
+    assert simulated.notices == [ExitReason.EARLY_STOPPED]
+    assert simulated.keeper.next_deadline_s == 105
+    assert simulated.at(104.9, TimerFired()) == []
+    assert simulated.at(105, TimerFired()) == [SignalTrial(KEY, kill=False)]
+    assert simulated.keeper.next_deadline_s == 110
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+
+
+def test_code_that_ends_after_the_notice_gets_no_signal(simulated: SimulatedKeeper) -> None:
+    simulated.running().awaits_notice = True
+    simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    end = end_in(simulated.at(103, exited(0)))
+    assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 0)
+    assert simulated.at(105, TimerFired()) == []
+
+
+def test_code_that_awaits_the_notice_is_killed_on_time_even_if_no_timer_fires(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
+
+
+def test_a_second_signal_kills_code_that_awaits_the_notice(simulated: SimulatedKeeper) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, SignalReceived(15)) == []
+    assert simulated.at(101, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(105, TimerFired()) == []
+
+
 def test_the_grace_period_ends_on_time_even_if_only_other_events_arrive(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
     assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
@@ -748,6 +794,9 @@ class KeeperLife(RuleBasedStateMachine):
         self.recorded: TrialEnded | None = None
         self.exits: list[int] = []
         self.stops: list[ExitReason] = []
+        self.awaits_notice = False
+        self.notified_s: float | None = None
+        self.was_terminated = self.was_killed = False
         self.warnings: list[str] = []
         self._post(TrialAssigned(KEY))
 
@@ -791,8 +840,18 @@ class KeeperLife(RuleBasedStateMachine):
             case MeasureMetrics(key=key):
                 assert self.is_running
                 self._post(MetricsMeasured(key, self.size))
-            case SignalTrial():
+            case WriteStopNotice(key=key, reason=reason):
+                assert self.notified_s is None, "one notice for each stop"
+                assert reason is self.stops[0]
+                self.notified_s = self.now_s
+                self._post(StopNoticeWritten(key, self.awaits_notice))
+                assert self.was_terminated != self.awaits_notice
+            case SignalTrial(kill=kill):
                 assert self.is_running
+                assert self.notified_s is not None, "no signal comes before the notice"
+                assert kill or not (self.was_terminated or self.was_killed), "SIGTERM is sent once, first"
+                self.was_terminated |= not kill
+                self.was_killed |= kill
             case ExitKeeper(code=code):
                 assert is_last
                 assert self.recorded is not None
@@ -834,6 +893,11 @@ class KeeperLife(RuleBasedStateMachine):
         self.warnings = [TRUNCATED]
         self._post(StreamTruncated(KEY, Stream.METRICS, chunk.offset, size))
         self.is_truncating = False
+
+    @precondition(lambda self: self.is_running and self.notified_s is None)
+    @rule()
+    def await_notice(self) -> None:
+        self.awaits_notice = True
 
     @precondition(lambda self: self.is_running)
     @rule(how=st.sampled_from([(0, None), (1, None), (None, 9), (None, 15)]), more=st.integers(0, 1000))
@@ -904,6 +968,15 @@ class KeeperLife(RuleBasedStateMachine):
     def it_exits_once_and_after_its_trial(self) -> None:
         assert len(self.exits) <= 1
         assert not (self.exits and self.is_running)
+
+    @invariant()
+    def a_stop_reaches_its_trial_on_time(self) -> None:
+        if self.is_running and self.notified_s is not None:
+            waited_s = self.now_s - self.notified_s
+            if waited_s >= SETTINGS.grace_s / 2:
+                assert self.was_terminated or self.was_killed
+            if waited_s >= SETTINGS.grace_s:
+                assert self.was_killed
 
     @invariant()
     def no_deadline_stays_in_the_past(self) -> None:

@@ -23,11 +23,13 @@ from trial_keeper.core.events import (
     SignalReceived,
     SignalTrial,
     SpawnTrial,
+    StopNoticeWritten,
     StreamsGrew,
     TimerFired,
     TrialAssigned,
     TrialExited,
     TrialSpawned,
+    WriteStopNotice,
 )
 from trial_keeper.core.keeper import PLENTY, Keeper
 from trial_keeper.core.replication import SendChunk
@@ -66,7 +68,11 @@ class SimulatedReusedKeeper:
     def at(self, now_s: float, event: Event) -> list[Effect]:
         effects = self.keeper.handle(event, now_s)
         self.log += [effect.text for effect in effects if isinstance(effect, LogDecision)]
-        return [effect for effect in effects if not isinstance(effect, LogDecision | MeasureMetrics)]
+        for effect in effects:
+            if isinstance(effect, WriteStopNotice):
+                effects += self.at(now_s, StopNoticeWritten(effect.key, is_awaited=False))
+        unseen = LogDecision | MeasureMetrics | WriteStopNotice
+        return [effect for effect in effects if not isinstance(effect, unseen)]
 
     def linked(self, *attempts: AttemptOffsets) -> list[Effect]:
         self.at(0, TimerFired())

@@ -60,6 +60,8 @@ class Attempt:
     state: AttemptState = AttemptState.STARTING
     started_at_s: float = 0.0
     stop_reason: ExitReason | None = None
+    terminate_at_s: float | None = None
+    """When SIGTERM follows the stop notice, on the keeper's own clock; None if no SIGTERM is due."""
     kill_at_s: float | None = None
     """When the grace period ends, on the keeper's own clock; None if no kill is due."""
     metrics_size_at_stop: int | None = None

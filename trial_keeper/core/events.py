@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from trial_keeper.core.replication import SendChunk
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange
+from trial_keeper.wire.reasons import ExitReason
 
 # ---- events
 
@@ -110,6 +111,14 @@ class MetricsMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class StopNoticeWritten:
+    """The result of `WriteStopNotice`. `is_awaited`: the training code has asked for the notice, so it may end by itself."""
+
+    key: m.AttemptKey
+    is_awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExitNotRecorded:
     """An exit.json could not be written; the host retries."""
 
@@ -156,6 +165,7 @@ Event = (
     | StreamTruncated
     | StreamChanged
     | MetricsMeasured
+    | StopNoticeWritten
     | ExitNotRecorded
     | LinkLost
     | LinkRefused
@@ -203,6 +213,14 @@ class MeasureMetrics:
     """Read the size of the attempt's metrics file now; `MetricsMeasured` reports it before the next effect is performed."""
 
     key: m.AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStopNotice:
+    """Write stop_notice.json; `StopNoticeWritten` reports the result before the next effect is performed."""
+
+    key: m.AttemptKey
+    reason: ExitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +273,7 @@ Effect = (
     | PrewarmTrial
     | SpawnTrial
     | MeasureMetrics
+    | WriteStopNotice
     | SignalTrial
     | OpenLink
     | Send

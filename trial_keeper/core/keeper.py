@@ -78,18 +78,19 @@ class Keeper:
     def next_deadline_s(self) -> float | None:
         """When `TimerFired` is due next, on the host's clock; None if no timer is needed."""
         retry_at_s = self.link.retry_at_s if self.link.state is LinkState.WAITING else None
+        own_s: tuple[float | None, ...]
         if self.current is not None:
-            own_s = self.current.kill_at_s
+            own_s = self.current.terminate_at_s, self.current.kill_at_s
         else:
-            own_s = self._lingers_until_s if self._is_draining else self._idle_until_s
-        return min((each for each in (retry_at_s, own_s) if each is not None), default=None)
+            own_s = (self._lingers_until_s if self._is_draining else self._idle_until_s,)
+        return min((each for each in (retry_at_s, *own_s) if each is not None), default=None)
 
     def handle(self, event: events.Event, now_s: float) -> list[Effect]:
         """Return the effects of an event; none after `ExitKeeper`."""
         if self._exit_code is not None:
             return []
         effects = self._handle(event, now_s)
-        effects += self._kill_when_grace_is_over(now_s)
+        effects += self._signal_when_due(now_s)
         effects += self._open_link_when_due(now_s)
         effects += self._chunks()
         effects += self._drain_when_idle_too_long(now_s)
@@ -106,6 +107,8 @@ class Keeper:
                 return self._note_change(event)
             case events.MetricsMeasured():
                 return self._note_size_at_stop(event)
+            case events.StopNoticeWritten():
+                return self._note_notice(event, now_s)
             case events.ExitNotRecorded():
                 self._record_is_incomplete = True
                 self._note_progress(now_s)
@@ -269,7 +272,7 @@ class Keeper:
         attempt = self._running(ended.key)
         attempt.apply(AttemptEvent.EXITED)
         attempt.ended = ended
-        attempt.kill_at_s = None
+        attempt.terminate_at_s = attempt.kill_at_s = None
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
@@ -301,7 +304,7 @@ class Keeper:
         return [
             LogDecision(attempt.key, f"stopping: {reason.value}"),
             events.MeasureMetrics(attempt.key),
-            events.SignalTrial(attempt.key, kill=False),
+            events.WriteStopNotice(attempt.key, reason),
         ]
 
     def _note_size_at_stop(self, event: events.MetricsMeasured) -> list[Effect]:
@@ -309,6 +312,17 @@ class Keeper:
         # A size that was measured before counts as written even if the file is shorter now.
         attempt.metrics_size_at_stop = max(event.size, attempt.replication.size_of(Stream.METRICS))
         return []
+
+    def _note_notice(self, event: events.StopNoticeWritten, now_s: float) -> list[Effect]:
+        """Give training code that awaits the notice half of the grace period before SIGTERM."""
+        attempt = self._running(event.key)
+        if not event.is_awaited:
+            return [events.SignalTrial(attempt.key, kill=False)]
+        delay_s = self.settings.grace_s / 2
+        attempt.terminate_at_s = now_s + delay_s
+        return [
+            LogDecision(attempt.key, f"the training code awaits the stop notice: SIGTERM in {delay_s:g} s")
+        ]
 
     def _note_signal(self) -> list[Effect]:
         """Kill the trial at once on a second signal."""
@@ -318,16 +332,22 @@ class Keeper:
             return []
         return self._kill(attempt, "received a second signal: killing the trial at once")
 
-    def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
+    def _signal_when_due(self, now_s: float) -> list[Effect]:
         attempt = self.current
-        if attempt is None or attempt.kill_at_s is None or now_s < attempt.kill_at_s:
+        if attempt is None:
             return []
-        return self._kill(
-            attempt, f"the trial still runs {self.settings.grace_s:g} s after SIGTERM: killing it"
-        )
+        if attempt.kill_at_s is not None and now_s >= attempt.kill_at_s:
+            return self._kill(
+                attempt, f"the trial still runs {self.settings.grace_s:g} s after the stop: killing it"
+            )
+        if attempt.terminate_at_s is None or now_s < attempt.terminate_at_s:
+            return []
+        attempt.terminate_at_s = None
+        text = "the trial still runs after half of the grace period: sending SIGTERM"
+        return [LogDecision(attempt.key, text), events.SignalTrial(attempt.key, kill=False)]
 
     def _kill(self, attempt: Attempt, text: str) -> list[Effect]:
-        attempt.kill_at_s = None
+        attempt.terminate_at_s = attempt.kill_at_s = None
         return [LogDecision(attempt.key, text), events.SignalTrial(attempt.key, kill=True)]
 
     # ---- the attempts that are not closed

@@ -45,6 +45,7 @@ from trial_keeper.wire.workspace import (
     Workspace,
     exit_to_bytes,
     stop_from_bytes,
+    stop_notice_to_bytes,
 )
 
 if TYPE_CHECKING:
@@ -400,6 +401,13 @@ class Host:
                 case events.MeasureMetrics():
                     size = self._attempts[effect.key].tail.sizes((Stream.METRICS,))[Stream.METRICS]
                     self._handle(events.MetricsMeasured(effect.key, size))
+                case events.WriteStopNotice():
+                    folder = self._attempts[effect.key].folder
+                    notice = stop_notice_to_bytes(effect.reason)
+                    self._writing(partial(replace_file, folder.stop_notice_json, notice))
+                    # After the notice: code that asks for the first time from now on finds it.
+                    is_awaited = folder.stop_notice_json.exists() and folder.awaits_stop_notice.exists()
+                    self._handle(events.StopNoticeWritten(effect.key, is_awaited))
                 case events.SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)

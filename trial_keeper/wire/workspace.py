@@ -13,6 +13,8 @@
             attempts/<id>/<task>/           written by one keeper; the trial's NNI_SYS_DIR
                 attempt.json                which attempt this is, signed; without this file the folder is ignored
                 parameter.cfg, .nni/metrics, exit.json
+                stop_notice.json            why the trial is to end, for nni_sdk.should_stop
+                .nni/awaits_stop_notice     written by nni_sdk: SIGTERM may follow the notice later
                 output/{stdout, stderr, trial.log}
                 code/                       the unpacked snapshot of this attempt
 
@@ -107,6 +109,11 @@ class AttemptFolder:
     """The document that identifies the attempt, signed by its keeper."""
     exit_json = _Inside("path", "exit.json")
     """The record of the attempt's end, signed by its keeper; absent before the end."""
+
+    stop_notice_json = _Inside("path", "stop_notice.json")
+    """Tells training code that asks `nni_sdk.should_stop` why the trial is to end; absent before the stop."""
+    awaits_stop_notice = _Inside("path", ".nni/awaits_stop_notice")
+    """Exists once training code has asked `nni_sdk.should_stop`."""
 
     def stream(self, stream: Stream) -> Path:
         """The file of a stream."""
@@ -395,6 +402,11 @@ def stop_from_bytes(content: bytes) -> StopTrial:
         error = ValueError(f"{stop.reason.value!r} is not a reason to stop a trial")
         raise _invalid("stop.json", error) from error
     return stop
+
+
+def stop_notice_to_bytes(reason: ExitReason) -> bytes:
+    """The content of stop_notice.json."""
+    return _dump({"reason": reason})
 
 
 # ---- fields: the same names in the documents and in their dataclasses, except that a key is three fields

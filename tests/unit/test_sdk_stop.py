@@ -1,0 +1,60 @@
+"""`should_stop` and `stop_reason`, and the two files by which keeper and SDK know of each other."""
+
+import os
+
+import pytest
+
+import nni_sdk as nni
+from nni_sdk.errors import EnvironmentIncomplete
+from nni_sdk.trial import TrialContext
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import AttemptFolder, stop_notice_to_bytes
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of the attempt that this process becomes."""
+    (tmp_path / ".nni").mkdir()
+    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(tmp_path)}
+    monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
+    return AttemptFolder(tmp_path)
+
+
+def test_a_trial_stops_when_its_notice_is_there(folder):
+    assert (nni.should_stop(), nni.stop_reason()) == (False, None)
+    folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.EARLY_STOPPED))
+    assert (nni.should_stop(), nni.stop_reason()) == (True, "early stopped")
+
+
+@pytest.mark.parametrize("ask", [nni.should_stop, nni.stop_reason])
+def test_the_first_question_tells_the_keeper_that_the_code_awaits_a_notice(folder, ask):
+    assert not folder.awaits_stop_notice.exists()
+    ask()
+    assert folder.awaits_stop_notice.exists()
+    folder.awaits_stop_notice.unlink()
+    ask()
+    assert not folder.awaits_stop_notice.exists(), "later questions cost one system call"
+
+
+@pytest.mark.parametrize("reason", ExitReason)
+def test_the_reason_is_the_one_that_the_keeper_records(folder, reason):
+    folder.stop_notice_json.write_bytes(stop_notice_to_bytes(reason))
+    assert nni.stop_reason() == reason.value
+
+
+def test_a_folder_that_cannot_be_written_still_shows_the_stop(folder):
+    os.rmdir(folder.path / ".nni")
+    assert not nni.should_stop()
+    folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.TIME_LIMIT))
+    assert nni.stop_reason() == "time limit"
+
+
+def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
+    monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
+    assert (nni.should_stop(), nni.stop_reason()) == (False, None)
+
+
+def test_a_missing_variable_is_named(monkeypatch):
+    monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
+    with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
+        nni.should_stop()
