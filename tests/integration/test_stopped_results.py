@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 from real_experiment import RealExperiment, wait_until
@@ -88,3 +89,46 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     experiment.close()
     stored = StoredDocuments(experiment.folder).get("/export-data")
     assert {each["trialJobId"]: each["value"] for each in stored} == exported
+
+
+# Asks for the stop, and reports its result only after the test has seen the trial stopping.
+ASKS = """
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.should_stop()
+nni.report_intermediate_result(0)
+while not nni.should_stop():
+    time.sleep(0.01)
+open("seen").read()
+nni.report_final_result({"default": 2, "reason": nni.stop_reason()})
+"""
+
+
+def test_a_trial_that_asks_for_its_stop_is_shown_as_stopping_and_keeps_its_late_result(a_real_experiment):
+    experiment = a_real_experiment(ASKS, trialConcurrency=1, maxTrialNum=1)
+    os.mkfifo(experiment.code / "seen")
+    experiment.start()
+    wait_until(
+        lambda: [row["intermediateCount"] for row in experiment.get("/trials")] == [1], "the trial has asked"
+    )
+    (trial,) = experiment.get("/trials")
+    assert trial["stoppingSince"] is None
+    asked_at_ms = time.time() * 1000
+    experiment.delete(f"/trial-jobs/{trial['id']}")
+    (trial,) = wait_until(
+        lambda: [row for row in experiment.get("/trials") if row["state"] == "STOPPING"],
+        "the trial is stopping",
+    )
+    assert asked_at_ms - 1 <= trial["stoppingSince"] <= time.time() * 1000
+    stored = StoredDocuments(experiment.folder)
+    (listed,) = wait_until(
+        lambda: [row for row in stored.trial_list() if row["state"] == "STOPPING"], "the stop is stored"
+    )
+    assert abs(listed["stoppingSince"] - trial["stoppingSince"]) < 1
+    (experiment.code / "seen").write_text("go on")
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trials")
+    assert (trial["state"], trial["value"], trial["exitCode"]) == ("USER_CANCELED", 2, 0)
+    assert '"stopped by user"' in trial["finalMetricData"][0]["data"]
+    assert trial["stoppingSince"] is None

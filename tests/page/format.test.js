@@ -58,3 +58,9 @@ test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");
 });
+
+test("a trial that is being stopped shows since when", () => {
+  const stoppingSince = new Date(2026, 0, 2, 14, 3, 5).getTime();
+  assert.equal(format.trialState(aRow({ state: "STOPPING", stoppingSince })), "Stopping since 14:03:05");
+  assert.equal(format.trialState(aRow({ state: "STOPPING" })), "Stopping");
+});

@@ -207,3 +207,16 @@ def test_the_tuner_gets_the_last_result_of_a_trial_over_its_time_limit_if_it_lea
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")
     assert search.tuner_results == [TellTuner(0, 0.25 if learns else None)]
+
+
+def test_a_trial_is_stopping_since_the_first_request_until_it_ends() -> None:
+    search = new_search(concurrency=1)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    trial = search.trial(trial_id)
+    assert trial.stopping_since_s is None
+    search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
+    search.handle(ExperimentStopAsked(50.0))
+    assert (trial.state, trial.stopping_since_s) == (TrialState.STOPPING, 40.0)
+    search.end(trial_id, ExitReason.STOPPED_BY_USER)
+    assert trial.stopping_since_s is None

@@ -90,6 +90,12 @@ def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
     ]
 
 
+def test_a_trial_that_is_being_stopped_shows_since_when(capsys):
+    at_ms = 1_700_000_000_000.0
+    trial_table.show([a_trial(2, "STOPPING", took_s=None) | {"stoppingSince": at_ms}], ["state"])
+    assert f"STOPPING since {output.moment(at_ms)}" in capsys.readouterr().out
+
+
 def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")

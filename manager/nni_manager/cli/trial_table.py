@@ -110,10 +110,12 @@ def show(trials: Sequence[Trial], columns: Sequence[str]) -> None:
 
 def _cells(trial: Trial) -> dict[str, str]:
     value, time, parameters = watch.trial_cells(trial)
+    since = trial.get("stoppingSince")
+    state = trial["state"] if since is None else f"{trial['state']} since {output.moment(since)}"
     return {name: output.short(each) for name, each in output.flat_parameters(trial["parameters"])} | {
         "no.": str(trial["sequenceId"]),
         "trial": trial["id"],
-        "state": trial["state"],
+        "state": state,
         "value": value,
         "time": time,
         "started": output.moment(trial.get("startTime")),

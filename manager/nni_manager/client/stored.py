@@ -94,10 +94,12 @@ class StoredDocuments:
 
 def _list_entry(row: Mapping[str, Any]) -> dict[str, Any]:
     began, ended = row["started_at_s"], row["ended_at_s"]
+    asked = row["stop_asked_at_s"] if row["state"] == "STOPPING" else None
     return {
         "sequenceId": row["sequence_id"],
         "id": row["trial_id"],
         "state": row["state"],
+        "stoppingSince": None if asked is None else asked * 1000,
         "parameters": json.loads(row["parameters"]),
         "value": row["value"],
         "startTime": None if began is None else began * 1000,

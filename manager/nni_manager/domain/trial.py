@@ -133,6 +133,7 @@ class Trial:
     started_at_s: float | None = None
     ended_at_s: float | None = None
     stop_reason: ExitReason | None = None
+    stop_asked_at_s: float | None = None
     reason: ExitReason | None = None
     exit_code: int | None = None
     message: str = ""
@@ -186,6 +187,11 @@ class Trial:
                 self.message = self._why_without_result
         else:
             raise KeyError(f"trial {self.trial_id} is closed without a reason")
+
+    @property
+    def stopping_since_s(self) -> float | None:
+        """When the stop was requested of a trial that has not ended yet, in seconds since the epoch; None: no stop is in progress."""
+        return self.stop_asked_at_s if self.state is TrialState.STOPPING else None
 
     @property
     def result(self) -> str | None:

@@ -456,7 +456,7 @@ class TrialLifecycle:
             trial.apply(TrialEvent.STOP_ASKED)
         if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:
             return []
-        trial.stop_reason = reason
+        trial.stop_reason, trial.stop_asked_at_s = reason, trial.stop_asked_at_s or at_s
         if not trial.job_id:
             self.scheduler.jobs.queue.remove(trial_id)
             return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # A machine out of memory or a lost mount needs time to recover; a delay of half a minute costs little.
 _FIRST_RESUBMIT_S = 0.5
 _MAX_RESUBMIT_S = 30.0
+# A keeper receives a message within milliseconds, and on a busy machine within this time.
+_KEEPER_HEAD_START_S = 0.5
 # Bounds the wait for hanging storage or a full disk when a job is abandoned.
 _ABANDONED_TIMEOUT_S = 5.0
 
@@ -260,9 +262,18 @@ class ClusterJobs:
         self._service.wake(job_id)
         if job_id in self._submitting or self._experiment.transports.is_all_grpc(job_id):
             if job_must_end:
-                self._spawn(self.stop(job_id))
+                self._spawn(self._stop_after_keeper(job_id) if is_connected else self.stop(job_id))
         else:
             self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
+
+    async def _stop_after_keeper(self, job_id: str) -> None:
+        """Stop a job whose keeper was just asked to stop its trial, unless the job ends by itself.
+
+        A signal that arrives before the message would hide the reason of the stop from the training code.
+        """
+        await asyncio.sleep(_KEEPER_HEAD_START_S)
+        if job_id in self._experiment.jobs.live:
+            await self.stop(job_id)
 
     async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
         """Write the stop request to shared storage, then stop the job.

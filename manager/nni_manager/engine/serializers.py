@@ -125,6 +125,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
         | without_none(more)
         | {
             "state": trial.state.value,
+            "stoppingSince": ms(trial.stopping_since_s),
             "parameters": trial.parameters,
             "value": trial.value,
             "reason": trial.reason and trial.reason.value,
@@ -180,6 +181,8 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
+    if trial.stopping_since_s is not None:
+        row["stoppingSince"] = ms(trial.stopping_since_s)
     if why := _why(trial):
         row["why"] = why[:_MAX_MESSAGE]
     if trial.remarks.tags:

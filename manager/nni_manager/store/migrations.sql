@@ -76,7 +76,8 @@ ALTER TABLE job RENAME COLUMN was_heard TO ever_connected;
 ALTER TABLE experiment RENAME COLUMN keeper_has_matched TO any_compatible_keeper;
 ALTER TABLE stream RENAME COLUMN garbage_bytes TO corrupt_bytes;
 
--- to: 8 -- tags and notes
+-- to: 8 -- tags and notes, and the time of a stop
+ALTER TABLE trial ADD COLUMN stop_asked_at_s REAL;
 CREATE TABLE remarks (
     trial_id TEXT PRIMARY KEY,
     tags     TEXT NOT NULL,

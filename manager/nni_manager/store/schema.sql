@@ -42,7 +42,8 @@ CREATE TABLE trial (
     reporter      TEXT,                            -- the task whose metrics count: the first to report
     warning       TEXT NOT NULL DEFAULT '',
     is_customized INTEGER NOT NULL DEFAULT 0,      -- 1 if a person set its parameters
-    retries       INTEGER NOT NULL DEFAULT 0       -- number of restarts because the cluster lost it
+    retries       INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster lost it
+    stop_asked_at_s REAL                           -- when the stop was requested
 ) STRICT;
 
 -- Every attempt with stored data. Its id is its identity; the number represents it in the tables below, and for people.

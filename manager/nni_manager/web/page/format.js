@@ -48,6 +48,15 @@ export function stateWord(state) {
 }
 
 /**
+ * The state of a trial, with the time of a stop in progress: "Stopping since 14:03:05".
+ *
+ * @param {{state: string, stoppingSince?: number | null}} trial
+ */
+export function trialState(trial) {
+  return stateWord(trial.state) + (trial.stoppingSince ? ` since ${clock(trial.stoppingSince)}` : "");
+}
+
+/**
  * The style of a state: good, bad, busy, waiting, or quiet for a requested stop.
  *
  * @param {string} state

@@ -7,6 +7,7 @@
  * @property {string} id
  * @property {number} seq
  * @property {string} state  the manager's state, such as CLOSING
+ * @property {number} [stoppingSince]  when the stop in progress was requested
  * @property {string} status  NNI's state
  * @property {Parameters} parameters
  * @property {number | null} value  the final result, or the default number in a dict
@@ -57,6 +58,7 @@
  * @property {number | null} exitCode
  * @property {string | null} how  the reason with the exit code or the signal
  * @property {string} why  why it ended, on one line
+ * @property {number | null} [stoppingSince]
  * @property {string} message
  * @property {string} warning
  * @property {number | null} attempt

@@ -17,7 +17,7 @@ export function openCompare(chosen) {
   const rows = chosen.slice(0, MOST_COMPARED);
   /** @type {[string, (row: Row) => string][]} */
   const lines = [
-    ["State", (row) => format.stateWord(row.state)],
+    ["State", format.trialState],
     ["Default metric", (row) => format.number(row.value)],
     ["Latest report", (row) => format.number(row.latest)],
     ["Reports", (row) => format.count(row.count)],

@@ -129,7 +129,7 @@ function factsOf(trial) {
   const metric = trial.finalMetricData?.[0]?.data;
   const names = metric === undefined ? [] : metricNames(metric);
   return facts([
-    ["State", badge(trial.state)],
+    ["State", badge(trial.state, format.trialState(trial))],
     ["Why it ended", trial.how && h("span", { "data-test": "reason" }, plain(trial.how))],
     ["Message", trial.message && message(trial.message, trial.why)],
     ["Warning", trial.warning && h("span", { class: "warn-text" }, short(trial.warning, 2000))],

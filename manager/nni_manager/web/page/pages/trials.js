@@ -32,7 +32,7 @@ const TICK_MS = 1000;
 const OWN_COLUMNS = [
   { id: "seq", title: "No.", width: 72, isNumber: true, text: (row) => format.count(row.seq) },
   { id: "id", title: "Id", width: 100, text: (row) => row.id },
-  { id: "state", title: "State", width: 164, text: (row) => format.stateWord(row.state), look: (row) => format.stateLook(row.state) },
+  { id: "state", title: "State", width: 164, text: format.trialState, look: (row) => format.stateLook(row.state) },
   { id: "value", title: "Default metric", width: 140, isNumber: true, text: (row) => format.number(row.value) },
   { id: "latest", title: "Latest report", width: 130, isNumber: true, text: (row) => format.number(row.latest) },
   { id: "count", title: "Reports", width: 96, isNumber: true, text: (row) => format.count(row.count) },

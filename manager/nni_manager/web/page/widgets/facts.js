@@ -9,12 +9,13 @@ import { plain, short } from "../plain.js";
 /** @import { Parameters } from "../types.js" */
 
 /**
- * A badge with the name and style of a state.
+ * A badge with the style of a state, and its name unless there is a text.
  *
  * @param {string} state
+ * @param {string} [text]
  */
-export function badge(state) {
-  return h("span", { class: "badge", "data-look": stateLook(state) }, stateWord(state));
+export function badge(state, text = stateWord(state)) {
+  return h("span", { class: "badge", "data-look": stateLook(state) }, text);
 }
 
 /**
