@@ -20,6 +20,7 @@ from random import Random
 
 import optuna
 from made_tuner import made_tuner
+from pruning_quality import quality_with_pruning
 from scipy.stats import mannwhitneyu
 from table import Row, render
 
@@ -211,6 +212,8 @@ def main() -> int:
     arguments = parser.parse_args()
     os.nice(10)
     rows = quality(arguments.tuners or tuners_here(), seeds=arguments.seeds)
+    if not arguments.tuners or "TPE" in arguments.tuners:
+        rows += quality_with_pruning(arguments.seeds, CHANCE)
     print(render(rows))
     return 0 if all(row.holds for row in rows) else 1
 

@@ -1,12 +1,19 @@
 """A whole experiment with an assessor that stops trials early and a tuner with a finite grid."""
 
 import asyncio
+from functools import partial
 
+import optuna
+import pytest
+import real_experiment
 from deadlines import DEADLINE_S
+from optuna.trial import TrialState
+from real_experiment import a_manager_here, until
 from void_service import Void
 
 from nni_manager.engine.engine import Engine
 from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
@@ -53,3 +60,72 @@ def test_medianstop_stops_bad_trials_early_and_restores_its_state_after_a_resume
     assert unrestored.report(99, 0, (0.5,))
     assert not restored.report(99, 0, (0.5,))
     assert restored.report(98, 0, (1.0,))
+
+
+# Trials with a high x are stopped at their second result, at the latest.
+PRUNED = """
+import signal, nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(0.25)
+nni_sdk.report_intermediate_result(x)
+if x > 0.5:
+    signal.pause()
+nni_sdk.report_final_result(x)
+"""
+
+
+@pytest.mark.parametrize("has_intermediates", [False, True], ids=["as in Optuna", "as in NNI"])
+def test_trials_that_a_pruner_stops_are_pruned_trials_of_the_study(
+    a_real_experiment, monkeypatch, has_intermediates
+):
+    """In the manager that ran them, and in the next one."""
+    experiment = a_real_experiment(
+        PRUNED,
+        space={"x": {"_type": "choice", "_value": [0.0, 1.0]}},
+        trialConcurrency=1,
+        maxTrialNum=6,
+        tuner={
+            "builtinTunerName": "TPE",
+            "classArgs": {"optimize_mode": "minimize", "seed": 3},
+            "includeIntermediateResults": has_intermediates,
+        },
+        assessor={"builtinAssessorName": "ThresholdPruner", "classArgs": {"upper": 0.5}},
+    )
+    studies, create_study = [], optuna.create_study
+
+    def recorded(**settings):
+        study = create_study(**settings)
+        # The pruner has a study of its own.
+        if settings.get("study_name") is None:
+            studies.append(study)
+        return study
+
+    monkeypatch.setattr(optuna, "create_study", recorded)
+    jobs = partial(
+        LocalTrainingService, experiment.config, experiment.folder.workspace, experiment.folder.jobs
+    )
+
+    async def run():
+        async with a_manager_here(experiment, jobs) as engine:
+            await until(engine.finished.is_set, "the experiment is over")
+
+    async def restore():
+        engine = Engine(experiment.config, experiment.folder, Void, real_experiment.make_tuner, None)
+        await engine.restore()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(restore(), DEADLINE_S))
+    assert len(studies) == 2
+    for study in studies:
+        outcomes = [(each.state, each.value, each.intermediate_values) for each in study.trials]
+        stopped = (
+            (TrialState.COMPLETE, 1.0, {})
+            if has_intermediates
+            else (TrialState.PRUNED, 1.0, {1: 0.25, 2: 1.0})
+        )
+        expected = [
+            stopped if each.params["/x"] == 1 else (TrialState.COMPLETE, 0.0, {}) for each in study.trials
+        ]
+        assert stopped in outcomes, "choose another seed"
+        assert outcomes == expected

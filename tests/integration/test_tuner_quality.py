@@ -23,6 +23,12 @@ def test_tpe_reaches_the_quality_of_optunas_sampler(measured):
     assert all(row.holds for row in rows), measured.render(rows)
 
 
+def test_the_quality_with_a_pruner_is_measured_beside_optunas_own_loop(measured):
+    # One seed proves nothing about the quality; this runs what `make quality` runs.
+    (row,) = measured.quality_with_pruning(1, measured.CHANCE)
+    assert row.holds, measured.render([row])
+
+
 def test_every_tuner_has_a_quality_baseline(measured):
     named = {*measured.SAMPLERS, *measured.WITHOUT_SAMPLER, *measured.WITH_BUDGET}
     assert TUNERS.keys() <= named | NOT_MEASURED

@@ -36,6 +36,7 @@ def create(
     """Start a new experiment."""
     from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
+    from nni_manager.config.pruned_trials import lesson_of_early_stops
     from nni_manager.config.reader import read_experiment_file
 
     config = read_experiment_file(config_path)
@@ -45,6 +46,8 @@ def create(
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
     for warning in (*config.warnings, *place.warnings):
         output.warning(warning)
+    if lesson := lesson_of_early_stops(config):
+        output.info(lesson)
     if place.where:
         output.info(f"run jobs on {place.where}")
     if config.pai is not None or config.kubernetes is not None:

@@ -128,6 +128,7 @@ class Experiment:
         is_assessed: bool = False,
         assessor_sees_all: bool = False,
         learns_from_early_stopped: bool = False,
+        reports_pruned: bool = False,
         state: ExperimentState = ExperimentState.INITIALIZED,
         error: str = "",
         active_s: float = 0.0,
@@ -164,6 +165,7 @@ class Experiment:
             is_assessed,
             assessor_sees_all,
             learns_from_early_stopped,
+            reports_pruned,
         )
         self.revisions = ChangeLog()
         """The changes of trials, for displays."""

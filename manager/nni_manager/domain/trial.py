@@ -190,7 +190,7 @@ class Trial:
 
     @property
     def stopping_since_s(self) -> float | None:
-        """When the stop was requested of a trial that has not ended yet, in seconds since the epoch; None: no stop is in progress."""
+        """When the stop in progress was requested, in seconds since the epoch; None: there is none."""
         return self.stop_asked_at_s if self.state is TrialState.STOPPING else None
 
     @property

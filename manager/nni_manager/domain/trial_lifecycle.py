@@ -56,6 +56,8 @@ class TrialLifecycle:
     """True if the assessor receives whole results instead of their numbers."""
     learns_from_early_stopped: bool
     """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
+    reports_pruned: bool = False
+    """True if the tuner receives the intermediate results of a trial that was stopped early."""
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
     """The message of a trial after which the experiment cannot continue; the experiment clears it."""
@@ -80,6 +82,11 @@ class TrialLifecycle:
         if trial.result is not None:
             return trial.result
         return trial.intermediate if self._is_cut_and_counts(trial) else None
+
+    def is_pruned(self, trial: Trial) -> bool:
+        """True if the tuner receives the intermediate results of this terminal trial, which has no result for it."""
+        is_stopped = self.reports_pruned and trial.state is TrialState.EARLY_STOPPED
+        return is_stopped and self.reward_of(trial) is None
 
     def _is_cut_and_counts(self, trial: Trial) -> bool:
         # NNI also treats a trial that exceeded its time limit as stopped early.

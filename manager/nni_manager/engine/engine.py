@@ -102,7 +102,7 @@ class Engine(Runtime):
         self.changes.imported = len(imported)
         if trials or imported:
             await self.algorithms.restore(
-                [self.history.past(trial) for trial in trials if not trial.is_customized],
+                self.history.past([trial for trial in trials if not trial.is_customized]),
                 [*imported, *self.history.prior_results(trial for trial in trials if trial.is_customized)],
                 lambda: self.history.learning_curves(trials),
             )

@@ -1,7 +1,7 @@
 """The results and learning curves of all trials so far, as types of tuner and assessor."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -23,25 +23,34 @@ class History:
     pending: set[str] = field(default_factory=set)
     """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
 
-    def past(self, trial: Trial) -> PastTrial:
-        """A restored trial that the tuner proposed."""
+    def past(self, trials: Sequence[Trial]) -> list[PastTrial]:
+        """Restored trials that the tuner proposed."""
         lifecycle = self.experiment.lifecycle
-        return PastTrial(
-            trial.sequence_id,
-            trial.parameters,
-            trial.metadata,
-            lifecycle.reward_of(trial),
-            trial.state.is_terminal,
-            trial.trial_id,
-            lifecycle.metric_of(trial),
-            trial.state is TrialState.SUCCEEDED,
-        )
+        curves = self._curves() if any(map(lifecycle.is_pruned, trials)) else {}
+        return [
+            PastTrial(
+                trial.sequence_id,
+                trial.parameters,
+                trial.metadata,
+                lifecycle.reward_of(trial),
+                trial.state.is_terminal,
+                trial.trial_id,
+                lifecycle.metric_of(trial),
+                trial.state is TrialState.SUCCEEDED,
+                curves.get(trial.trial_id, ()) if lifecycle.is_pruned(trial) else (),
+            )
+            for trial in trials
+        ]
 
     def observation(self, effect: TellTuner) -> Observation:
         """The result of a trial that the tuner proposed."""
         trial = self.experiment.trials[effect.trial_id]
-        metric = self.experiment.lifecycle.metric_of(trial)
-        return Observation(trial.trial_id, effect.value, metric, trial.state is TrialState.SUCCEEDED)
+        lifecycle = self.experiment.lifecycle
+        curve: Sequence[float] = ()
+        if lifecycle.is_pruned(trial):
+            curve = self._curves(trial.sequence_id, trial.sequence_id).get(trial.trial_id, ())
+        metric, has_succeeded = lifecycle.metric_of(trial), trial.state is TrialState.SUCCEEDED
+        return Observation(trial.trial_id, effect.value, metric, has_succeeded, curve)
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
         """The result of a trial in the form of imported results."""
@@ -63,10 +72,7 @@ class History:
 
     def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
         """The learning curve of each trial: the intermediate results of its current attempt."""
-        curves: dict[str, list[float]] = {}
-        for row in chain.from_iterable(self.reader.metric_pages(False)):
-            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
-                curves.setdefault(row.trial_id, []).append(number)
+        curves = self._curves()
         return [
             PastLearningCurve(
                 trial.trial_id,
@@ -76,3 +82,11 @@ class History:
             )
             for trial in trials
         ]
+
+    def _curves(self, *sequence_ids: int) -> dict[str, list[float]]:
+        """The learning curves by trial id. `sequence_ids`: the first and the last trial; none: all trials."""
+        curves: dict[str, list[float]] = {}
+        for row in chain.from_iterable(self.reader.metric_pages(False, *sequence_ids)):
+            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
+                curves.setdefault(row.trial_id, []).append(number)
+        return curves

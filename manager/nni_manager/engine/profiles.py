@@ -15,6 +15,7 @@ from nni_manager.config.model import (
     UserClass,
     without_secrets,
 )
+from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
@@ -176,6 +177,8 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "logDir": str(snapshot.folder.path),
         "description": config.description,
         "tuner": {"name": config.tuner.name, "classArgs": config.tuner.class_args},
+        "assessor": None if config.assessor is None else {"name": config.assessor.name},
+        "earlyStops": lesson_of_early_stops(config),
         "trainingService": config.training_service,
         "trial": {
             "command": config.trial_command,

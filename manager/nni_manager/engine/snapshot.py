@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.pruned_trials import reports_pruned
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
@@ -34,6 +35,7 @@ def snapshot_from_stored(
         is_assessed=config.assessor is not None or has_advisor,
         assessor_sees_all=own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
+        reports_pruned=reports_pruned(config),
         state=stored.state,
         error=stored.error,
         active_s=stored.active_s,

@@ -39,13 +39,15 @@ class Observation:
     """The outcome of a trial.
 
     `value`: the number to learn from, or None. `metric`: the complete reported result as JSON text, a number or an object with
-    further values. None: the trial failed or reported no result.
+    further values. None: the trial failed or reported no result. `pruned_curve`: the intermediate results of a trial that was
+    pruned, in order and finite; otherwise empty.
     """
 
     trial_id: str
     value: float | None
     metric: str | None
     has_succeeded: bool
+    pruned_curve: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class PastTrial:
     trial_id: str = ""
     metric: str | None = None
     has_succeeded: bool = False
+    pruned_curve: Sequence[float] = ()
 
 
 class BaseTuner(ABC):

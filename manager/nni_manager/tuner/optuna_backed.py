@@ -141,6 +141,16 @@ class OptunaTuner(SeededTuner[int]):
         else:
             self._study.tell(place, value)
 
+    def tell_result(self, trial_key: int, result: base.Observation) -> None:
+        """See `BaseTuner`. Samplers of Optuna read the intermediate results of a pruned trial from the study."""
+        if not result.pruned_curve:
+            super().tell_result(trial_key, result)
+        elif (place := self.end(trial_key)) is not None:
+            for step, value in enumerate(result.pruned_curve, 1):
+                # In a storage with one study, a trial's number is also its id.
+                self._storage.set_trial_intermediate_value(place, step, value)
+            self._study.tell(place, state=TrialState.PRUNED)
+
     def replay(self, trials: Iterable[base.PastTrial]) -> None:
         """See `KeyedTuner`."""
         for number, trial in enumerate(trials, len(self._study.get_trials(deepcopy=False))):
@@ -165,7 +175,10 @@ class OptunaTuner(SeededTuner[int]):
 
     def _frozen(self, trial: base.PastTrial) -> FrozenTrial:
         value, state = None, TrialState.FAIL
-        if not trial.ended:
+        curve = dict(enumerate(trial.pruned_curve, 1))
+        if curve:
+            value, state = trial.pruned_curve[-1], TrialState.PRUNED
+        elif not trial.ended:
             state = TrialState.RUNNING
         elif trial.value is not None and math.isfinite(trial.value):
             value, state = trial.value, TrialState.COMPLETE
@@ -176,6 +189,7 @@ class OptunaTuner(SeededTuner[int]):
                 params={name: drawn for name, drawn in trial.metadata.items() if name not in _NOTES},
                 distributions=self.sampling.distributions_of(trial.metadata),
                 system_attrs=_noted(trial, NOTED_ON_TRIAL),
+                intermediate_values=curve,
             )
 
 

@@ -106,6 +106,8 @@
  * @property {string} logDir
  * @property {string | null} description
  * @property {{name: string, classArgs?: unknown}} tuner
+ * @property {{name: string} | null} assessor
+ * @property {string} earlyStops  what the tuner learns from trials that the assessor stops; empty without one
  * @property {string} trainingService
  * @property {{command: string, codeDirectory: string, gpuNumber: number | null, maxDurationS: number | null}} trial
  * @property {unknown} searchSpace

@@ -319,13 +319,15 @@ function aboutCard() {
 }
 
 /** @param {Configuration} configuration */
-function configurationFacts({ id, logDir, description, tuner, trainingService, trial, version }) {
+function configurationFacts({ id, logDir, description, tuner, assessor, earlyStops, trainingService, trial, version }) {
   const perTrial = trial.maxDurationS;
   return facts([
     ["Id", h("code", {}, id)],
     ["Description", plain(description ?? "")],
     ["Tuner", plain(tuner.name)],
     ["Tuner arguments", tuner.classArgs ? h("code", {}, short(JSON.stringify(tuner.classArgs), 500)) : null],
+    ["Assessor", assessor && plain(assessor.name)],
+    ["Early stops", plain(earlyStops)],
     ["Training service", plain(trainingService)],
     ["Command", h("code", {}, plain(trial.command))],
     ["Code", h("code", {}, plain(trial.codeDirectory))],

@@ -1,0 +1,74 @@
+"""What early stops teach the tuner, and the sentence about it."""
+
+from dataclasses import replace
+
+import pytest
+from real_experiment import RealExperiment
+
+from nni_manager.config.model import AssessorConfig, UserClass
+from nni_manager.config.pruned_trials import OPTUNA_PRUNERS, lesson_of_early_stops, reports_pruned
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return RealExperiment(tmp_path_factory.mktemp("lesson"), "pass\n").config
+
+
+def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
+    return replace(
+        config,
+        tuner=replace(config.tuner, name=tuner, include_intermediate_results=has_intermediates),
+        assessor=AssessorConfig(assessor, {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tuner", "assessor", "has_intermediates", "is_reported", "lesson"),
+    [
+        (
+            "TPE",
+            "MedianPruner",
+            False,
+            True,
+            "TPE learns from all intermediate results of trials that MedianPruner stops, as in Optuna",
+        ),
+        (
+            "Anneal",
+            "MedianPruner",
+            False,
+            True,
+            "Anneal learns nothing from trials that MedianPruner stops; tuner.includeIntermediateResults changes that",
+        ),
+        (
+            "TPE",
+            "Medianstop",
+            False,
+            False,
+            "TPE learns nothing from trials that Medianstop stops; tuner.includeIntermediateResults changes that",
+        ),
+        (
+            "TPE",
+            "MedianPruner",
+            True,
+            False,
+            "TPE learns the last intermediate result of trials that MedianPruner stops",
+        ),
+    ],
+)
+def test_early_stops_teach_the_tuner(config, tuner, assessor, has_intermediates, is_reported, lesson):
+    chosen = with_algorithms(config, tuner, assessor, has_intermediates=has_intermediates)
+    assert (reports_pruned(chosen), lesson_of_early_stops(chosen)) == (is_reported, lesson)
+
+
+def test_without_an_assessor_there_is_nothing_to_say(config):
+    assert (reports_pruned(config), lesson_of_early_stops(config)) == (False, "")
+
+
+def test_a_users_assessor_is_no_pruner_of_optuna(config):
+    own = AssessorConfig("MedianPruner", {}, own=UserClass("mine.MedianPruner"))
+    assert not reports_pruned(replace(config, assessor=own))
+
+
+def test_nnis_own_assessors_are_none_of_optunas():
+    assert {"Medianstop", "Curvefitting"}.isdisjoint(OPTUNA_PRUNERS)
+    assert all(name.endswith("Pruner") for name in OPTUNA_PRUNERS)
