@@ -61,6 +61,6 @@ test("an unknown state is shown unchanged", () => {
 
 test("a trial that is being stopped shows since when", () => {
   const stoppingSince = new Date(2026, 0, 2, 14, 3, 5).getTime();
-  assert.equal(format.trialState(aRow({ state: "STOPPING", stoppingSince })), "Stopping since 14:03:05");
+  assert.equal(format.trialState(aRow({ state: "STOPPING", stoppingSince })), `Stopping since ${format.clock(stoppingSince)}`);
   assert.equal(format.trialState(aRow({ state: "STOPPING" })), "Stopping");
 });
