@@ -1,16 +1,21 @@
 """The charts of the page in a real Chromium, on a search with nested choices, and what leads out of them."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
 import random
 
 import pytest
+from attempts import attempt_id
 from browser import chromium, expect, needs_chromium, visit
-from made_experiment import made_experiment, made_trial, served_view
+from made_experiment import made_experiment, made_trial, served_view, write
 
+from nni_manager.domain.usage import PeakUsage
+from nni_manager.store.rows import UsageRow, attempt_row, trial_row
 from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 SPACE = {
@@ -72,6 +77,34 @@ def person(browser, stored):
 
 def texts(person, selector):
     return person.page.locator(f"figure >> visible=true >> css={selector}").all_text_contents()
+
+
+def test_cpu_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 1)
+    rows = []
+    for task in ("main-0", "worker-1"):
+        key = AttemptKey("00000", attempt_id(0), task)
+        gpus = [(GpuUsage(0, 10.0 * n, n * 2**30),) if task == "main-0" else () for n in range(20)]
+        rows.append(attempt_row(key, 0))
+        rows += [UsageRow(Usage(key, 5.0 * n, n * 2**28, 0, gpus[n]), 1000.0 + 5 * n) for n in range(20)]
+    peak = PeakUsage(95.0, 19 * 2**28, 0, (GpuUsage(0, 190.0, 19 * 2**30),))
+    trial = dataclasses.replace(made_trial(0, 1000.0), peak_usage=peak)
+    write(experiment.folder, trial_row(trial), *rows)
+    with (
+        served_view(experiment.folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        person.go(f"{view.origin}/detail#trial=00000")
+        for chart, lines in {
+            "usage-chart": ["CPU of main-0", "CPU of worker-1", "GPU 0 of main-0"],
+            "memory-chart": ["memory of main-0", "memory of worker-1", "GPU 0 memory of main-0"],
+        }.items():
+            expect(person.see(chart).locator(".legendtext")).to_have_text(lines)
+            expect(person.see(chart).locator(".scatterlayer .js-line")).to_have_count(3)
+            expect(person.see(chart)).to_contain_text("40 samples of 2 tasks over 1 min 35 s.")
+        person.screenshot("usage")
+        person.page.set_viewport_size(NARROW)
+        assert person.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_trials_without_a_nested_parameter_have_a_tick_on_its_axis(person):

@@ -6,7 +6,8 @@ import { asTyped, typed } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { metricIn, metricNames, thinned } from "../series.js";
 import { api } from "../state/api.js";
-import { Chart, colours } from "../widgets/charts.js";
+import { usageLines } from "../usage.js";
+import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
 import { badge, facts, parameterTable, time } from "../widgets/facts.js";
 import { LogView } from "../widgets/log.js";
@@ -40,7 +41,10 @@ export function trialDetail(first, live) {
   const parameters = h("div", {});
   const trouble = h("p", { class: "bad-text", role: "status" });
   const curve = new IntermediateChart();
-  const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 230 });
+  const usageCharts = {
+    load: new Chart("CPU and GPU over time", { test: "usage-chart", height: 230 }),
+    memory: new Chart("Memory over time", { test: "memory-chart", height: 230 }),
+  };
   const remarks = new RemarksEditor((change) => api.remark(change, id),
     `This view is read-only: \`nnictl trial tag --trial-id ${id} --add TAG\` and \`nnictl trial note --trial-id ${id} --text TEXT\` change tags and note.`);
   const log = new LogView(id, () => !format.isEnded(row.state));
@@ -59,7 +63,7 @@ export function trialDetail(first, live) {
       h("section", { "aria-label": "Facts" }, h("h3", {}, `Trial ${first.seq}`), remarks.element, factBox),
       h("section", { "aria-label": "Parameters" }, h("h3", {}, "Parameters"), parameters),
       h("section", { "aria-label": "Intermediate results" }, h("h3", {}, "Intermediate results"), curve.element),
-      h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageChart.element)),
+      h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageCharts.load.element, usageCharts.memory.element)),
     h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element),
     h("div", { class: "buttons" }, copyJson, clone, retry, kill));
 
@@ -82,7 +86,7 @@ export function trialDetail(first, live) {
       drawParameters(trial.parameters);
       log.setAttempts(attempts);
       curve.show(metrics);
-      showUsage(usageBox, usageChart, trial, usage);
+      showUsage(usageBox, usageCharts, trial, usage);
     } catch (error) {
       if (isGone || number !== loads) return;
       say(trouble, error instanceof Error ? error.message : String(error));
@@ -118,7 +122,8 @@ export function trialDetail(first, live) {
       clearTimeout(timer);
       log.close();
       curve.close();
-      usageChart.destroy();
+      usageCharts.load.destroy();
+      usageCharts.memory.destroy();
     },
   };
 }
@@ -182,18 +187,26 @@ export function transportText(transport, agoS) {
 
 /**
  * @param {HTMLElement} box
- * @param {Chart} chart
+ * @param {{load: Chart, memory: Chart}} charts
  * @param {Trial} trial
  * @param {UsageSample[]} samples
  */
-function showUsage(box, chart, trial, samples) {
+function showUsage(box, charts, trial, samples) {
   const { usage } = trial;
   fill(box, usage === null ? h("p", { class: "muted" }, "Nothing has been reported yet.") : h("table", { class: "plain" },
     h("caption", { class: "unseen" }, "Usage"),
     h("thead", {}, h("tr", {}, h("td", {}), usage.latest ? h("th", { scope: "col" }, "now") : null, h("th", { scope: "col" }, "most"))),
     h("tbody", {}, usageRows(usage.latest, usage.peak))));
-  chart.element.hidden = samples.length < 2;
-  if (samples.length >= 2) chart.draw(() => usageDrawing(samples));
+  charts.load.element.hidden = charts.memory.element.hidden = samples.length < 2;
+  if (samples.length < 2) return;
+  const { load, memory, tasks, all } = usageLines(samples);
+  const last = Number(samples[samples.length - 1]?.timestamp);
+  const duration = format.duration((last - Number(samples[0]?.timestamp)) / 1000);
+  const ofTasks = tasks > 1 ? ` of ${format.counted(tasks, "task")}` : "";
+  const some = load.length < all ? `; ${load.length} of ${format.counted(all, "line")} are drawn` : "";
+  const words = `${format.counted(samples.length, "sample")}${ofTasks} over ${duration}${some}.`;
+  charts.load.draw(() => usageDrawing(load, "%", words));
+  charts.memory.draw(() => usageDrawing(memory, "MiB", words));
 }
 
 /**
@@ -214,26 +227,20 @@ function usageRows(now, most) {
   return rows.map(([name, show]) => h("tr", {}, h("th", { scope: "row" }, name), now && h("td", { class: "number" }, show(now)), h("td", { class: "number" }, show(most))));
 }
 
-/** @param {UsageSample[]} samples */
-function usageDrawing(samples) {
+/**
+ * @param {import("../usage.js").Line[]} lines
+ * @param {string} unit
+ * @param {string} words
+ */
+function usageDrawing(lines, unit, words) {
   const colour = colours();
-  const drawn = thinned(samples, 500);
-  const from = drawn[0]?.timestamp ?? 0;
-  const x = drawn.map((sample) => (sample.timestamp - from) / 1000);
-  const gpus = [...new Set(samples.flatMap((sample) => sample.gpus.map((gpu) => gpu.index)))].slice(0, 8);
   return {
-    traces: [
-      { type: "scatter", mode: "lines", name: "CPU, %", x, y: drawn.map((sample) => sample.cpuPercent), line: { color: colour["series-0"] } },
-      ...gpus.map((index) => ({ type: "scatter", mode: "lines", name: `GPU ${index}, %`, x, line: { color: colour[`series-${2 + (index % 6)}`] },
-        y: drawn.map((sample) => sample.gpus.find((gpu) => gpu.index === index)?.utilisationPercent ?? null) })),
-      { type: "scatter", mode: "lines", name: "memory, MiB", x, y: drawn.map((sample) => sample.rssBytes / 2 ** 20), yaxis: "y2", line: { color: colour["series-1"], dash: "dot" } },
-    ],
-    layout: {
-      showlegend: true, margin: { l: 44, r: 52, t: 8, b: 36 },
-      xaxis: { title: "s" }, yaxis: { title: "%", rangemode: "tozero" },
-      yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", title: { text: "MiB", font: { size: 12 } }, tickfont: { size: 11 }, showgrid: false },
-    },
-    words: `${format.counted(samples.length, "sample")} over ${format.duration(x[x.length - 1])}.`,
+    traces: lines.map(({ name, x, y }, index) => ({
+      type: "scatter", mode: "lines", name: label(name), x, y, connectgaps: false,
+      line: { color: colour[`series-${index % 8}`], dash: index < 8 ? "solid" : "dot" },
+    })),
+    layout: { showlegend: true, margin: { l: 44, r: 12, t: 8, b: 36 }, xaxis: { title: "s" }, yaxis: { title: unit, rangemode: "tozero" } },
+    words,
   };
 }
 
