@@ -9,8 +9,11 @@ import { label } from "../widgets/charts.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
+/** @import { Mark } from "../marks.js" */
 /** @import { Scale } from "../scales.js" */
 
+/** Maximum number of parameters under the pointer. */
+const MOST_PARAMETERS = 12;
 export const LOADING = "Loading the search space…";
 
 /** @typedef {{show: () => void, close: () => void}} OpenChart  `show` draws it again, from the current trials */
@@ -20,10 +23,12 @@ export class ChartedTrials {
   /**
    * @param {Live} live
    * @param {(id: string) => void} open  opens a trial in the table
+   * @param {(marks: Mark[]) => void} narrow  adds filters to the table
    */
-  constructor(live, open) {
+  constructor(live, open, narrow) {
     this.live = live;
     this.open = open;
+    this.narrow = narrow;
     /** @type {readonly Row[]} */
     this.rows = [];
     this.isFiltered = false;
@@ -33,6 +38,10 @@ export class ChartedTrials {
     this.metric = "";
     /** null: not known yet. @type {ReadonlyMap<string, Scale> | null} */
     this.scales = null;
+    /** Marked parts of axes, by the axis' id. @type {Map<string, Mark>} */
+    this.marks = new Map();
+    /** Ids of axes in the reader's order; empty: that of the search space. @type {string[]} */
+    this.order = [];
   }
 
   /** The trials with a default metric. */
@@ -45,9 +54,9 @@ export class ChartedTrials {
     return valued(withMetric(this.rows, this.metric));
   }
 
-  /** The name of the chosen metric, for titles of axes. */
+  /** The name of the chosen metric, for titles of axes after `label`. */
   get metricName() {
-    return this.metric === "" ? "default metric" : label(short(this.metric, 40));
+    return this.metric === "" ? "default metric" : short(this.metric, 40);
   }
 
   /** The reason why there is nothing to draw. */
@@ -72,11 +81,22 @@ export function some(drawn, all) {
 }
 
 /**
- * The text of a trial under the pointer: number, id, result and parameters, for plotly.
+ * What names a trial under the pointer, in lines: number and id, result, parameters.
  *
  * @param {Row} row
+ * @param {string} [metric]  the name of the metric that is its value
  */
-export function hover(row) {
-  const lines = [...flat(row.parameters)].slice(0, 12).map(([name, value]) => label(`${short(name, 40)}: ${short(shown(value), 60)}`));
-  return [label(`trial ${row.seq} · ${row.id}`), `default metric ${format.number(row.value)}`, ...lines].join("<br>");
+export function identity(row, metric = "default metric") {
+  const parameters = [...flat(row.parameters)].slice(0, MOST_PARAMETERS).map(([name, value]) => `${short(name, 40)}: ${short(shown(value), 60)}`);
+  return [`trial ${row.seq} · ${row.id}`, `${metric} ${format.number(row.value)}`, ...parameters];
+}
+
+/**
+ * The same, as a text for plotly.
+ *
+ * @param {Row} row
+ * @param {string} [metric]
+ */
+export function hover(row, metric) {
+  return identity(row, metric).map(label).join("<br>");
 }

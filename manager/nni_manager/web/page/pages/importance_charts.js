@@ -104,11 +104,11 @@ function sliceDrawing(all, metric, name, scale, maximize, of) {
   const colour = colours();
   return {
     traces: [{
-      type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map((row) => hover(row, metric)), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
       x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]] },
     }],
-    layout: { xaxis: { title: label(short(name, 40)), ...(isLog ? { type: "log", dtick: decades > MOST_DECADES ? 1 : "D2" } : isNumeric ? { type: "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: metric } },
+    layout: { xaxis: { title: label(short(name, 40)), ...(isLog ? { type: "log", dtick: decades > MOST_DECADES ? 1 : "D2" } : isNumeric ? { type: "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: label(metric) } },
     words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the stronger the colour, the later the trial.${some(drawn.length, rows.length)}`,
   };
 }

@@ -6,7 +6,7 @@ import { short } from "../plain.js";
 import { scalesOf } from "../scales.js";
 import { improvements, MOST_MARKS, thinned, top, valued } from "../series.js";
 import { api } from "../state/api.js";
-import { Chart, colours } from "../widgets/charts.js";
+import { Chart, colours, label } from "../widgets/charts.js";
 import { arrows } from "../widgets/log.js";
 import { ChartedTrials, hover, some } from "./charted_trials.js";
 import { importanceCharts } from "./importance_charts.js";
@@ -15,6 +15,7 @@ import { parallelChart } from "./parallel_chart.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
+/** @import { Mark } from "../marks.js" */
 /** @import { OpenChart } from "./charted_trials.js" */
 
 const TABS = [
@@ -40,9 +41,10 @@ export class TrialCharts {
   /**
    * @param {Live} live
    * @param {(id: string) => void} open  opens a trial in the table
+   * @param {(marks: Mark[]) => void} narrow  adds filters to the table
    */
-  constructor(live, open) {
-    this.trials = new ChartedTrials(live, open);
+  constructor(live, open, narrow) {
+    this.trials = new ChartedTrials(live, open, narrow);
     this.metric = h("select", { "data-test": "chart-metric", change: () => {
       this.trials.metric = this.metric.value;
       this.#shown?.show();
@@ -135,7 +137,7 @@ export class TrialCharts {
       const lastSeq = bySeq[bySeq.length - 1]?.seq ?? 0;
       const lastBest = steps[steps.length - 1];
       const traces = [{
-        type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map(hover), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
+        type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map((row) => hover(row, this.trials.metricName)), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
         marker: { color: colour["accent"], size: 6, opacity: 0.65 },
       }];
       // The tuner improves the default metric only; nothing says which values of another one are good.
@@ -147,7 +149,7 @@ export class TrialCharts {
       }
       return {
         traces,
-        layout: { xaxis: { title: "trial number" }, yaxis: { title: this.trials.metricName } },
+        layout: { xaxis: { title: "trial number" }, yaxis: { title: label(this.trials.metricName) } },
         words: `${format.counted(rows.length, "result")}${this.trials.among}${isDefault ? `; best ${format.number(lastBest?.value)}, trial ${lastBest?.seq ?? ""}` : ""}.${some(drawn.length, rows.length)}`,
       };
     });
