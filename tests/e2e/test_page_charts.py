@@ -276,6 +276,70 @@ def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name,
         assert "2,000" in slice_chart.locator(".xtick").all_text_contents()
 
 
+CONTOUR = "document.querySelector('[data-test=contour-chart] .plot')"
+
+
+def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person):
+    person.see("tab-contour").click()
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
+    chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
+    assert len(set(chosen)) == 2
+    # The two most important ones, as the manager computes it; another one changes places with its own.
+    person.see("contour-y").select_option(chosen[0])
+    assert person.see("contour-x").input_value() == chosen[1]
+    person.see("contour-x").select_option("lr")
+    person.see("contour-y").select_option("width")
+    expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
+    expect(person.page.locator(".ytitle")).to_have_text("width")
+    assert (
+        person.evaluate(f"[{CONTOUR}.layout.xaxis.type, {CONTOUR}.layout.yaxis.type].join()") == "log,linear"
+    )
+    point = person.see("contour-chart").locator(".scatterlayer .point").nth(9).bounding_box()
+    middle = point["x"] + point["width"] / 2, point["y"] + point["height"] / 2
+    person.page.mouse.move(*middle)
+    expect(person.see("contour-chart").locator(".hoverlayer")).to_contain_text("trial 9 ·")
+    person.page.mouse.click(*middle)
+    expect(person.see("detail-00009")).to_be_visible()
+
+
+def test_a_contour_leaves_out_trials_without_a_parameter_and_says_when_too_few_are_left(person):
+    person.see("tab-contour").click()
+    person.see("contour-x").select_option("lr")
+    person.see("contour-y").select_option("optimizer/momentum")
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(caption).to_contain_text(f"{TRIALS // 2} results over lr and optimizer/momentum")
+    expect(caption).to_contain_text(f"{TRIALS // 2} results without one of these parameters are left out")
+    person.see("contour-y").select_option("batch")
+    expect(person.page.locator(".heatmaplayer image")).to_be_attached()
+    assert person.evaluate(f"{CONTOUR}.layout.yaxis.type") == "category"
+    person.see("contour-y").select_option("optimizer/momentum")
+    person.see("search").fill("adam")
+    expect(person.see("table-count")).to_contain_text(f"{TRIALS // 2} of {TRIALS}")
+    expect(caption).to_contain_text("needs at least 10 trials with a result, lr and optimizer/momentum")
+    expect(caption).to_contain_text("there are 0")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
+    person.page.emulate_media(color_scheme=theme)
+    for size in ({"width": 1440, "height": 900}, NARROW):
+        person.page.set_viewport_size(size)
+        person.go(person.page.url)
+        person.see("tab-parallel").click()
+        expect(axes(person)).to_have_count(6)
+        person.see("axis-lr").press("ArrowUp")
+        expect(person.see("clear-marks")).to_be_visible()
+        expect(person.page.locator(".annotation-text", has_text="batch")).to_be_visible()
+        person.screenshot(f"parallel-marked-{theme}-{size['width']}")
+        assert person.faults_for_assistive_technology() == []
+        person.see("tab-contour").click()
+        expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
+        person.screenshot(f"contour-{theme}-{size['width']}")
+        assert person.faults_for_assistive_technology() == []
+        assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
 def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(person):
     held = []
     person.page.route("**/importance*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright refuses a builtin
@@ -292,7 +356,7 @@ def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(perso
 def test_a_filter_without_hits_says_so_in_every_chart(person):
     person.see("search").fill("nothing like this")
     expect(person.see("table-count")).to_contain_text(f"0 of {TRIALS}")
-    for tab in ("metric", "parallel", "duration", "importance"):
+    for tab in ("metric", "parallel", "duration", "importance", "contour"):
         person.see(f"tab-{tab}").click()
         expect(person.page.locator("figcaption", has_text=NOTE).first).to_be_visible()
     person.screenshot("no-match")

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { asTyped, flat, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
+import { asTyped, flat, flatName, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
 import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
-import { scalesOf } from "../../manager/nni_manager/web/page/scales.js";
+import { logTicks, scalesOf } from "../../manager/nni_manager/web/page/scales.js";
 import { axisOf, bestSoFar, metricIn, metricNames, nearestLine, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
-import { aRow } from "./trials.js";
+import { aRow, seeded } from "./trials.js";
 
 const ROWS = [3, 1, 4, 1, 5].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1000 + seq, parameters: { lr: 10 ** -seq, kind: "ab"[seq % 2], same: 1 } }));
 
@@ -83,6 +83,26 @@ test("the scales of parameters follow their types, also in nested choices", () =
   };
   assert.deepEqual([...scalesOf(space)], [["lr", "log"], ["momentum", "linear"], ["units", "category"], ["net", "category"], ["net/size", "linear"], ["net/rate", "log"]]);
   for (const odd of [null, undefined, "text", 7, [], { a: null }]) assert.equal(scalesOf(odd).size, 0);
+});
+
+test("a logarithmic axis has from two to ten ticks, whatever its range", () => {
+  assert.deepEqual([[1e-4, 1], [1e-5, 1], [1e-12, 1], [0.01, 0.5], [0.012, 0.05], [100, 180]].map(([low, high]) => logTicks(low, high)), [1, 1, 2, "D2", "L0.01", "L20"]);
+  const random = seeded(3);
+  for (let run = 0; run < 500; run += 1) {
+    const low = 10 ** (random() * 16 - 8);
+    const high = low * 10 ** (0.01 + random() ** 3 * 12);
+    const step = logTicks(low, high);
+    const exponents = Array.from({ length: 30 }, (_, index) => Math.floor(Math.log10(low)) + index);
+    const ticks = step === "D2" ? exponents.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power))
+      : typeof step === "number" ? exponents.filter((power) => power % step === 0).map((power) => 10 ** power)
+        : Array.from({ length: 200 }, (_, index) => (Math.floor(low / Number(step.slice(1))) + index) * Number(step.slice(1)));
+    const seen = ticks.filter((tick) => tick >= low && tick <= high).length;
+    assert.ok(seen >= 2 && seen <= 10, `${low} to ${high}: ${step} has ${seen}`);
+  }
+});
+
+test("the kind in a nested choice has the name of the choice", () => {
+  assert.deepEqual(["lr", "net/_name", "net/units/_name", "net/units", "_name"].map(flatName), ["lr", "net", "net/units", "net/units", "_name"]);
 });
 
 test("a constant has no axis, and texts have a sorted one", () => {

@@ -2,14 +2,17 @@
 
 import * as format from "../format.js";
 import { withMetric } from "../metrics.js";
-import { flat, shown } from "../parameters.js";
+import { flat, flatName, shown } from "../parameters.js";
 import { short } from "../plain.js";
-import { valued } from "../series.js";
+import { logTicks } from "../scales.js";
+import { axisOf, valued } from "../series.js";
+import { api } from "../state/api.js";
 import { label } from "../widgets/charts.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
 /** @import { Mark } from "../marks.js" */
+/** @import { Simple } from "../parameters.js" */
 /** @import { Scale } from "../scales.js" */
 
 /** Maximum number of parameters under the pointer. */
@@ -38,10 +41,20 @@ export class ChartedTrials {
     this.metric = "";
     /** null: not known yet. @type {ReadonlyMap<string, Scale> | null} */
     this.scales = null;
+    /** Parameters by importance, as far as it is known; null: nobody has asked. @type {string[] | null} */
+    this.important = null;
     /** Marked parts of axes, by the axis' id. @type {Map<string, Mark>} */
     this.marks = new Map();
     /** Ids of axes in the reader's order; empty: that of the search space. @type {string[]} */
     this.order = [];
+  }
+
+  /** The importance of each parameter, by its name in the table; the most important first. */
+  async importance() {
+    const found = await api.importance();
+    const importances = found.importances.map(({ name, value }) => ({ name: flatName(name), value }));
+    this.important = importances.map(({ name }) => name);
+    return { ...found, importances };
   }
 
   /** The trials with a default metric. */
@@ -99,4 +112,24 @@ export function identity(row, metric = "default metric") {
  */
 export function hover(row, metric) {
   return identity(row, metric).map(label).join("<br>");
+}
+
+/**
+ * A parameter's axis for plotly: `layout`, and `at`, which gives the place of a value on it. Numbers are on the scale of the search
+ * space, and all else are categories.
+ *
+ * @param {string} name
+ * @param {readonly (Simple | undefined)[]} values
+ * @param {Scale | undefined} scale
+ */
+export function parameterAxis(name, values, scale) {
+  const title = label(short(name, 40));
+  const isNumeric = scale !== "category" && values.every((value) => typeof value === "number");
+  const word = (/** @type {string} */ text) => label(short(text, 30));
+  if (!isNumeric) {
+    const words = axisOf(name, values, scale)?.ticks.map((tick) => word(tick.label));
+    return { isNumeric, layout: { title, type: "category", categoryorder: "array", categoryarray: words }, at: (/** @type {Simple | undefined} */ value) => word(shown(value)) };
+  }
+  const [low, high] = values.reduce((/** @type {[number, number]} */ [least, most], value) => [Math.min(least, Number(value)), Math.max(most, Number(value))], [Infinity, -Infinity]);
+  return { isNumeric, layout: { title, ...(scale === "log" && low > 0 ? { type: "log", dtick: logTicks(low, high) } : { type: "linear" }) }, at: (/** @type {Simple | undefined} */ value) => value };
 }

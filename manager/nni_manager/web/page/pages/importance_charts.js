@@ -2,19 +2,16 @@
 
 import { fill, h } from "../dom.js";
 import * as format from "../format.js";
-import { flat, shown } from "../parameters.js";
+import { flat } from "../parameters.js";
 import { short } from "../plain.js";
-import { axisOf, improvements, MOST_MARKS, thinned, valued } from "../series.js";
-import { api } from "../state/api.js";
+import { improvements, MOST_MARKS, thinned, valued } from "../series.js";
 import { Chart, colours, label } from "../widgets/charts.js";
-import { hover, LOADING, some } from "./charted_trials.js";
+import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
 
 /** @import { Scale } from "../scales.js" */
 /** @import { Valued } from "../series.js" */
 /** @import { ChartedTrials, OpenChart } from "./charted_trials.js" */
 
-/** Up to this number of decades, the ticks of a logarithmic axis are 1, 2 and 5; above it, powers of ten. */
-const MOST_DECADES = 3;
 /** Minimum interval between requests, since the manager computes importances from all results. */
 const IMPORTANCE_EVERY_MS = 15_000;
 
@@ -43,7 +40,7 @@ export function importanceCharts(trials, panel) {
     askedAtMs = performance.now();
     results = count;
     try {
-      const found = await api.importance();
+      const found = await trials.importance();
       if (isGone) return;
       bars.note = found.why || "There is nothing to compare yet.";
       bars.draw(() => importanceDrawing(found.importances, found.trials));
@@ -93,22 +90,18 @@ function importanceDrawing(importances, trials) {
 function sliceDrawing(all, metric, name, scale, maximize, of) {
   const rows = all.filter((row) => flat(row.parameters).has(name));
   if (rows.length === 0) return null;
-  const values = rows.map((row) => flat(row.parameters).get(name));
-  const axis = axisOf(name, values, scale);
-  const isNumeric = scale !== "category" && values.every((value) => typeof value === "number");
-  const isLog = scale === "log" && values.every((value) => Number(value) > 0);
-  const numbers = isNumeric ? values.map(Number).sort((a, b) => a - b) : [];
-  const decades = Math.log10(Number(numbers[numbers.length - 1]) / Number(numbers[0]));
+  const axis = parameterAxis(name, rows.map((row) => flat(row.parameters).get(name)), scale);
+  const hasOneValue = rows.every((row) => flat(row.parameters).get(name) === flat(rows[0]?.parameters ?? {}).get(name));
   const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
   const drawn = thinned(bySeq, MOST_MARKS, improvements(bySeq, maximize));
   const colour = colours();
   return {
     traces: [{
       type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map((row) => hover(row, metric)), customdata: drawn.map((row) => row.id), hovertemplate: "%{text}<extra></extra>",
-      x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
+      x: drawn.map((row) => axis.at(flat(row.parameters).get(name))),
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]] },
     }],
-    layout: { xaxis: { title: label(short(name, 40)), ...(isLog ? { type: "log", dtick: decades > MOST_DECADES ? 1 : "D2" } : isNumeric ? { type: "linear" } : { type: "category", categoryorder: "array", categoryarray: axis?.ticks.map((tick) => label(short(tick.label, 30))) }) }, yaxis: { title: label(metric) } },
-    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the stronger the colour, the later the trial.${some(drawn.length, rows.length)}`,
+    layout: { xaxis: axis.layout, yaxis: { title: label(metric) } },
+    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${hasOneValue ? ", which has only one value" : ""}; the stronger the colour, the later the trial.${some(drawn.length, rows.length)}`,
   };
 }

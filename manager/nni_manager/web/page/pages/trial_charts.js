@@ -9,6 +9,7 @@ import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { arrows } from "../widgets/log.js";
 import { ChartedTrials, hover, some } from "./charted_trials.js";
+import { contourChart } from "./contour_chart.js";
 import { importanceCharts } from "./importance_charts.js";
 import { IntermediateCurves } from "./intermediates.js";
 import { parallelChart } from "./parallel_chart.js";
@@ -22,9 +23,12 @@ const TABS = [
   ["metric", "Default metric"],
   ["parallel", "Hyper-parameters"],
   ["importance", "Importance and slices"],
+  ["contour", "Contour"],
   ["duration", "Duration"],
   ["intermediate", "Intermediate results"],
 ];
+/** The tabs whose axes follow the search space. */
+const SCALED = ["parallel", "importance", "contour"];
 const CURVES = 10;
 /** Above this number, bars are thinner than a line, and points are drawn instead. */
 const MOST_BARS = 200;
@@ -105,9 +109,9 @@ export class TrialCharts {
     setAttribute(this.panel, "aria-labelledby", `tab-${tab}`);
     this.metricBox.hidden = !this.#hasMetrics || tab === "duration" || tab === "intermediate";
     fill(this.panel);
-    this.#shown = tab === "parallel" ? parallelChart(this.trials, this.panel) : tab === "importance" ? importanceCharts(this.trials, this.panel) : tab === "duration" ? this.#duration() : tab === "intermediate" ? this.#intermediate() : this.#metric();
+    this.#shown = tab === "parallel" ? parallelChart(this.trials, this.panel) : tab === "importance" ? importanceCharts(this.trials, this.panel) : tab === "contour" ? contourChart(this.trials, this.panel) : tab === "duration" ? this.#duration() : tab === "intermediate" ? this.#intermediate() : this.#metric();
     this.#shown.show();
-    if (tab === "parallel" || tab === "importance") void this.#loadScales();
+    if (SCALED.includes(tab)) void this.#loadScales();
   }
 
   /** Read the search space, which may have changed since the last time. */
