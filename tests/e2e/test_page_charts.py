@@ -303,6 +303,13 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.see("detail-00009")).to_be_visible()
 
 
+def test_a_contour_shows_numbers_if_the_importance_takes_long(person):
+    person.page.route("**/importance*", lambda _: None)  # never answered
+    person.see("tab-contour").click()
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
+
+
 def test_a_contour_leaves_out_trials_without_a_parameter_and_says_when_too_few_are_left(person):
     person.see("tab-contour").click()
     person.see("contour-x").select_option("lr")

@@ -14,6 +14,9 @@ import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
 /** @import { Drawing } from "../widgets/charts.js" */
 /** @import { ChartedTrials, OpenChart } from "./charted_trials.js" */
 
+/** Time to wait for the importance, which the manager computes from all results: of thousands it takes many seconds. */
+const MOST_WAIT_MS = 3000;
+
 /**
  * The results over two parameters: at first the two most important ones, or numbers while the importance is not known.
  *
@@ -72,6 +75,11 @@ export function contourChart(trials, panel) {
     });
   }
 
+  // Numbers then stay, also when the importance arrives: nothing changes before the reader's eyes.
+  const patience = setTimeout(() => {
+    isChosen ||= trials.important === null && pair[1] !== "";
+    draw();
+  }, MOST_WAIT_MS);
   if (trials.important === null) {
     void trials.importance().catch(() => {
       trials.important = []; // the bar at the top reports that the manager does not answer
@@ -81,6 +89,7 @@ export function contourChart(trials, panel) {
   }
   return { show: draw, close: () => {
     isGone = true;
+    clearTimeout(patience);
     chart.destroy();
   } };
 }
