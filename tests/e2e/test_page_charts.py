@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import random
 
 import pytest
@@ -144,6 +145,154 @@ def test_trials_without_a_nested_parameter_have_a_tick_on_its_axis(person):
         assert left["x"] + left["width"] <= right["x"]
 
 
+def all_parameters():
+    return {number: a_trial(number, 0).parameters for number in range(TRIALS)}
+
+
+def point_on(person, axis, height):
+    """The place of a height from 0 to 1 on an axis, in pixels."""
+    box = person.see(f"strip-{axis}").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + 5 + (1 - height) * (box["height"] - 10)
+
+
+def drag(person, begin, end):
+    person.page.mouse.move(*begin)
+    person.page.mouse.down()
+    person.page.mouse.move(*end, steps=3)
+    person.page.mouse.up()
+
+
+def axes(person):
+    return person.page.get_by_role("group", name="Axes").get_by_role("button")
+
+
+@pytest.fixture
+def parallel(person):
+    """The parallel coordinates."""
+    person.see("tab-parallel").click()
+    expect(axes(person)).to_have_count(6)
+    return person
+
+
+def test_marks_on_axes_combine_count_their_trials_and_become_filters_of_the_table(parallel):
+    drag(parallel, point_on(parallel, "lr", 0.4), point_on(parallel, "lr", 1))
+    chip = parallel.page.get_by_role("button", name="Clear the mark lr")
+    low, high = (float(part) for part in chip.text_content().removesuffix(" ×")[3:].split(" to "))
+    marked = {number for number, each in all_parameters().items() if low <= each["lr"] <= high + 1e-6}
+    assert 10 < len(marked) < 50
+    count = parallel.see("marked-count")
+    expect(count).to_have_text(f"{len(marked)} of {TRIALS} trials are in the marked parts")
+    # The keyboard marks as well: the lower end of the categories adam and sgd goes up to sgd.
+    parallel.see("axis-optimizer").press("ArrowUp")
+    both = {number for number in marked if number % 2}
+    expect(count).to_have_text(f"{len(both)} of {TRIALS} trials are in the marked parts")
+    expect(parallel.see("axis-optimizer")).to_have_accessible_name("optimizer, axis 4 of 6, marked sgd")
+    parallel.see("show-marked").click()
+    expect(parallel.see("table-count")).to_have_text(f"{len(both)} of {TRIALS} trials")
+    expect(parallel.page.get_by_role("button", name="Remove the filter")).to_have_count(3)
+    expect(count).to_have_text("")
+    expect(parallel.page.locator("figcaption", has_text=f"{len(both)} trials of")).to_be_visible()
+
+
+def test_a_mark_can_be_resized_and_cleared_in_four_ways(parallel):
+    count = parallel.see("marked-count")
+    chip = parallel.page.get_by_role("button", name="Clear the mark width")
+
+    def mark():
+        drag(parallel, point_on(parallel, "width", 0.3), point_on(parallel, "width", 0.6))
+        expect(chip).to_be_visible()
+
+    mark()
+    before = chip.text_content()
+    drag(parallel, point_on(parallel, "width", 0.6), point_on(parallel, "width", 0.9))
+    expect(chip).not_to_have_text(before)
+    assert chip.text_content().split(" to ")[0] == before.split(" to ")[0], "the other end stays"
+    chip.click()
+    expect(count).to_have_text("")
+    mark()
+    parallel.see("clear-marks").click()
+    expect(count).to_have_text("")
+    mark()
+    parallel.see("axis-width").press("Delete")
+    expect(count).to_have_text("")
+    mark()
+    parallel.page.mouse.click(*point_on(parallel, "width", 0.45))
+    expect(count).to_have_text("")
+    expect(parallel.see("table").locator("[data-test^=detail-]")).to_have_count(0)
+
+
+def test_a_mark_can_hold_the_trials_that_did_not_choose_the_parameter(parallel):
+    drag(
+        parallel, point_on(parallel, "optimizer/momentum", 0.05), point_on(parallel, "optimizer/momentum", 0)
+    )
+    expect(parallel.see("marked-count")).to_have_text(
+        f"{TRIALS // 2} of {TRIALS} trials are in the marked parts"
+    )
+    expect(
+        parallel.page.get_by_role("button", name="Clear the mark optimizer/momentum not chosen")
+    ).to_be_visible()
+
+
+def test_axes_are_moved_with_the_mouse_and_with_keys_and_stay_there(parallel):
+    def order():
+        return [
+            name.partition(",")[0]
+            for name in parallel.evaluate(
+                "JSON.stringify([...document.querySelectorAll('.axes .title')].map((each) => each.ariaLabel))"
+            )[2:-2].split('","')
+        ]
+
+    assert order() == ["lr", "width", "batch", "optimizer", "optimizer/momentum", "default metric"]
+    title = parallel.see("axis-lr").bounding_box()
+    aim = parallel.see("axis-batch").bounding_box()
+    drag(
+        parallel,
+        (title["x"] + 44, title["y"] + 13),
+        (aim["x"] + 44, aim["y"] + 13),
+    )
+    expect(parallel.see("axis-lr")).to_have_accessible_name("lr, axis 3 of 6")
+    assert order() == ["width", "batch", "lr", "optimizer", "optimizer/momentum", "default metric"]
+    parallel.see("axis-lr").press("ArrowRight")
+    expect(parallel.see("axis-lr")).to_have_accessible_name("lr, axis 4 of 6")
+    expect(parallel.see("axis-lr")).to_be_focused()
+    assert order() == ["width", "batch", "optimizer", "lr", "optimizer/momentum", "default metric"]
+    boxes = [each.bounding_box()["x"] for each in axes(parallel).all()]
+    assert boxes == sorted(boxes)
+    parallel.see("tab-metric").click()
+    parallel.see("tab-parallel").click()
+    expect(parallel.see("axis-lr")).to_have_accessible_name("lr, axis 4 of 6")
+
+
+def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(parallel):
+    found = all_parameters()
+    rates, widths = ([each[name] for each in found.values()] for name in ("lr", "width"))
+    heights = {
+        number: (
+            math.log(each["lr"] / min(rates)) / math.log(max(rates) / min(rates)),
+            (each["width"] - min(widths)) / (max(widths) - min(widths)),
+        )
+        for number, each in found.items()
+    }
+    middles = {number: sum(pair) / 2 for number, pair in heights.items()}
+    # The line that is farthest from all others, halfway between two axes.
+    alone = max(
+        middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
+    )
+    (left, from_y), (right, to_y) = (
+        point_on(parallel, axis, height) for axis, height in zip(("lr", "width"), heights[alone], strict=True)
+    )
+    parallel.page.mouse.move((left + right) / 2, (from_y + to_y) / 2)
+    tip = parallel.see("line-tip")
+    expect(tip).to_contain_text(f"trial {alone} · {alone:05d}")
+    expect(tip).to_contain_text(f"batch: {found[alone]['batch']}")
+    expect(tip).to_contain_text("default metric 0.")
+    parallel.screenshot("parallel-hover")
+    parallel.page.mouse.click((left + right) / 2, (from_y + to_y) / 2)
+    expect(parallel.see(f"detail-{alone:05d}")).to_be_visible()
+    parallel.page.mouse.move(5, 5)
+    expect(tip).to_be_hidden()
+
+
 @pytest.mark.parametrize(("name", "scale"), [("lr", "log"), ("width", "linear"), ("batch", "category")])
 def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name, scale):
     person.see("tab-importance").click()
@@ -160,10 +309,94 @@ def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name,
         assert "2,000" in slice_chart.locator(".xtick").all_text_contents()
 
 
+CONTOUR = "document.querySelector('[data-test=contour-chart] .plot')"
+
+
+def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person):
+    person.see("tab-contour").click()
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
+    chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
+    assert len(set(chosen)) == 2
+    # The two most important ones, as the manager computes it; another one changes places with its own.
+    person.see("contour-y").select_option(chosen[0])
+    assert person.see("contour-x").input_value() == chosen[1]
+    person.see("contour-x").select_option("lr")
+    person.see("contour-y").select_option("width")
+    expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
+    expect(person.page.locator(".ytitle")).to_have_text("width")
+    assert (
+        person.evaluate(f"[{CONTOUR}.layout.xaxis.type, {CONTOUR}.layout.yaxis.type].join()") == "log,linear"
+    )
+    point = person.see("contour-chart").locator(".scatterlayer .point").nth(9).bounding_box()
+    middle = point["x"] + point["width"] / 2, point["y"] + point["height"] / 2
+    person.page.mouse.move(*middle)
+    expect(person.see("contour-chart").locator(".hoverlayer")).to_contain_text("trial 9 ·")
+    person.page.mouse.click(*middle)
+    expect(person.see("detail-00009")).to_be_visible()
+
+
+def test_a_contour_shows_numbers_if_the_importance_takes_long(person):
+    person.page.route("**/importance*", lambda _: None)  # never answered
+    person.see("tab-contour").click()
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
+
+
+def test_a_contour_leaves_out_trials_without_a_parameter_and_says_when_too_few_are_left(person):
+    person.see("tab-contour").click()
+    person.see("contour-x").select_option("lr")
+    person.see("contour-y").select_option("optimizer/momentum")
+    caption = person.see("contour-chart").locator("figcaption")
+    expect(caption).to_contain_text(f"{TRIALS // 2} results over lr and optimizer/momentum")
+    expect(caption).to_contain_text(f"{TRIALS // 2} results without one of these parameters are left out")
+    person.see("contour-y").select_option("batch")
+    expect(person.page.locator(".heatmaplayer image")).to_be_attached()
+    assert person.evaluate(f"{CONTOUR}.layout.yaxis.type") == "category"
+    person.see("contour-y").select_option("optimizer/momentum")
+    person.see("search").fill("adam")
+    expect(person.see("table-count")).to_contain_text(f"{TRIALS // 2} of {TRIALS}")
+    expect(caption).to_contain_text("needs at least 10 trials with a result, lr and optimizer/momentum")
+    expect(caption).to_contain_text("there are 0")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
+    person.page.emulate_media(color_scheme=theme)
+    for size in ({"width": 1440, "height": 900}, NARROW):
+        person.page.set_viewport_size(size)
+        person.go(person.page.url)
+        person.see("tab-parallel").click()
+        expect(axes(person)).to_have_count(6)
+        person.see("axis-lr").press("ArrowUp")
+        expect(person.see("clear-marks")).to_be_visible()
+        expect(person.page.locator(".annotation-text", has_text="batch")).to_be_visible()
+        person.screenshot(f"parallel-marked-{theme}-{size['width']}")
+        assert person.faults_for_assistive_technology() == []
+        person.see("tab-contour").click()
+        expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
+        person.screenshot(f"contour-{theme}-{size['width']}")
+        assert person.faults_for_assistive_technology() == []
+        assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(person):
+    held = []
+    person.page.route("**/importance*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright refuses a builtin
+    with person.page.expect_request("**/importance*"):
+        person.see("tab-importance").click()
+    caption = person.see("importance-chart").locator("figcaption")
+    expect(caption).to_have_text("Computing…")
+    held[0].continue_()
+    expect(caption).to_contain_text(
+        f"computed from {TRIALS} trials. It measures how far the best tenth of them differs"
+    )
+
+
 def test_a_filter_without_hits_says_so_in_every_chart(person):
     person.see("search").fill("nothing like this")
     expect(person.see("table-count")).to_contain_text(f"0 of {TRIALS}")
-    for tab in ("metric", "parallel", "duration", "importance"):
+    for tab in ("metric", "parallel", "duration", "importance", "contour"):
         person.see(f"tab-{tab}").click()
         expect(person.page.locator("figcaption", has_text=NOTE).first).to_be_visible()
     person.screenshot("no-match")

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { asTyped, flat, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
+import { asTyped, flat, flatName, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
 import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
-import { scalesOf } from "../../manager/nni_manager/web/page/scales.js";
-import { axisOf, bestSoFar, metricIn, metricNames, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
-import { aRow } from "./trials.js";
+import { logTicks, scalesOf } from "../../manager/nni_manager/web/page/scales.js";
+import { axisOf, bestSoFar, metricIn, metricNames, nearestLine, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
+import { aRow, seeded } from "./trials.js";
 
 const ROWS = [3, 1, 4, 1, 5].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1000 + seq, parameters: { lr: 10 ** -seq, kind: "ab"[seq % 2], same: 1 } }));
 
@@ -37,22 +37,24 @@ test("thinning keeps chosen items in their places", () => {
   assert.deepEqual([few.length, few[1], few.includes(5001)], [102, 3, true]);
   assert.deepEqual(few, [...few].sort((a, b) => a - b));
   assert.deepEqual(thinned([1, 2], 100, [2]), [1, 2]);
+  assert.deepEqual([thinned([1, 2, 3], 1), thinned([1, 2, 3], 0)], [[1], []]);
 });
 
 test("the scale of an axis is the given one, whatever the values are", () => {
   assert.equal(axisOf("lr", [1e-4, 1e-2, 1], "log")?.place(1e-2), 0.5);
   assert.equal(axisOf("lr", [1e-4, 0.5, 1], "linear")?.place(0.50005), 0.5);
   assert.equal(axisOf("lr", [0, 1, 2], "log")?.place(1), 0.5, "a logarithm of 0 does not exist");
-  assert.deepEqual(axisOf("units", [128, 16, 64], "category")?.ticks, [{ at: 0, label: "16" }, { at: 0.5, label: "64" }, { at: 1, label: "128" }]);
+  const ticks = [{ at: 0, label: "16", word: "16" }, { at: 0.5, label: "64", word: "64" }, { at: 1, label: "128", word: "128" }];
+  assert.deepEqual(axisOf("units", [128, 16, 64], "category")?.ticks, ticks);
 });
 
 test("the last axis of parallel coordinates shows the chosen metric, and shades the default one", () => {
   const rows = [3, 1].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1, parameters: { x: seq }, metrics: { loss: 10 * value } }));
   rows.push(aRow({ id: "t2", seq: 2, value: 2, end: 1, parameters: { x: 2 } }));
-  const { axes, shades } = parallel(rows, rows, ["x"], new Map(), "loss");
-  assert.deepEqual(axes.map((axis) => axis.name), ["x", "loss"]);
+  const { axes, lineOf } = parallel(rows, rows, ["x"], new Map(), "loss");
+  assert.deepEqual(axes.map((axis) => [axis.id, axis.name]), [["x", "x"], ["value/loss", "loss"]]);
   assert.deepEqual(axes[1]?.ticks.map((tick) => tick.label), ["10", "15", "20", "25", "30"]);
-  assert.deepEqual(shades.filter((shade) => shade.length > 0), [[0.5, 0, null], [1, null, null], [0, 1, null]], "the worst result first");
+  assert.deepEqual(rows.map(lineOf).map(({ heights, shade }) => [...heights, shade]), [[0, 1, 6], [0.5, 0, 0], [1, null, 3]]);
 });
 
 test("a metric takes the place of the default one", () => {
@@ -83,16 +85,57 @@ test("the scales of parameters follow their types, also in nested choices", () =
   for (const odd of [null, undefined, "text", 7, [], { a: null }]) assert.equal(scalesOf(odd).size, 0);
 });
 
+test("a logarithmic axis has from two to ten ticks, whatever its range", () => {
+  assert.deepEqual([[1e-4, 1], [1e-5, 1], [1e-12, 1], [0.01, 0.5], [0.012, 0.05], [100, 180]].map(([low, high]) => logTicks(low, high)), [1, 1, 2, "D2", "L0.01", "L20"]);
+  const random = seeded(3);
+  for (let run = 0; run < 500; run += 1) {
+    const low = 10 ** (random() * 16 - 8);
+    const high = low * 10 ** (0.01 + random() ** 3 * 12);
+    const step = logTicks(low, high);
+    const exponents = Array.from({ length: 30 }, (_, index) => Math.floor(Math.log10(low)) + index);
+    const ticks = step === "D2" ? exponents.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power))
+      : typeof step === "number" ? exponents.filter((power) => power % step === 0).map((power) => 10 ** power)
+        : Array.from({ length: 200 }, (_, index) => (Math.floor(low / Number(step.slice(1))) + index) * Number(step.slice(1)));
+    const seen = ticks.filter((tick) => tick >= low && tick <= high).length;
+    assert.ok(seen >= 2 && seen <= 10, `${low} to ${high}: ${step} has ${seen}`);
+  }
+});
+
+test("the kind in a nested choice has the name of the choice", () => {
+  assert.deepEqual(["lr", "net/_name", "net/units/_name", "net/units", "_name"].map(flatName), ["lr", "net", "net/units", "net/units", "_name"]);
+});
+
 test("a constant has no axis, and texts have a sorted one", () => {
   assert.equal(axisOf("same", [1, 1]), null);
   assert.deepEqual(axisOf("kind", ["b", "a", true])?.ticks.map((tick) => tick.label), ["a", "b", "true"]);
 });
 
-test("each line of the parallel coordinates ends with a gap", () => {
-  const { axes, shades } = parallel(ROWS, ROWS, ["lr", "kind", "same"]);
+test("parallel coordinates have an axis for each parameter with several values, in the reader's order", () => {
+  const { axes, lineOf } = parallel(ROWS, ROWS, ["lr", "kind", "same"]);
   assert.deepEqual(axes.map((axis) => axis.name), ["lr", "kind", "default metric"]);
-  assert.equal(shades.flat().length, ROWS.length * (axes.length + 1));
-  for (const shade of shades) for (let at = axes.length; at < shade.length; at += axes.length + 1) assert.equal(shade[at], null);
+  assert.equal(lineOf(ROWS[0]).heights.length, 3);
+  const moved = parallel(ROWS, ROWS, ["lr", "kind"], new Map(), "", ["value/", "gone", "kind"]);
+  assert.deepEqual(moved.axes.map((axis) => axis.id), ["value/", "kind", "lr"]);
+  assert.deepEqual(moved.lineOf(ROWS[1]).heights.slice(0, 2), [0, 1]);
+});
+
+test("the line under the pointer is the nearest one, and none far from all", () => {
+  const lines = [[0, 1, 0], [0.5, 0.5, 0.5], [1, null, 1]].map((heights, seq) => ({ row: aRow({ seq }), heights, shade: 0 }));
+  const size = { gap: 100, height: 200, slack: 8 };
+  const at = (x, y) => nearestLine(lines, { x, y }, size)?.row.seq;
+  assert.deepEqual([at(0, 3), at(10, 22), at(25, 100), at(150, 100), at(200, 2), at(-5, 100)], [0, 0, 1, 1, 0, 1]);
+  assert.equal(at(50, 150), undefined);
+  assert.equal(at(50, 200), undefined, "a trial without a value there has no line there");
+  assert.equal(nearestLine([], { x: 0, y: 0 }, size), null);
+});
+
+test("an axis gives back the number at a position", () => {
+  for (const values of [[1e-4, 1e-2, 1], [1e-4, undefined, 1]]) {
+    const axis = axisOf("lr", values, "log");
+    for (const value of [1e-4, 3e-3, 1]) assert.ok(Math.abs(axis.valueAt(axis.place(value)) / value - 1) < 1e-9);
+    assert.deepEqual([axis.valueAt(axis.bottom), axis.valueAt(1)], [1e-4, 1]);
+  }
+  assert.equal(axisOf("kind", ["a", "b"]).valueAt, null);
 });
 
 test("a metric is parsed as a number or as a dict of numbers", () => {

@@ -46,6 +46,15 @@ function lay(values, prefix, value, depth) {
   }
 }
 
+/**
+ * The name in `flat` of a parameter's path in the manager's answers: the kind in a nested choice is `net/_name` there.
+ *
+ * @param {string} path
+ */
+export function flatName(path) {
+  return path.replace(/(?<=.)\/_name$/, "");
+}
+
 /** @param {Parameters} parameters */
 function isFlat(parameters) {
   for (const name in parameters) {

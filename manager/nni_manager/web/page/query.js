@@ -1,19 +1,23 @@
 /** Filter and order of the trials in a table. Updates are incremental: few changes among 10,000 trials do not cause a sort. */
 
+import { isMarked, markText } from "./marks.js";
 import { METRIC_PREFIX } from "./metrics.js";
 import { flat, shown } from "./parameters.js";
+import { short } from "./plain.js";
 
 /** @import { Row } from "./types.js" */
+/** @import { Mark } from "./marks.js" */
 
 /**
  * @typedef {"=" | "≠" | "<" | "≤" | ">" | "≥" | "contains"} Operator
- * @typedef {{name: string, operator: Operator, value: string}} Condition
+ * @typedef {{name: string, operator: Operator, value: string}} Comparison
+ * @typedef {Comparison | Mark} Condition
  * @typedef {{column: string, descending: boolean}} Order  a column's id; for a parameter `p:` and its name, for a metric `m:`
  *
  * @typedef {object} Query
  * @property {ReadonlySet<string>} states  empty: all
  * @property {string} text  every word must occur in a trial; `tag:keep` is a tag that it must have, `tag:` any tag
- * @property {readonly Condition[]} conditions  on parameters, and on metrics by `value/` and the name; all must hold
+ * @property {readonly Condition[]} conditions  on parameters, and on metrics by `value/` and the name, "" being the default one; all must hold
  * @property {Order} order
  */
 
@@ -63,11 +67,34 @@ export function hasTag({ tags = [] }, wanted) {
 }
 
 /**
+ * The value of a trial under the name of a condition: a parameter, or a metric by `value/` and its name.
+ *
+ * @param {Row} row
+ * @param {string} name
+ */
+export function named(row, name) {
+  const own = flat(row.parameters).get(name);
+  if (own !== undefined || !name.startsWith(METRIC_PREFIX)) return own;
+  return name === METRIC_PREFIX ? (row.value ?? undefined) : row.metrics?.[name.slice(METRIC_PREFIX.length)];
+}
+
+/**
+ * The display text of a condition.
+ *
+ * @param {Condition} condition
+ */
+export function conditionText(condition) {
+  return "operator" in condition ? `${short(condition.name, 40)} ${condition.operator} ${short(condition.value, 40)}` : markText(condition);
+}
+
+/**
  * @param {Row} row
  * @param {Condition} condition
  */
-function holds(row, { name, operator, value }) {
-  const own = flat(row.parameters).get(name) ?? (name.startsWith(METRIC_PREFIX) ? row.metrics?.[name.slice(METRIC_PREFIX.length)] : undefined);
+function holds(row, condition) {
+  const own = named(row, condition.name);
+  if (!("operator" in condition)) return isMarked(condition, own);
+  const { operator, value } = condition;
   if (own === undefined) return operator === "≠";
   const text = String(own);
   if (operator === "contains") return text.toLowerCase().includes(value.toLowerCase());

@@ -1,5 +1,6 @@
 /** Data series of charts, computed from trials: best so far, axes of parallel coordinates, downsampling. */
 
+import { METRIC_PREFIX } from "./metrics.js";
 import { flat, shown } from "./parameters.js";
 
 /** @import { Row } from "./types.js" */
@@ -10,7 +11,8 @@ import { flat, shown } from "./parameters.js";
 export const MOST_MARKS = 1500;
 /** Maximum number of lines of parallel coordinates. */
 export const MOST_LINES = 1000;
-const SHADES = 10;
+/** Number of shades of lines, by result. */
+export const SHADES = 10;
 /** Maximum number of distinct texts on a categorical axis. */
 const MOST_WORDS = 40;
 /** The part of an axis below its values, down to the tick "not chosen". */
@@ -91,14 +93,17 @@ export function thinned(items, most = MOST_MARKS, kept = []) {
     const drawn = new Set([...thinned(items, most), ...kept]);
     return items.filter((item) => drawn.has(item));
   }
-  return Array.from({ length: most }, (_, i) => /** @type {Item} */ (items[Math.round((i * (items.length - 1)) / (most - 1))]));
+  return Array.from({ length: most }, (_, i) => /** @type {Item} */ (items[Math.round((i * (items.length - 1)) / Math.max(1, most - 1))]));
 }
 
 /**
  * @typedef {object} Axis
+ * @property {string} id  as in conditions: a parameter's name, or `value/` and a metric's
  * @property {string} name
- * @property {{at: number, label: string}[]} ticks  positions from 0 (bottom) to 1
+ * @property {{at: number, label: string, word?: string}[]} ticks  positions from 0 (bottom) to 1; `word` is the value of a category
+ * @property {number} bottom  the position of the lowest value; above 0 if the tick "not chosen" is below it
  * @property {(value: Simple | undefined) => number | null} place  null: the value is not on the axis
+ * @property {((at: number) => number) | null} valueAt  the number at a position from `bottom` to 1; null: an axis of categories
  */
 
 /**
@@ -121,12 +126,14 @@ export function axisOf(name, values, scale = "linear") {
  * @param {Axis} axis
  * @returns {Axis}
  */
-function withNotChosen({ name, ticks, place }) {
+function withNotChosen({ ticks, place, valueAt, ...same }) {
   /** @param {number} at */
   const raised = (at) => NOT_CHOSEN_SHARE + (1 - NOT_CHOSEN_SHARE) * at;
   return {
-    name,
-    ticks: [{ at: 0, label: "not chosen" }, ...ticks.map(({ at, label }) => ({ at: raised(at), label }))],
+    ...same,
+    bottom: NOT_CHOSEN_SHARE,
+    ticks: [{ at: 0, label: "not chosen" }, ...ticks.map((tick) => ({ ...tick, at: raised(tick.at) }))],
+    valueAt: valueAt && ((at) => valueAt((at - NOT_CHOSEN_SHARE) / (1 - NOT_CHOSEN_SHARE))),
     place: (value) => {
       if (value === undefined) return 0;
       const at = place(value);
@@ -148,9 +155,12 @@ function categoricalAxis(name, present, areNumbers) {
   if (words.length < 2 || words.length > MOST_WORDS) return null;
   const at = new Map(words.map((word, index) => [word, index / (words.length - 1)]));
   return {
+    id: name,
     name,
-    ticks: words.map((word) => ({ at: at.get(word) ?? 0, label: areNumbers ? shown(Number(word)) : word })),
+    bottom: 0,
+    ticks: words.map((word) => ({ at: at.get(word) ?? 0, label: areNumbers ? shown(Number(word)) : word, word })),
     place: (value) => (value === undefined ? null : (at.get(String(value)) ?? null)),
+    valueAt: null,
   };
 }
 
@@ -173,10 +183,15 @@ function numericAxis(name, values, isLog) {
   const back = usesLog ? Math.exp : scale;
   const from = scale(low);
   const span = scale(high) - from;
+  /** @param {number} at */
+  const valueAt = (at) => (at <= 0 ? low : at >= 1 ? high : back(from + at * span));
   return {
+    id: name,
     name,
-    ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 ? low : at === 1 ? high : brief(back(from + at * span))) })),
+    bottom: 0,
+    ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 || at === 1 ? valueAt(at) : brief(valueAt(at))) })),
     place: (value) => (typeof value === "number" ? (scale(value) - from) / span : null),
+    valueAt,
   };
 }
 
@@ -186,39 +201,72 @@ function brief(value) {
 }
 
 /**
- * @typedef {object} Parallel
- * @property {Axis[]} axes  the last one is the result
- * @property {(number | null)[][]} shades  per shade, worst first: the heights of its lines at all axes, null after each line
+ * @typedef {object} Line  the line of a trial
+ * @property {Valued} row
+ * @property {(number | null)[]} heights  its places on the axes, from 0 to 1; null: it has none
+ * @property {number} shade  from 0, for the lowest default metrics, to SHADES - 1
  */
 
 /**
  * Parallel coordinates: one line per trial, through its parameters to its result.
  *
- * @param {readonly Valued[]} rows  the trials of the lines
+ * @param {readonly Valued[]} ranked  the trials among which each line has its shade
  * @param {readonly Valued[]} all  the trials that define the ranges of the axes
  * @param {readonly string[]} names
  * @param {ReadonlyMap<string, Scale>} [scales]
  * @param {string} [metric]  the name of the metric on the last axis; the default one gives each line its shade
- * @returns {Parallel}
+ * @param {readonly string[]} [order]  ids of axes that the reader has put in order; others follow
+ * @returns {{axes: Axis[], lineOf: (row: Valued) => Line}}
  */
-export function parallel(rows, all, names, scales = new Map(), metric = "") {
+export function parallel(ranked, all, names, scales = new Map(), metric = "", order = []) {
   /** @param {Valued} row */
   const resultOf = (row) => (metric === "" ? row.value : row.metrics?.[metric]);
   const axes = names
     .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name)), scales.get(name)))
     .filter((axis) => axis !== null);
-  const result = axisOf(metric || "default metric", all.map(resultOf).filter((value) => value !== undefined));
+  const found = axisOf(metric || "default metric", all.map(resultOf).filter((value) => value !== undefined));
+  const result = found && { ...found, id: METRIC_PREFIX + metric };
   if (result !== null) axes.push(result);
-  /** @type {(number | null)[][]} */
-  const shades = Array.from({ length: SHADES }, () => []);
-  const values = rows.map((row) => row.value).sort((a, b) => a - b);
-  for (const row of rows) {
-    const parameters = flat(row.parameters);
-    const shade = shades[Math.min(SHADES - 1, Math.floor((rank(values, row.value) / values.length) * SHADES))];
-    for (const axis of axes) shade?.push(axis.place(axis === result ? resultOf(row) : parameters.get(axis.name)));
-    shade?.push(null);
+  const rankOf = new Map(order.map((id, index) => [id, index]));
+  axes.sort((a, b) => (rankOf.get(a.id) ?? order.length) - (rankOf.get(b.id) ?? order.length));
+  const values = ranked.map((row) => row.value).sort((a, b) => a - b);
+  return {
+    axes,
+    lineOf: (row) => {
+      const parameters = flat(row.parameters);
+      return {
+        row,
+        heights: axes.map((axis) => axis.place(axis === result ? resultOf(row) : parameters.get(axis.name))),
+        shade: Math.min(SHADES - 1, Math.floor((rank(values, row.value) / values.length) * SHADES)),
+      };
+    },
+  };
+}
+
+/**
+ * The line nearest to a point, at most `slack` pixels away.
+ *
+ * @param {readonly Line[]} lines
+ * @param {{x: number, y: number}} point  in pixels, right of the first axis and above the lower ends of the axes
+ * @param {{gap: number, height: number, slack: number}} size  `gap` is the distance of two axes; in pixels
+ * @returns {Line | null}
+ */
+export function nearestLine(lines, { x, y }, { gap, height, slack }) {
+  let least = slack;
+  let nearest = null;
+  for (const line of lines) {
+    const left = Math.max(0, Math.min(line.heights.length - 2, Math.floor(x / gap)));
+    const from = line.heights[left] ?? null;
+    const to = line.heights[left + 1] ?? null;
+    if (from === null || to === null) continue;
+    const slope = ((to - from) * height) / gap;
+    const distance = Math.abs(from * height + slope * (x - left * gap) - y) / Math.hypot(1, slope);
+    if (distance <= least) {
+      least = distance;
+      nearest = line;
+    }
   }
-  return { axes, shades };
+  return nearest;
 }
 
 /**

@@ -5,7 +5,7 @@ import * as format from "../format.js";
 import { METRIC_PREFIX, metricNamesOf } from "../metrics.js";
 import { flat, namesOf, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { arrange, OPERATORS, rearrange } from "../query.js";
+import { arrange, conditionText, OPERATORS, rearrange } from "../query.js";
 import { notify } from "../widgets/dialog.js";
 import { TrialTable } from "../widgets/table.js";
 import { csvOf, saveAs } from "../csv.js";
@@ -76,7 +76,7 @@ export function trials({ live, announce }) {
       charts.setSelected([...selected]);
     },
   });
-  const charts = new TrialCharts(live, (id) => open(id));
+  const charts = new TrialCharts(live, (id) => open(id), (marks) => conditions.add(marks));
   const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
     openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
@@ -324,16 +324,16 @@ function conditionBar(onChange) {
   const form = h("form", { class: "inline", submit: (/** @type {Event} */ event) => {
     event.preventDefault();
     if (name.value === "" || value.value === "") return;
-    set([...conditions, { name: name.value, operator: /** @type {Condition["operator"]} */ (operator.value), value: value.value }]);
+    set([...conditions, { name: name.value, operator: /** @type {import("../query.js").Operator} */ (operator.value), value: value.value }]);
     value.value = "";
   } }, name, operator, value, h("button", { type: "submit", class: "small", "data-test": "param-filter-add" }, "Add filter"));
 
   /** @param {Condition[]} now */
   function set(now) {
     conditions = now;
-    fill(chips, conditions.map((condition) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${condition.name} ${condition.operator} ${condition.value}`,
+    fill(chips, conditions.map((condition) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${conditionText(condition)}`,
       click: () => set(conditions.filter((each) => each !== condition)) },
-      `${short(condition.name, 40)} ${condition.operator} ${short(condition.value, 40)} ×`)));
+      `${conditionText(condition)} ×`)));
     onChange(conditions);
   }
   return {
@@ -345,6 +345,8 @@ function conditionBar(onChange) {
       fill(name, names.map((each) => h("option", { value: each }, short(each, 40))));
       if (names.includes(chosen)) name.value = chosen;
     },
+    /** @param {Condition[]} more */
+    add: (more) => set([...conditions, ...more]),
     clear: () => set([]),
   };
 }

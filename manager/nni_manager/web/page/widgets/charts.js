@@ -86,21 +86,25 @@ export class Chart {
   #isListening = false;
   /** @type {number | undefined} */
   #timer;
+  /** @type {number | undefined} */
+  #frame;
 
   /**
    * @param {string} title
-   * @param {{test?: string, note?: string, height?: number, onPoint?: (id: string) => void}} [options]  `note`: the text while
-   *   there is nothing to draw; `onPoint` receives the `customdata` of a point that is clicked
+   * @param {{test?: string, note?: string, height?: number, onPoint?: (id: string) => void, overlay?: HTMLElement}} [options]
+   *   `note`: the text while there is nothing to draw; `onPoint` receives the `customdata` of a point that is clicked; `overlay`
+   *   is as wide and as high as the drawing, in front of it
    */
-  constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300, onPoint } = {}) {
+  constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300, onPoint, overlay } = {}) {
     this.note = note;
     this.onPoint = onPoint;
     this.title = title;
     this.plot = h("div", { class: "plot" });
     this.plot.style.height = `${height}px`;
     this.words = h("figcaption");
-    this.element = h("figure", { class: "chart", "data-test": test, "aria-label": title }, this.plot, this.words);
-    this.plot.hidden = true;
+    this.box = h("div", { class: "plot-box" }, this.plot, overlay);
+    this.element = h("figure", { class: "chart", "data-test": test, "aria-label": title }, this.box, this.words);
+    this.box.hidden = true;
     this.seen = new IntersectionObserver((entries) => {
       this.#isVisible = entries.some((entry) => entry.isIntersecting);
       if (this.#isVisible && this.#isStale) this.#soon();
@@ -118,6 +122,14 @@ export class Chart {
   draw(build) {
     this.#build = build;
     this.#later();
+  }
+
+  /** Draw again without a pause, in the next frame: the reader waits for the answer to a gesture. */
+  drawAtOnce() {
+    this.#frame ??= requestAnimationFrame(() => {
+      this.#frame = undefined;
+      void this.#drawNow();
+    });
   }
 
   #later() {
@@ -140,20 +152,20 @@ export class Chart {
     this.#isStale = false;
     const drawing = this.#build();
     say(this.words, drawing === null ? this.note : drawing.words);
-    this.plot.hidden = drawing === null;
+    this.box.hidden = drawing === null;
     if (drawing === null) return;
     let library;
     try {
       library = await plotly();
     } catch {
-      this.plot.hidden = true;
+      this.box.hidden = true;
       say(this.words, `${drawing.words} The chart itself cannot be drawn: the library for charts did not load. If this lasts, `
         + "install it where the manager runs: pip install plotly.");
       return;
     }
     if (this.#isGone) return;
     const beganAtMs = performance.now();
-    this.plot.style.minWidth = `${drawing.minWidth ?? 0}px`;
+    this.box.style.minWidth = `${drawing.minWidth ?? 0}px`;
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
       // Results are private: disable plotly's button that uploads them to its vendor's server.
       showSendToCloud: false, plotlyServerURL: "", displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
