@@ -106,3 +106,62 @@ def test_an_experiment_continues_after_a_stop(place):
     nnictl(place, "top")
     assert len(nnictl(place, "trial", "ls", latest).splitlines()) == 1 + int(others[-1][-1])
     nnictl(place, *stop)
+
+
+# ---- the pages for users of other tools: the same example with both
+
+OTHERS = ("from-nni", "from-optuna", "from-ray-tune", "from-wandb")
+WHY_NOT = {
+    "from-ray-tune": "Ray Tune is not installed in this Python; `make peers` installs it in one of its own",
+    "from-wandb": "a sweep needs an account at W&B",
+}
+
+
+def example(page, heading):
+    """The files and the commands below a heading of a page."""
+    part = (ROOT / f"docs/{page}.md").read_text().partition(f"## With {heading}\n")[2].partition("\n## ")[0]
+    files = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", part, re.MULTILINE | re.DOTALL))
+    rest = re.sub(r"^```\w+\n.*?^```\n", "", part, flags=re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^```\n(.*?)^```", rest, re.MULTILINE | re.DOTALL)
+    return files, "".join(commands).splitlines()
+
+
+def write(place, files):
+    place.mkdir(parents=True)
+    for name, text in files.items():
+        (place / name).write_text(text)
+    return place
+
+
+@pytest.mark.parametrize("page", OTHERS)
+def test_the_example_of_another_tool_runs_with_trial_keeper(page, tmp_path):
+    files, commands = example(page, "trial-keeper")
+    place = write(tmp_path / "work", files)
+    (command,) = commands
+    assert command == "nnictl create config.yml --foreground"
+    nnictl(place, *command.split()[1:])
+    best = nnictl(place, "trial", "ls", "--best", "1").splitlines()[1].split("\t")
+    assert float(best[3]) < 1, "twenty trials halve the loss of 25 at least five times"
+
+
+def test_the_example_of_nnis_users_runs_unchanged(tmp_path):
+    files, (command,) = example("from-nni", "NNI")
+    place = write(tmp_path / "work", files)
+    nnictl(place, *command.split()[1:])
+    assert float(nnictl(place, "trial", "ls", "--best", "1").splitlines()[1].split("\t")[3]) < 1
+
+
+def test_the_example_of_optuna_runs(tmp_path):
+    files, (command,) = example("from-optuna", "Optuna")
+    place = write(tmp_path / "work", files)
+    assert command == "python3 search.py"
+    assert float(run(place, sys.executable, "search.py").splitlines()[-1].removeprefix("best ")) < 1
+
+
+@pytest.mark.parametrize("page", WHY_NOT)
+def test_the_other_examples_are_valid_python(page):
+    files, _ = example(page, {"from-ray-tune": "Ray Tune", "from-wandb": "W&B"}[page])
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    pytest.skip(WHY_NOT[page])

@@ -55,6 +55,10 @@ IN_FILE = {
     "author-is-empty": ("authorName: me", "authorName:"),
     "negative-gpus": ("  codeDir: .", "  codeDir: .\n  gpuNum: -1"),
     "keys-of-both-schemas": ("maxTrialNum: 10", "maxTrialNumber: 10"),
+    "sweep-of-wandb": (
+        CONFIG,
+        "program: train.py\nmethod: bayes\nparameters:\n  lr: {min: 0.001, max: 0.1}\n",
+    ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
 # A change of the search space.

@@ -193,6 +193,14 @@ def known_experiments() -> list[KnownExperiment]:
     return [known for known in found if known is not None]
 
 
+def _with_trial(given: str, known: Sequence[KnownExperiment]) -> str | None:
+    """The id of the first readable experiment with a trial of exactly this id; None: there is none."""
+    for each in known:
+        if not each.problem and given in each.stored.read(lambda reader: reader.trial_ids(given, 1)):
+            return each.experiment_id
+    return None
+
+
 def resolve(given: str | None) -> KnownExperiment:
     """The experiment with the given id or id prefix; None: the only one that runs or, if none does, the latest.
 
@@ -219,6 +227,10 @@ def resolve(given: str | None) -> KnownExperiment:
         corrupt = folders.Registry.of_user().spoilt()
         if given in corrupt:
             raise UserError(corrupt[given])
+        if (owner := _with_trial(given, known)) is not None:
+            raise folders.ExperimentUnknown(
+                f"cannot find experiment {given!r}: it is a trial of experiment {owner}; write `--trial-id {given}`"
+            )
         ids = [each.experiment_id for each in known]
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -68,6 +68,8 @@ PATH_KEYS = (
     "configPath",
     "privateRegistryAuthPath",
 )
+# Those that every sweep of W&B has.
+_KEYS_OF_SWEEP = {"method", "parameters"}
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 
 
@@ -131,6 +133,12 @@ def _mapping_of(path: Path) -> Document:
     if not isinstance(document.value, dict):
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
+        )
+        raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
+    if document.value.keys() >= _KEYS_OF_SWEEP and not document.value.keys() & {"trial", "trialCommand"}:
+        message = (
+            f"cannot use {path.name}: it is a sweep of W&B; write an experiment file: `nnictl help from-wandb` "
+            "has the same example in both forms"
         )
         raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     return document
