@@ -1,0 +1,107 @@
+"""One contract for the callbacks of all frameworks: real trainings, in a process of a Python that has the framework."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from deadlines import scaled_s
+from framework_trainings import FRAMEWORKS, ROUNDS, STOP_AFTER
+from pythons import python_with
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment():
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
+    return outside | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def trained(request):
+    """What all trainings of a framework have reported, by scenario."""
+    script = ROOT / "tests/fakes/framework_trainings.py"
+    with subprocess.Popen(
+        [python_with(FRAMEWORKS[request.param].module), script, request.param],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=scaled_s(120))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout.splitlines()[-1])
+
+
+def final_of(trained, values):
+    """The final result without `best`: the last value, or the mean of folds."""
+    return pytest.approx([mean(values) if trained["averages"] else values[-1]])
+
+
+def test_each_value_of_the_framework_is_an_intermediate_result_and_the_last_is_final(trained):
+    trial = trained["trial"]
+    assert trial["error"] is None
+    assert len(trial["values"]) == ROUNDS
+    assert trial["intermediate"] == pytest.approx(trial["values"])
+    assert trial["final"] == final_of(trained, trial["values"])
+
+
+def test_the_final_result_is_the_best_on_request(trained):
+    best, choose = trained["best"], {"min": min, "max": max}[trained["mode"]]
+    chosen = mean if trained["averages"] else choose
+    assert best["final"] == pytest.approx([chosen(best["intermediate"])])
+    assert len(best["intermediate"]) == ROUNDS
+
+
+def test_a_stop_ends_training_early_and_leaves_a_usable_model(trained):
+    stopped = trained["stopped"]
+    assert stopped["error"] is None
+    # A framework may validate once more before it ends.
+    assert STOP_AFTER <= len(stopped["intermediate"]) <= STOP_AFTER + 1
+    assert stopped["intermediate"] == pytest.approx(stopped["values"])
+    assert stopped["final"] == final_of(trained, stopped["values"])
+
+
+def test_a_training_outside_an_experiment_is_the_same(trained):
+    alone = trained["standalone"]
+    assert alone["error"] is None
+    assert alone["values"] == pytest.approx(trained["trial"]["values"])
+    assert (alone["intermediate"], alone["final"]) == ([], [])
+
+
+def test_a_metric_that_training_does_not_have_is_refused_with_those_that_it_has(trained):
+    kind, text = trained["absent"]["error"]
+    assert "MetricAbsent" in kind + text  # CatBoost wraps what a callback raises
+    assert "cannot report the metric 'no_such_metric'" in text
+    listed = text.partition("choose one of: ")[2].splitlines()[0].split(", ")
+    assert set(trained["names"]) <= set(listed)
+
+
+def test_only_the_first_of_two_processes_reports(trained):
+    both = trained["two ranks"]
+    assert [rank["error"] for rank in both["ranks"]] == [None, None]
+    assert both["intermediate"] == pytest.approx(both["ranks"][0]["values"])
+    assert len(both["intermediate"]) == ROUNDS
+    assert both["final"] == final_of(trained, both["intermediate"])
+
+
+def test_a_stop_ends_both_processes_after_the_same_step_where_the_framework_can_agree(trained):
+    both = trained["two ranks stopped"]
+    assert [rank["error"] for rank in both["ranks"]] == [None, None]
+    first, second = (len(rank["values"]) for rank in both["ranks"])
+    assert STOP_AFTER <= first <= STOP_AFTER + 1
+    assert first == second or not trained["agrees"]
+    assert both["final"] == final_of(trained, both["intermediate"])
+
+
+def test_the_callback_has_the_usual_name_of_its_framework(trained):
+    assert trained["alias"]
