@@ -29,6 +29,8 @@ _LENGTH_SCALE, _LENGTH_DEVIATION = math.log(0.4), 1.0
 _SCALE, _SCALE_DEVIATION = 0.0, 0.7
 _NOISE, _NOISE_DEVIATION = math.log(1e-3), 1.5
 _MIN_NOISE = 1e-6
+# Each of some thirty steps costs the cube of this number; beyond it, hyper-parameters change little.
+MAX_FITTED = 100
 # More steps change the length scales by less than their uncertainty.
 _MAX_STEPS = 25
 
@@ -58,8 +60,10 @@ class MaternProcess:
 
     @classmethod
     def fitted(cls, points: Floats, losses: Floats, are_choices: Flags) -> MaternProcess:
-        """A process whose hyper-parameters are the most probable ones."""
-        return cls(points, losses, are_choices, _most_probable(points, losses, are_choices))
+        """A process whose hyper-parameters are the most probable ones, given MAX_FITTED of the losses, evenly chosen."""
+        chosen = np.unique(np.linspace(0, len(points) - 1, MAX_FITTED).astype(int))
+        settings = _most_probable(points[chosen], losses[chosen], are_choices)
+        return cls(points, losses, are_choices, settings)
 
     def with_expected(self, points: Floats) -> MaternProcess:
         """The process after the expected losses were seen at these points: the means stay, the deviations shrink."""
