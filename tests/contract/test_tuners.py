@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from amounts import amount
+from drawn_spaces import spaces_raw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from nni_manager.config.algorithms import CLASS_ARGS, NEEDS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.search_space import TYPES, contains, parse_search_space
+from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.errors import InternalError
 from nni_manager.tuner.base import Later, Observation, PastTrial
 from nni_manager.tuner.hyperband import Hyperband
@@ -276,39 +277,6 @@ def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
     }
     parameters = plain(a_tuner(space).ask(0).parameters)
     assert contains(parse_search_space(space), parameters) == []
-
-
-finite = st.floats(-1e6, 1e6)
-widths = st.floats(1e-3, 1e6)
-
-
-@st.composite
-def parameters_raw(draw, depth=2):
-    """A hyper-parameter as in a search space file, of any type, with choices nested to `depth`."""
-    kind = draw(st.sampled_from(TYPES))
-    if kind == "choice":
-        plain = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3)
-        options = plain if depth == 0 else plain | nested_raw(depth - 1)
-        return {"_type": kind, "_value": draw(st.lists(options, min_size=1, max_size=4))}
-    if kind == "randint":
-        low = draw(st.integers(-(10**9), 10**9))
-        return {"_type": kind, "_value": [low, low + draw(st.integers(1, 10**9))]}
-    if "normal" in kind:
-        numbers = [draw(st.floats(-50, 50)), draw(st.floats(1e-3, 5))]
-    else:
-        low = draw(st.floats(1e-6, 1e6) if "log" in kind else finite)
-        numbers = [low, low + draw(widths)]
-    return {"_type": kind, "_value": numbers + ([draw(st.floats(1e-3, 1e6))] if kind.startswith("q") else [])}
-
-
-def nested_raw(depth):
-    children = st.dictionaries(
-        st.text(max_size=3).filter(lambda name: name != "_name"), parameters_raw(depth), max_size=2
-    )
-    return st.builds(lambda name, inner: {"_name": name, **inner}, st.text(max_size=2), children)
-
-
-spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, max_size=3)
 
 
 # The examples share the fixture, which none of them changes.
@@ -750,7 +718,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-LEARN_FROM_OTHERS = {"TPE", "Anneal", "Evolution", "GP", "GPTuner", "MetisTuner", "SMAC"}
+LEARN_FROM_OTHERS = {"Auto", "TPE", "Anneal", "Evolution", "GP", "GPTuner", "MetisTuner", "SMAC"}
 
 
 def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):

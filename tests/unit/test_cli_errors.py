@@ -47,7 +47,6 @@ IN_FILE = {
     "tuner-of-nni-only": ("Name: TPE", "Name: PPOTuner"),
     "mode-misspelt": ("optimize_mode: maximize", "optimize_mode: max"),
     "class-argument-unknown": ("{optimize_mode: maximize}", "{optimise: maximize}"),
-    "no-tuner": ("tuner:\n  builtinTunerName: TPE\n  classArgs: {optimize_mode: maximize}\n", ""),
     "no-command": ("  command: python3 train.py\n", ""),
     "command-misspelt": ("python3 train.py", "pyhton3 train.py"),
     "no-space-file": ("space.json", "spaces.json"),

@@ -91,7 +91,7 @@ def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypat
 
 @pytest.mark.parametrize("name", ["DNGO", "dngotuner", "PPO", "NetworkMorphism", "RegularizedEvolutionTuner"])
 def test_an_unsupported_tuner_is_refused_with_another_to_use(read, name):
-    with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use TPE or Evolution"):
+    with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use Auto or Evolution"):
         read(f"tuner: {{name: {name}}}")
 
 

@@ -135,7 +135,7 @@ def test_a_command_beside_a_job_file_has_no_effect_and_is_named(read):
 
 def test_a_word_that_resembles_no_known_word_gets_no_suggestion(only_message):
     message = only_message({**LOCAL, "tuner": {**TUNER, "builtinTunerName": "demotuner"}}).message
-    assert '"demotuner" is not a built-in tuner; use one of TPE, ' in message
+    assert '"demotuner" is not a built-in tuner; use one of Auto, ' in message
     message = only_message(LOCAL, {"op": {"_type": "layer_choice", "_value": [1]}}).message
     assert '"layer_choice" is not a type; use one of choice, ' in message
 
@@ -198,7 +198,7 @@ def test_a_hyper_parameter_in_no_known_notation_gets_an_example(read, other):
     )
 
 
-@pytest.mark.parametrize("missing", ["trialConcurrency", "trial", "searchSpacePath", "tuner"])
+@pytest.mark.parametrize("missing", ["trialConcurrency", "trial", "searchSpacePath"])
 def test_a_missing_key_of_the_whole_file_has_the_first_line(only_message, missing):
     keys = {key: value for key, value in LOCAL.items() if key != missing}
     diagnostic = only_message(keys)

@@ -187,7 +187,7 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
-        "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
+        "did you mean TPE? (known: Auto, TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
         "MetisTuner, SMAC, CmaEs, NSGAII, QMC, GP, BOHB, PBTTuner)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
@@ -273,11 +273,11 @@ WRONG_VALUES = {
     "builtinTunerName: TPE": {
         "builtinTunerName: BOHBB": 'cannot use tuner.builtinTunerName: "BOHBB" is not a built-in tuner; did you mean BOHB?',
         "builtinTunerName: '{your_tuner}'": "cannot use tuner.builtinTunerName: it is a placeholder of an example; write e.g. b",
-        "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
+        "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use Auto",
         "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",
         "builtinTunerName: tep": 'cannot use tuner.builtinTunerName: "tep" is not a built-in tuner; '
         "did you mean TPE?",
-        "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
+        "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of Auto, TPE",
         "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className together with tuner.builtinTunerName: "
         "they exclude each other; remove tuner.builtinTunerName, or the keys of your own class",
         "className: Mine": "cannot use tuner.className: it has no module; write module and class as one name, such as "
@@ -286,8 +286,6 @@ WRONG_VALUES = {
         "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it, or fix the folder and the names",
         "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
         "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
-        "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "
-        "builtinTunerName: TPE, or tuner.codeDir and tuner.className of your own class",
         "className: a.B\n  callTimeout: soon": 'cannot use tuner.callTimeout: "soon" is not a whole number and one of s,',
     },
     "optimize_mode: maximize": {
@@ -361,10 +359,20 @@ def test_an_unsupported_platform_is_one_error(diagnostics):
     assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
-def test_a_missing_tuner_is_an_error_unless_there_is_an_advisor(diagnostics):
+@pytest.mark.parametrize(
+    "section", ["", "tuner:\n", "tuner: {classArgs: {seed: 5}}\n", "tuner: {gpuIndices: '0'}\n"]
+)
+def test_without_the_name_of_a_tuner_it_is_auto(write, section):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
-    (line,) = diagnostics(replace={tuner: ""})
-    assert "cannot do without tuner: it proposes the parameters of trials" in line
+    config = read_experiment_file(write(replace={tuner: section}))
+    assert config.tuner.name == "Auto"
+    assert config.tuner.optimize_mode == "maximize"
+    assert config.tuner.seed == (5 if "seed" in section else None)
+    assert any(each.startswith("Auto will maximize the results") for each in config.warnings)
+
+
+def test_a_file_with_an_advisor_has_no_default_tuner(diagnostics):
+    tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohbb}\n"})
     assert (
         'cannot use advisor.builtinAdvisorName: "bohbb" is not a built-in advisor; did you mean BOHB?' in line

@@ -166,8 +166,6 @@ def test_all_missing_fields_are_reported_together_with_examples_in_python():
     assert diagnostics_of(ExperimentConfig("frameworkcontroller")) == {
         "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
         "write e.g. trial_concurrency = 2",
-        "config.tuner": "cannot do without config.tuner: it proposes the parameters of trials; write e.g. "
-        "tuner = {'name': 'TPE', 'class_args': {'optimize_mode': 'maximize'}}",
         "config.search_space": "cannot do without config.search_space: it must be a mapping of hyper-parameters; write e.g. "
         "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}",
         "config.training_service.storage.storage_type": "cannot do without config.training_service.storage.storage_type: trials "

@@ -188,6 +188,7 @@ class QmcArgs(RandomArgs):
 
 
 CLASS_ARGS: dict[str, type[RandomArgs]] = {
+    "Auto": RandomArgs,
     "TPE": TpeArgs,
     "Random": RandomArgs,
     "Anneal": MinimizingArgs,
@@ -205,6 +206,8 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "BOHB": BohbArgs,
     "PBTTuner": PbtArgs,
 }
+DEFAULT_TUNER = "Auto"
+"""The tuner of an experiment file that names none."""
 _NAMES_OF_NNI_2_10 = {"batch": "BatchTuner", "metis": "MetisTuner", "pbt": "PBTTuner"}
 ADVISORS = ("Hyperband", "BOHB")
 """The tuners that NNI calls advisors."""
@@ -345,11 +348,9 @@ class Need:
 
 
 NEEDS = {
-    "SMAC": Need("sklearn", "scikit-learn", "tuners", "TPE"),
-    "CmaEs": Need("cmaes", "cmaes", "tuners", "TPE"),
-    "QMC": Need("scipy", "SciPy", "tuners", "TPE"),
+    "SMAC": Need("sklearn", "scikit-learn", "tuners", "Auto"),
+    "CmaEs": Need("cmaes", "cmaes", "tuners", "Auto"),
     "GP": Need("torch", "PyTorch", "gp", "GPTuner, a Gaussian process as well"),
-    "WilcoxonPruner": Need("scipy", "SciPy", "tuners", "MedianPruner"),
 }
 
 
@@ -382,7 +383,7 @@ def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) 
     if text in known or (kind != "advisor" and _is_registered(kind, text)):
         return None
     if kind == "tuner" and text.lower() in _UNSUPPORTED_TUNERS:
-        return f"{text} is not supported; use TPE or Evolution"
+        return f"{text} is not supported; use Auto or Evolution"
     return f"{shown(name)} is not a built-in {kind}; {remedy_for_unknown(text, known)}"
 
 

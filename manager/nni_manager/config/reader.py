@@ -19,6 +19,7 @@ from nni_manager.config.algorithms import (
     ASSESSOR_ARGS,
     ASSESSORS_WITHOUT_DIRECTION,
     CLASS_ARGS,
+    DEFAULT_TUNER,
     WITHOUT_DIRECTION,
     AssessorArgs,
     RandomArgs,
@@ -159,6 +160,7 @@ class _Reading:
         self.reads_code = reads_code
         self.document = document
         self.raw: dict[str, Any] = document.value
+        self._name_default_tuner()
         self._name_algorithms()
         self.service = self._within("trainingService")
         self.platform = _platform_of(document)
@@ -364,6 +366,15 @@ class _Reading:
             self._report(place, message)
             return path, None
 
+    def _name_default_tuner(self) -> None:
+        section = self.raw.get("tuner")
+        if section is None and self.raw.get("advisor") is None:
+            self.raw["tuner"] = {"name": DEFAULT_TUNER}
+        elif (
+            isinstance(section, dict) and section.get("name") is None and not any(map(section.get, OWN_KEYS))
+        ):
+            section["name"] = DEFAULT_TUNER
+
     def _name_algorithms(self) -> None:
         """Replace each spelling of a built-in algorithm's name by ours. The schema reports a damaged list of registered ones."""
         kinds: tuple[Literal["tuner", "advisor", "assessor"], ...] = ("tuner", "advisor", "assessor")
@@ -392,16 +403,11 @@ class _Reading:
 
     def _class_args(self) -> RandomArgs | None:
         proposer = self._proposer
-        if self.raw.get(proposer) is None:
-            example = ref(("tuner",), "{name: TPE, classArgs: {optimize_mode: maximize}}")
-            self._refuse(
-                ("tuner",), f"it proposes the parameters of trials; write e.g. {example}", "do without"
-            )
         for other in ("tuner", "assessor"):
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
                 why = f"an advisor replaces both tuner and assessor; remove {other} or advisor"
                 self._report((other,), f"cannot use {ref((other,))} together with advisor: {why}")
-        self._check_kind(proposer, "TPE" if proposer == "tuner" else "Hyperband")
+        self._check_kind(proposer, DEFAULT_TUNER if proposer == "tuner" else "Hyperband")
         if self._own(proposer) is not None:
             # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
             raw = self._within(proposer).get("classArgs")

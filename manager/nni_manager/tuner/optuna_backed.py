@@ -32,7 +32,7 @@ from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
-from nni_manager.tuner.samplers import SamplerSeeds, from_unit
+from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
@@ -169,7 +169,11 @@ class OptunaTuner(SeededTuner[int]):
             if draws is None or result.value is None or not math.isfinite(result.value):
                 continue
             used = self.sampling.distributions_of(draws)
-            self._study.add_trial(optuna.create_trial(value=result.value, params=draws, distributions=used))
+            self._study.add_trial(
+                optuna.create_trial(
+                    value=result.value, params=draws, distributions=used, user_attrs={IMPORTED: True}
+                )
+            )
             count += 1
         return count
 
@@ -204,9 +208,9 @@ class Sampling:
     def __init__(self, space: search_space.SearchSpace, above: str = "") -> None:
         """`above`: the JSON pointer of a nested space. `always_there`: the distributions outside of nested choices."""
         self._space = space
-        self._pointers = {name: _pointer(above, name) for name in space.parameters}
+        self._pointers = {name: pointer_of(above, name) for name in space.parameters}
         self.always_there = {
-            self._pointers[name]: _distribution_of(each) for name, each in space.parameters.items()
+            self._pointers[name]: distribution_of(each) for name, each in space.parameters.items()
         }
         self._nested = {
             (self._pointers[name], index): Sampling(option.space, f"{self._pointers[name]}/{index}")
@@ -289,12 +293,14 @@ class Sampling:
         return None if inner is None else {**inner, pointer: index}
 
 
-def _pointer(above: str, name: str) -> str:
+def pointer_of(above: str, name: str) -> str:
+    """The JSON pointer of the hyper-parameter of this name below the pointer `above`."""
     # RFC 6901: a name that contains a slash must not collide with a nested one.
     return f"{above}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
-def _distribution_of(parameter: search_space.Parameter) -> BaseDistribution:
+def distribution_of(parameter: search_space.Parameter) -> BaseDistribution:
+    """The distribution of a hyper-parameter's draws."""
     match parameter:
         case search_space.Choice(options):
             return CategoricalDistribution(tuple(range(len(options))))

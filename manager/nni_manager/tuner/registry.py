@@ -11,9 +11,11 @@ import optuna
 from nni_manager.config.algorithms import CLASS_ARGS, TpeArguments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
+from nni_manager.tuner.auto import Auto, FlatStudy
 from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid, is_countable
+from nni_manager.tuner.flat_space import FlatSpace
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.population import PopulationTuner
@@ -99,7 +101,13 @@ def _over_a_study(
     return make
 
 
+def _auto(space: SearchSpace, args: _Args, _: Path) -> BaseTuner:
+    flat_study = FlatStudy(FlatSpace(space))
+    return OptunaTuner(space, args.optimize_mode, args.seed, lambda seeds, _: Auto(seeds, flat_study))
+
+
 TUNERS: dict[str, _MakeTuner] = {
+    "Auto": _auto,
     "TPE": _over_a_study(lambda seeds, space, args: Tpe(seeds, space, **_tpe_settings(args.tpe_args))),
     "Random": _over_a_study(
         lambda seeds, space, args: optuna.samplers.RandomSampler(seed=seeds.trial), learns=False

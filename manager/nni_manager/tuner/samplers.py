@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Space = Mapping[str, BaseDistribution]
 
+IMPORTED = "imported"
+"""The user attribute of a study's trials that the tuner did not propose."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerSeeds:

@@ -1,0 +1,195 @@
+"""The rules of `Auto` beyond the contract of all tuners."""
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.config.search_space import contains, parse_search_space
+from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, standardised
+from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.registry import TUNERS
+
+UNIT = {"_type": "uniform", "_value": [0, 1]}
+NESTED = {
+    "model": {
+        "_type": "choice",
+        "_value": [
+            {"_name": "linear", "C": UNIT},
+            {"_name": "rbf", "C": UNIT, "gamma": UNIT},
+            {"_name": "none"},
+        ],
+    },
+    "n": {"_type": "randint", "_value": [1, 9]},
+}
+
+
+def auto(raw, seed=1, optimize_mode="minimize"):
+    args = CLASS_ARGS["Auto"].model_validate({"optimize_mode": optimize_mode, "seed": seed})
+    return TUNERS["Auto"](parse_search_space(raw), args, Path("checkpoints"))
+
+
+def run(tuner, keys, value_of):
+    """Ask for and tell each key in turn; return what the store would keep."""
+    history = []
+    for key in keys:
+        asked = tuner.ask(key)
+        value = value_of(asked.parameters)
+        tuner.tell(key, value)
+        history.append(
+            PastTrial(key, asked.parameters, json.loads(json.dumps(asked.metadata)), value, ended=True)
+        )
+    return history
+
+
+def parameters_of(history):
+    return [past.parameters for past in history]
+
+
+def of_nested(at):
+    """Its best is rbf with C = gamma = 0.3."""
+    model = at["model"]
+    near = (model.get("C", 1) - 0.3) ** 2 + (model.get("gamma", 1) - 0.3) ** 2
+    return near + {"linear": 0.5, "rbf": 0.0, "none": 1.0}[model["_name"]] + 0.01 * at["n"]
+
+
+def test_the_first_trials_fill_the_space_evenly_choices_included():
+    tuner = auto({"x": UNIT, "c": {"_type": "choice", "_value": list("abcd")}})
+    first = [tuner.ask(key).parameters for key in range(SOBOL_TRIALS)]
+    assert sorted(int(at["x"] * 8) for at in first) == list(range(8))
+    assert sorted(at["c"] for at in first) == sorted("abcd" * 2)
+
+
+def test_nested_parameters_are_modelled():
+    for seed in range(3):
+        last = run(auto(NESTED, seed), range(40), of_nested)[-12:]
+        best = [past.parameters["model"] for past in last if past.parameters["model"]["_name"] == "rbf"]
+        assert len(best) >= 8
+        assert statistics.median(abs(at["gamma"] - 0.3) for at in best) < 0.15
+
+
+def test_a_space_of_few_points_is_tried_without_repeats_and_then_again():
+    raw = {"a": {"_type": "randint", "_value": [0, 5]}, "b": {"_type": "choice", "_value": list("wxyz")}}
+    points = [
+        json.dumps(each) for each in parameters_of(run(auto(raw), range(24), lambda at: float(at["a"])))
+    ]
+    after_sobol = len(set(points[:SOBOL_TRIALS])) + 20 - SOBOL_TRIALS
+    assert len(set(points[:20])) >= after_sobol
+    assert len(set(points)) == 20
+
+
+def test_a_region_where_trials_fail_is_avoided():
+    def value_of(at):
+        return None if at["x"] > 0.5 else 1 - at["x"]
+
+    for seed in range(3):
+        history = run(auto({"x": UNIT, "y": UNIT}, seed), range(40), value_of)
+        assert sum(past.value is None for past in history[20:]) <= 6
+        assert min(past.value for past in history if past.value is not None) < 0.55
+
+
+def test_running_trials_count_as_expected_results():
+    busy, idle = auto({"x": UNIT, "y": UNIT}), auto({"x": UNIT, "y": UNIT})
+    for tuner in (busy, idle):
+        run(tuner, range(12), lambda at: math.sin(9 * at["x"]) * math.cos(8 * at["y"]))
+        tuner.ask(12)
+    idle.tell(12, None)
+    assert busy.ask(13) != idle.ask(13)
+    asked = [busy.ask(key).parameters.values() for key in range(14, 22)]
+    apart = [math.dist(one, two) for index, one in enumerate(asked) for two in asked[:index]]
+    assert statistics.median(apart) > 0.1
+
+
+def test_an_experiment_with_hundreds_of_trials_at_once_starts():
+    tuner = auto(NESTED)
+    space = parse_search_space(NESTED)
+    asked = [tuner.ask(key).parameters for key in range(300)]
+    assert all(contains(space, at) == [] for at in asked)
+    for key in range(20):
+        tuner.tell(key, float(key))
+    assert contains(space, tuner.ask(300).parameters) == []
+
+
+def test_a_resumed_search_with_imports_proposes_what_an_unbroken_one_does():
+    """A resume imports results after the trials, whenever the user imported them."""
+    raw = {**NESTED, "q": {"_type": "qlognormal", "_value": [0, 1, 0.5]}}
+
+    def value_of(at):
+        return None if at["n"] == 8 else of_nested(at) + 0.1 * at["q"]
+
+    random = Random(4)
+    points = [auto(raw, seed).ask(0).parameters for seed in range(100, 106)]
+    known = [PriorResult(at, value := random.random(), json.dumps(value)) for at in points]
+    unbroken = auto(raw)
+    history = run(unbroken, range(5), value_of)
+    unbroken.import_results(known[:3])
+    history += run(unbroken, range(5, 14), value_of)
+    unbroken.import_results(known[3:])
+    later = run(unbroken, range(14, 22), value_of)
+    resumed = auto(raw)
+    resumed.restore(history)
+    resumed.import_results(reversed(known))
+    assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
+
+
+def test_beyond_the_bound_a_resumed_search_proposes_the_same():
+    count = MAX_TRIALS + 8
+    unbroken = auto({"x": UNIT, "y": UNIT})
+    donor = auto({"x": UNIT, "y": UNIT}, seed=9)
+    trials = [donor.ask(key) for key in range(count)]
+    history = [
+        PastTrial(key, each.parameters, each.metadata, abs(each.parameters["x"] - 0.2), ended=True)
+        for key, each in enumerate(trials)
+    ]
+    unbroken.restore(history)
+    later = run(unbroken, range(count, count + 3), lambda at: abs(at["x"] - 0.2))
+    resumed = auto({"x": UNIT, "y": UNIT})
+    resumed.restore([*history, later[0]])
+    again = run(resumed, range(count + 1, count + 3), lambda at: abs(at["x"] - 0.2))
+    assert parameters_of(again) == parameters_of(later[1:])
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("optimize_mode", ["minimize", "maximize"])
+def test_the_scale_of_results_has_no_effect(scale, optimize_mode):
+    sign = 1 if optimize_mode == "minimize" else -1
+    tuner = auto({"x": UNIT, "y": UNIT}, 3, optimize_mode)
+    history = run(tuner, range(30), lambda at: sign * scale * ((at["x"] - 0.7) ** 2 + at["y"]))
+    assert min(abs(past.value) / scale for past in history) < 0.02
+
+
+def test_far_worse_results_are_compressed_and_failures_are_the_worst():
+    losses = standardised(np.array([1.0, 2.0, 3.0, 4.0, 1e9, np.nan, 2.5]))
+    assert losses.argmin() == 0
+    assert losses[5] == losses[4] == losses.max()
+    assert losses[4] - losses[3] < 20 * (losses[3] - losses[0])
+    assert abs(losses.mean()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
+)
+def test_results_of_any_kind_are_standardised(values):
+    losses = standardised(np.array(values))
+    assert np.all(np.isfinite(losses))
+    assert np.abs(losses).max() < 10
+
+
+@pytest.mark.parametrize(("width", "results"), [(50, 300), (3, 10_000)])
+def test_many_dimensions_and_results_take_bounded_time(width, results):
+    names = [f"x{number}" for number in range(width)]
+    tuner, donor = auto(dict.fromkeys(names, UNIT)), Random(1)
+    draws = [{f"/{name}": donor.random() for name in names} for _ in range(results)]
+    tuner.restore(PastTrial(key, {}, each, each["/x0"], ended=True) for key, each in enumerate(draws))
+    tuner.ask(results)
+    cpu_s = time.process_time()
+    for key in range(results + 1, results + 4):
+        tuner.ask(key)
+    assert (time.process_time() - cpu_s) / 3 < 3
