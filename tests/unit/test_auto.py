@@ -14,7 +14,7 @@ from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, standardised
-from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.registry import TUNERS
 
 UNIT = {"_type": "uniform", "_value": [0, 1]}
@@ -193,3 +193,17 @@ def test_many_dimensions_and_results_take_bounded_time(width, results):
     for key in range(results + 1, results + 4):
         tuner.ask(key)
     assert (time.process_time() - cpu_s) / 3 < 3
+
+
+def test_a_pruned_trial_counts_as_a_failed_one_whatever_it_reported():
+    """Its last intermediate result, which may look better than final ones, must not attract the search."""
+
+    def proposals(curve):
+        tuner, at = auto({"x": UNIT}), []
+        for key in range(16):
+            at.append(tuner.ask(key).parameters["x"])
+            value = (at[-1] - 0.2) ** 2 if at[-1] < 0.5 else None
+            tuner.tell_result(key, Observation(str(key), value, None, False, () if value else curve))
+        return at
+
+    assert proposals((-9.0,)) == proposals((9.0, 1e-9)) == proposals(())

@@ -33,6 +33,13 @@ def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
             "TPE learns from all intermediate results of trials that MedianPruner stops, as in Optuna",
         ),
         (
+            "Auto",
+            "MedianPruner",
+            False,
+            True,
+            "Auto counts trials that MedianPruner stops as the worst ones",
+        ),
+        (
             "Anneal",
             "MedianPruner",
             False,

@@ -8,6 +8,8 @@ OPTUNA_PRUNERS = tuple(name for name in ASSESSOR_ARGS if name not in _OF_NNI)
 """The assessors that are Optuna's."""
 _MODELS_OF_CURVES = ("TPE",)
 """The tuners whose Optuna sampler uses the intermediate results of pruned trials. Source: Optuna 5."""
+_COUNT_AS_FAILED = ("Auto",)
+"""The tuners for which a trial without a result is the worst one."""
 
 
 def reports_pruned(config: ExperimentSpec) -> bool:
@@ -29,4 +31,6 @@ def lesson_of_early_stops(config: ExperimentSpec) -> str:
         return f"{tuner} learns the last intermediate result of trials that {assessor} stops"
     if reports_pruned(config) and config.tuner.own is None and tuner in _MODELS_OF_CURVES:
         return f"{tuner} learns from all intermediate results of trials that {assessor} stops, as in Optuna"
+    if config.tuner.own is None and tuner in _COUNT_AS_FAILED:
+        return f"{tuner} counts trials that {assessor} stops as the worst ones"
     return f"{tuner} learns nothing from trials that {assessor} stops; tuner.includeIntermediateResults changes that"

@@ -2,7 +2,8 @@
 
 The first trials are points of a scrambled Sobol sequence. Then a model is fitted to the results, and the most promising of
 many candidates is proposed. What counts as promising alternates from trial to trial, because no acquisition function is best
-everywhere. A failed trial counts as the worst result, and a running one as the result that the model expects.
+everywhere. A trial that failed or was stopped early counts as the worst result, and a running one as the result that the model
+expects.
 
 The proposal depends only on the trial's number, its seed and the trials of the study, so a restart does not change it.
 
@@ -186,9 +187,9 @@ def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def _losses_of(trials: Sequence[FrozenTrial], sign: float) -> Floats:
-    return standardised(
-        np.array([np.nan if each.value is None else sign * float(each.value) for each in trials])
-    )
+    # The value of a pruned trial is its last intermediate result, which may look better than final results.
+    values = [each.value if each.state is TrialState.COMPLETE else None for each in trials]
+    return standardised(np.array([np.nan if each is None else sign * each for each in values]))
 
 
 def standardised(losses: Floats) -> Floats:
