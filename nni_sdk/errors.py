@@ -35,3 +35,7 @@ class ParameterMistyped(SdkError, TypeError):
 
 class ParameterAbsent(SdkError, LookupError):
     """Code generated from annotations needs a value that this trial's parameters lack."""
+
+
+class ObjectiveUnusable(SdkError):
+    """The file with the function of this trial could be another user's: the function is not loaded."""
