@@ -39,3 +39,7 @@ class ParameterAbsent(SdkError, LookupError):
 
 class MetricAbsent(SdkError, LookupError):
     """A callback is to report a metric that training does not have. The message lists those that it has."""
+
+
+class ObjectiveUnusable(SdkError):
+    """The file with the function of this trial could be another user's: the function is not loaded."""

@@ -20,6 +20,8 @@ UNSAFE_YAML = {
     "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
     "unsafe_load_all",
 }  # fmt: skip
+# A trial loads the function that the user of its process has passed to `Experiment.run`, from a file of this user alone.
+ALLOWED = {"nni_sdk/objective.py": ["pickle"]}
 
 
 def unsafe_in(source: str) -> Iterator[str]:
@@ -43,7 +45,7 @@ def unsafe_in(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
 def test_no_source_can_execute_the_content_of_a_file(path: Path) -> None:
-    assert list(unsafe_in(path.read_text())) == []
+    assert list(unsafe_in(path.read_text())) == ALLOWED.get("/".join(path.parts[-2:]), [])
 
 
 def timed_comparisons_in(source: str) -> Iterator[str]:

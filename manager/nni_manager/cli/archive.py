@@ -57,7 +57,7 @@ _MANIFEST, _STORE, _CODE = "manifest.json", "experiment.sqlite", "code.tar.gz"
 _TRIALS = "trials"
 _WORKSPACE = (_TRIALS, "checkpoints")
 # Subfolders of the experiment's folder. Left out: keys, process records, and local jobs, which exist on one machine only; and
-# the state of a custom tuner, which may be a pickle and must not be loaded from an archive.
+# the state of a custom tuner and a function that trials run, which may be pickles and must not be loaded from an archive.
 _FOLDERS = ("log", "code", "code-with-annotations")
 # Keys of the config, at any depth, whose path may lie in the code folder.
 _IN_CODE = ("code_dir", "config_path", "job_file")
@@ -115,7 +115,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-        if has_code and not config.is_annotated:
+        if has_code and not config.is_annotated and config.code_dir != folder.objective:
             storage = storage_here(config)
             excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
             snapshot = take_snapshot(config.code_dir, Workspace(part), config.secret_files, excluded)
@@ -133,6 +133,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
             file.flush()
             os.fsync(file.fileno())
         os.replace(part / "archive", target)
+    if config.objective:
+        warnings.append(f"{target} does not contain the function {config.objective}, which trials run")
     if left_out:
         warnings.append(f"{target} does not contain {left_out} links, pipes or unreadable files of trials")
     return warnings
@@ -284,7 +286,7 @@ def _placed(
         code_dir = places.code_dir
     else:
         code_dir = folder.path / "saved-code" if has_code else config.code_dir
-    if not (has_code or config.is_annotated or code_dir.is_dir()):
+    if not (has_code or config.is_annotated or config.objective or code_dir.is_dir()):
         raise UserError(
             f"cannot load {path}: it contains no code, and there is no folder {escaped(str(code_dir))}; name the code folder "
             "with --codeDir, or save the experiment with --saveCodeDir"

@@ -111,6 +111,11 @@ def load(
             f"the archive's code was not unpacked, because {config.code_dir} is not empty: trials would run the code there; name "
             "an empty folder with --codeDir to unpack the archive's code"
         )
+    if config.objective:
+        output.warning(
+            f"trials run the function {escaped(config.objective)}, which archives do not contain: resume the experiment from "
+            f"Python with Experiment.resume({name!r}, objective=FUNCTION)"
+        )
     if config.tuner.name == "CmaEs":
         output.warning(
             "the state of CMA-ES was left out, because reading it could run code: the tuner relearns from the results, and may "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import secrets
 import subprocess
@@ -23,6 +24,7 @@ from nni_manager.client.parent_death_pipe import ParentDeathPipe
 from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
+from nni_manager.plain_text import escaped
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class ManagerFailed(UserError):
     """cannot start the manager; the last line of its stderr names the cause"""
 
 
+class ObjectiveMissing(UserError):
+    """cannot resume the experiment: its trials run a function; resume it from Python with objective=FUNCTION"""
+
+
 def create_experiment(
     config: ExperimentSpec,
     ports: Iterable[int],
@@ -52,18 +58,20 @@ def create_experiment(
     url_prefix: str = "",
     parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
+    prepare: Callable[[ExperimentSpec, ExperimentFolder], ExperimentSpec] | None = None,
 ) -> KnownExperiment:
     """Create an experiment and start its manager on the first usable port of `ports`; return when the manager is ready.
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
     this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
-    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`.
+    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`. `prepare` writes what
+    trials need into the new folder, and returns the config with it.
 
     Raises:
         ManagerFailed: the manager did not become ready.
         UserError: the experiment's folder cannot be created, or exists already.
     """
-    from nni_manager.engine.runtime import EXPERIMENT_ID_LENGTH, new_id
+    from nni_manager.engine.ids import EXPERIMENT_ID_LENGTH, new_id
     from nni_manager.store.writer import Store
     from nni_manager.training_service_factory import remove_from_share, storage_here
 
@@ -84,6 +92,8 @@ def create_experiment(
             folder.make(storage_here(config))
             if config.is_annotated:
                 config = _with_generated_code(config, folder)
+            if prepare is not None:
+                config = prepare(config, folder)
             Store.create(
                 folder.database,
                 folder.collected_logs,
@@ -156,12 +166,32 @@ def start_manager(
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
         FolderUnreadable: something else is in the place of a file of the experiment, or this user may not read it.
+        ObjectiveMissing: trials run a function, which came with no archive.
     """
     options = (("--debug",) if debug else ()) + _options_of_api(require_token, url_prefix)
     folder.check_files_of_manager()
+    if not is_new:
+        _check_objective(folder)
     outputs = folder.manager_stdout, folder.manager_stderr
     launch = _Launch(folder, host, options, *outputs, folder.process, parent_death_pipe, is_new)
     return KnownExperiment(folder, launch.on_first_free(ports))
+
+
+def _check_objective(folder: ExperimentFolder) -> None:
+    if folder.objective.is_dir():
+        return
+    from nni_manager.store.reader import StoreReader
+
+    name = None
+    # The manager reports a database that cannot be read.
+    with contextlib.suppress(NniManagerError), StoreReader(folder.database) as reader:
+        # Not the whole config: checking it takes as long as the start of nnictl.
+        name = json.loads(reader.experiment().config).get("objective")
+    if name:
+        raise ObjectiveMissing(
+            f"cannot resume experiment {folder.experiment_id}: its trials run the function {escaped(name)}, which archives do "
+            f"not contain; resume it from Python with Experiment.resume({folder.experiment_id!r}, objective=FUNCTION)"
+        )
 
 
 def start_view(

@@ -263,6 +263,8 @@ class ExperimentSpec:
     search_space_revision: int = 0
     kubernetes: KubernetesConfig | None = None
     schema: Literal["v1", "v2"] = "v1"
+    objective: str = ""
+    """The name of the function that trials run, "module:name"; empty: they run a command."""
 
     @property
     def secret_files(self) -> tuple[Path, ...]:

@@ -27,12 +27,15 @@ from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import ExperimentConfig
+from nni_manager.experiment.objective import Objective
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
 from nni_manager.store.folders import Registry
 
 Port: TypeAlias = int | Literal["auto"]
 """A port of this machine; keepers use the next one. "auto": the first two free ports from 8080 on."""
+Function: TypeAlias = Callable[[dict[str, Any]], Any]
+"""A function of a trial's parameters; it returns the trial's result: a number, or a dict with a number under "default"."""
 # Job names contain the id.
 _ID = re.compile(r"[A-Za-z0-9]{1,32}")
 
@@ -145,12 +148,22 @@ class Experiment(StartedExperiment):
 
     # ---- life cycle
 
-    def start(self, port: Port = 8080, debug: bool = False, run_mode: RunMode = RunMode.Background) -> None:
+    def start(
+        self,
+        port: Port = 8080,
+        debug: bool = False,
+        run_mode: RunMode = RunMode.Background,
+        *,
+        objective: Function | None = None,
+    ) -> None:
         """Start the experiment; return when its manager is ready. `debug`: verbose log, no version check.
+
+        `objective`: the function that trials call with their parameters, on this machine; its result is the trial's.
 
         Raises:
             ConfigInvalid: with every error of the configuration.
             UserError: the experiment runs already, its port is in use, or the platform lacks a requirement.
+            UserError: the function can be neither imported nor copied, or trials have a command.
             RetryableError: a cluster does not respond.
         """
         known = None if self._folder is None else known_experiment(self._folder)
@@ -162,8 +175,9 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start with run_mode={run_mode!r}; write one of {', '.join(map(str, RunMode))}"
             )
+        made = None if objective is None else Objective.of(objective)
         with in_python_terms():
-            config = self.config.checked()
+            config = (self.config if made is None else made.applied_to(self.config)).checked()
             platform = preflight.check_platform(config)
             ports = _ports(port)
             for warning in (*config.warnings, *platform.warnings):
@@ -177,21 +191,29 @@ class Experiment(StartedExperiment):
                 debug,
                 experiment_id=self._given_id,
                 url_prefix=_prefix(self),
+                prepare=None if made is None else made.stored,
             )
             self._launch(run_mode, create)
 
-    def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
+    def run(
+        self,
+        port: Port = 8080,
+        wait_completion: bool = True,
+        debug: bool = False,
+        *,
+        objective: Function | None = None,
+    ) -> bool | None:
         """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
 
         A warning is printed if no trial has a result. The manager keeps running, for queries, until `stop` or Python's exit.
         Ctrl-C stops the experiment and returns None; a second Ctrl-C does not wait for the stop. Without `wait_completion` the
-        call returns None once the experiment is started.
+        call returns None once the experiment is started. `objective`: see `start`.
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `start`.
             RetryableError: the manager died during the wait.
         """
-        return self._and_wait(lambda: self.start(port, debug), wait_completion)
+        return self._and_wait(lambda: self.start(port, debug, objective=objective), wait_completion)
 
     def stop(self) -> None:
         """Stop the experiment, or its view: cancel its trials, end its manager, keep its data. No effect if it does not run.
@@ -232,28 +254,46 @@ class Experiment(StartedExperiment):
 
     @overload
     def resume(  # type: ignore[misc]  # Experiment.resume("ID"), as NNI v2 has it
-        self: str, port: Port = 8080, wait_completion: bool = True, debug: bool = False
+        self: str,
+        port: Port = 8080,
+        wait_completion: bool = True,
+        debug: bool = False,
+        *,
+        objective: Function | None = None,
     ) -> Experiment: ...
 
     @overload
-    def resume(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None: ...
+    def resume(
+        self,
+        port: Port = 8080,
+        wait_completion: bool = True,
+        debug: bool = False,
+        *,
+        objective: Function | None = None,
+    ) -> bool | None: ...
 
     def resume(
-        self: Experiment | str, port: Port = 8080, wait_completion: bool = True, debug: bool = False
+        self: Experiment | str,
+        port: Port = 8080,
+        wait_completion: bool = True,
+        debug: bool = False,
+        *,
+        objective: Function | None = None,
     ) -> Experiment | bool | None:
         """Resume an experiment whose manager does not run; otherwise like `run`.
 
-        `Experiment.resume("ID")` returns the experiment, `Experiment(id="ID").resume()` the result of `run`.
+        `Experiment.resume("ID")` returns the experiment, `Experiment(id="ID").resume()` the result of `run`. `objective`
+        replaces the function that later trials call; an experiment from an archive needs it.
 
         Raises:
-            UserError: the experiment does not exist, or it runs.
+            UserError: the experiment does not exist, it runs, or its trials run a command and no function.
             RetryableError: the manager died during the wait.
         """
         if not isinstance(self, Experiment):
             found = _of_id(self)
-            found.resume(port, wait_completion, debug)
+            found.resume(port, wait_completion, debug, objective=objective)
             return found
-        return self._and_wait(lambda: self._resume(port, debug), wait_completion)
+        return self._and_wait(lambda: self._resume(port, debug, objective), wait_completion)
 
     @overload
     def view(  # type: ignore[misc]  # Experiment.view("ID"), as NNI v2 has it
@@ -288,7 +328,12 @@ class Experiment(StartedExperiment):
         return self
 
     def run_or_resume(
-        self, port: Port = 8080, wait_completion: bool = True, debug: bool = False
+        self,
+        port: Port = 8080,
+        wait_completion: bool = True,
+        debug: bool = False,
+        *,
+        objective: Function | None = None,
     ) -> bool | None:
         """Resume the experiment of this id if there is one, otherwise run a new one; returns the result of `run`.
 
@@ -296,7 +341,7 @@ class Experiment(StartedExperiment):
             ConfigInvalid, UserError, RetryableError: see `run`.
         """
         how = self.resume if self.has_checkpoint() else self.run
-        return how(port, wait_completion, debug)
+        return how(port, wait_completion, debug, objective=objective)
 
     def has_checkpoint(self) -> bool:
         """True if the experiment of this id has stored data."""
@@ -332,11 +377,14 @@ class Experiment(StartedExperiment):
             )
         return known
 
-    def _resume(self, port: Port, debug: bool) -> None:
+    def _resume(self, port: Port, debug: bool, objective: Function | None) -> None:
         known = self._stored()
+        made = None if objective is None else Objective.of(objective)
         if known.view is not None:
             manager_stop.end_view(known)
         with in_python_terms():
+            if made is not None:
+                made.store_again(known)
             ports = _ports(port)
             start = partial(
                 manager_process.start_manager, known.folder, ports, debug, url_prefix=_prefix(self)

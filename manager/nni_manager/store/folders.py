@@ -109,6 +109,8 @@ class ExperimentFolder:
     """The code that trials run instead of an annotated code folder; exists only if there are annotations."""
     annotated_code = _Inside("code-with-annotations")
     """The user's originals of the files that differ in `generated_code`."""
+    objective = _Inside("objective")
+    """The function that trials run instead of a command; exists only if there is one. Not part of an archive."""
     jobs = _Inside("jobs")
     """The local training service's state of its jobs."""
     _certificate = _Inside("tls.pem")

@@ -1,0 +1,237 @@
+"""A function as the objective of an experiment: `Experiment.run(objective=f)`.
+
+Theory of operation. Trials run a script in the folder `objective` of the experiment, which calls `nni_sdk.objective.run_trial`. A
+function that its module's name leads to is imported by each trial; any other is copied by cloudpickle, and only trials load the
+copy. Trials are forks of a process that has imported the installed modules which the function uses, and none of the user's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import inspect
+import json
+import os
+import shlex
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.errors import UserError
+from nni_manager.experiment.config import ExperimentConfig, LocalConfig
+from nni_manager.store.folders import ExperimentFolder
+from nni_sdk.objective import DESCRIPTION, PICKLE, imported
+from trial_keeper.wire.workspace import replace_file
+
+_SCRIPT = "trial.py"
+_CODE = """\
+# Runs one trial of a function. trial-keeper has written this file.
+from nni_sdk.objective import run_trial
+
+if __name__ == "__main__":  # a process that the function starts may import this file
+    run_trial({folder!r})
+"""
+_WARM = "nni_sdk.objective"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A function for trials. `name` is "module:name", for people too if it is pickled.
+
+    `path` and `cwd` are those of this process. `modules` are installed modules that the function uses.
+    """
+
+    name: str
+    pickled: bytes | None
+    path: tuple[str, ...]
+    cwd: Path
+    modules: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[[dict[str, Any]], Any]) -> Objective:
+        """The objective that calls `function` with the parameters of a trial, and reports what it returns.
+
+        Raises:
+            UserError: this is no function, or it can neither be imported nor pickled.
+        """
+        if not callable(function):
+            raise UserError(
+                f"cannot use {function!r} as the objective: it is not callable; pass a function of the parameters"
+            )
+        cwd = Path.cwd()
+        path = tuple(os.path.abspath(each) for each in sys.path)
+        module = _module_of(function)
+        name = f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+        if _is_importable(name, function):
+            names = vars(sys.modules[module])
+            used = [names[each] for each in names if not each.startswith("__")]
+            return cls(name, None, path, cwd, _installed(used))
+        return cls(
+            name, _pickled(function, name), path, cwd, ("cloudpickle", *_installed(_used_by(function)))
+        )
+
+    def applied_to(self, config: ExperimentConfig) -> ExperimentConfig:
+        """The configuration of an experiment whose trials run the function, with `reuse_mode` on unless it is set.
+
+        Raises:
+            UserError: the configuration has a command, annotated code or another platform.
+        """
+        service = config.training_service
+        if not isinstance(service, LocalConfig):
+            raise UserError(
+                f"cannot run the function {self.name} on {service.platform}: its processes run on this machine; use "
+                "Experiment('local'), or write config.trial_command"
+            )
+        for field, value in (
+            ("trial_command", config.trial_command or service.trial_command),
+            ("use_annotation", config.use_annotation),
+        ):
+            if value:
+                raise UserError(
+                    f"cannot use {field} = {value!r} together with an objective: trials run the function "
+                    f"{self.name}; remove one of both"
+                )
+        copied = copy.deepcopy(config)
+        # `stored` replaces the command and, usually, the folder.
+        copied.trial_command, copied.trial_code_directory = shlex.join([sys.executable, _SCRIPT]), self.cwd
+        copied.training_service.trial_code_directory = None
+        if service.reuse_mode is not False:
+            copied.training_service.reuse_mode = True
+            copied.warm_imports = [*dict.fromkeys((_WARM, *self.modules, *(config.warm_imports or ())))]
+        return copied
+
+    def stored(self, spec: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:
+        """Write what trials need into the experiment's folder, and return the experiment whose trials run it."""
+        folder.objective.mkdir(mode=0o700, exist_ok=True)
+        description = {
+            "function": None if self.pickled is not None else self.name,
+            "path": self.path,
+            "cwd": str(self.cwd),
+        }
+        contents = {
+            _SCRIPT: _CODE.format(folder=str(folder.objective)).encode(),
+            DESCRIPTION: json.dumps(description).encode(),
+        }
+        if self.pickled is None:
+            (folder.objective / PICKLE).unlink(missing_ok=True)
+        else:
+            contents[PICKLE] = self.pickled
+        for name, content in contents.items():
+            replace_file(folder.objective / name, content, 0o600)
+        return dataclasses.replace(
+            spec,
+            objective=self.name,
+            trial_command=shlex.join([sys.executable, str(folder.objective / _SCRIPT)]),
+            # Archives contain the code folder on request: never that of a script whose function they do not need.
+            code_dir=self.cwd if self._is_importable_from_cwd() else folder.objective,
+        )
+
+    def store_again(self, known: KnownExperiment) -> None:
+        """Let the later trials of a stored experiment, which does not run, call this function.
+
+        Raises:
+            UserError: its trials run a command, or another process has just become its owner.
+            RetryableError: the database cannot be written now.
+        """
+        from nni_manager.store.rows import config_row
+        from nni_manager.store.writer import Store
+
+        spec = known.stored.config()
+        if not spec.objective:
+            raise UserError(
+                f"cannot resume experiment {known.experiment_id} with the function {self.name}: its trials run the "
+                f"command {spec.trial_command}; omit objective"
+            )
+        folder = known.folder
+        with (
+            folder.owned(is_brief=True) as lease,
+            closing(Store(folder.database, folder.collected_logs, lease)) as store,
+        ):
+            spec = self.stored(spec, folder)
+            if spec.reuse.is_on:
+                modules = tuple(dict.fromkeys((_WARM, *self.modules, *spec.reuse.warm_imports)))
+                spec = dataclasses.replace(spec, reuse=dataclasses.replace(spec.reuse, warm_imports=modules))
+            store.commit([config_row(spec.to_json())], time.time())
+
+    def _is_importable_from_cwd(self) -> bool:
+        if self.pickled is not None:
+            return False
+        top = self.name.partition(":")[0].partition(".")[0]
+        return (self.cwd / f"{top}.py").is_file() or (self.cwd / top).is_dir()
+
+
+def _is_importable(name: str, function: object) -> bool:
+    """True if another process that imports the name gets this function."""
+    module = name.partition(":")[0]
+    if module == "__main__" or "<" in name or getattr(sys.modules.get(module), "__spec__", None) is None:
+        return False
+    with suppress(ImportError, AttributeError, ValueError):
+        return importlib.util.find_spec(module) is not None and imported(name) is function
+    return False
+
+
+def _pickled(function: object, name: str) -> bytes:
+    import cloudpickle  # few experiments need it
+
+    try:
+        copied: bytes = cloudpickle.dumps(function)
+    except Exception as error:  # objects raise what they like
+        raise UserError(
+            f"cannot copy the function {name} for the processes of trials: {error}; create what it uses inside the function, "
+            "or move the function to a module"
+        ) from error
+    return copied
+
+
+def _used_by(function: object) -> Iterator[object]:
+    """The objects that a function uses by global names and closures, also through other functions of its module."""
+    seen, left = set[int](), [function]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if not inspect.isfunction(each):
+            continue
+        names = each.__globals__
+        left += [names[name] for name in _names_in(each.__code__) if name in names]
+        for cell in each.__closure__ or ():
+            with suppress(ValueError):  # the cell is empty
+                left.append(cell.cell_contents)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _installed(objects: Any) -> tuple[str, ...]:
+    """The installed modules among the objects, and those of the objects, in order."""
+    paths = sysconfig.get_paths()
+    folders = tuple(f"{paths[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    found: dict[str, None] = {}
+    for each in list(objects):
+        name = each.__name__ if isinstance(each, ModuleType) else _module_of(each)
+        module = sys.modules.get(name)
+        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(folders):
+            found[name] = None
+    return tuple(found)
+
+
+def _module_of(each: object) -> str:
+    name = None
+    with suppress(Exception):  # any object of the user
+        name = each.__module__
+    return name if isinstance(name, str) else type(each).__module__

@@ -1,0 +1,65 @@
+"""The process of a trial of a function: what the script of each trial runs, see docs/python-api.md#a-function-as-the-objective.
+
+`nni_manager.experiment.objective` writes the files that `run_trial` reads, in a folder that only their owner can read.
+"""
+
+import json
+import os
+import pickle
+import sys
+from functools import reduce
+from importlib import import_module
+
+from nni_sdk import trial
+from nni_sdk.errors import ObjectiveUnusable
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+DESCRIPTION = "objective.json"
+"""`function`: "module:name", or null; `path`: where Python finds modules; `cwd`: the current directory."""
+PICKLE = "function.pickle"
+"""The function if `function` is null, by cloudpickle."""
+# Permissions of users other than the owner.
+_OTHERS = 0o077
+
+
+def run_trial(folder: str) -> None:
+    """Call the function with this trial's parameters, and report what it returns as the final result.
+
+    A function that has reported its final result may return None.
+
+    Raises:
+        ObjectiveUnusable: another user could have written the function.
+        SdkError: as `report_final_result`.
+    """
+    with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as file:
+        description = json.load(file)
+    path = description["path"]
+    # The script's own folder is no place for modules.
+    sys.path[:] = path + [each for each in sys.path if each not in path and each != folder]
+    os.chdir(description["cwd"])
+    name = description["function"]
+    function = _unpickled(os.path.join(folder, PICKLE)) if name is None else imported(name)
+    result = function(trial.get_next_parameter())
+    if result is not None or not trial._trial.final_was_reported:
+        trial.report_final_result(result)
+
+
+def imported(name: str) -> "Any":
+    """Return the object of this name, "module:name"; the name may have dots."""
+    module, _, within = name.partition(":")
+    return reduce(getattr, within.split("."), import_module(module))
+
+
+def _unpickled(path: str) -> "Any":
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+            raise ObjectiveUnusable(
+                f"cannot load {path}: another user owns it, or can read or write it; resume the experiment from Python "
+                "with objective=FUNCTION, which writes it again"
+            )
+        # Written by the user of this process, who started the experiment with this function.
+        return pickle.load(file)  # noqa: S301
