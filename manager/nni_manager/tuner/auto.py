@@ -146,7 +146,7 @@ class Auto(LearningSampler):
         return point
 
     def _neighbours(self, places: Floats, step: float) -> Floats:
-        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn anew."""
+        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn again."""
         shape, anywhere = places.shape, self._numbers.random(places.shape)
         moved = np.clip(places + self._numbers.normal(scale=step, size=shape), 0.0, 1.0)
         # About three move, so that a choice can stay while a number moves.
