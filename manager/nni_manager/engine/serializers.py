@@ -334,6 +334,7 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "status": experiment.state.value,
         "errors": errors_view(experiment),
         "problem": snapshot.problem,
+        "problems": list(snapshot.problems),
         "leftovers": list(snapshot.leftovers),
         "counts": counts_view(experiment),
         "trialCount": len(experiment.trials),

@@ -66,7 +66,7 @@
  * @property {string} name
  * @property {string} status
  * @property {string[]} errors
- * @property {string} problem
+ * @property {string[]} problems
  * @property {{[status: string]: number}} counts
  * @property {number} trialCount
  * @property {number | null} maxTrialNum

@@ -9,24 +9,23 @@ import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { NoticeBox } from "../widgets/notices.js";
 
 /** @import { Configuration, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
 
-/** A cluster may take this long to start the first container before the page shows a warning. */
-const NO_KEEPER_AFTER_S = 60;
-
 /**
  * @param {Context} context
  * @returns {Page}
  */
-export function overview({ live, go }) {
+export function overview({ live, go, notices }) {
   const state = stateCard();
   const limits = limitsCard(live);
   const best = bestCard();
-  const problems = h("div", { "data-test": "error-panel", role: "alert", class: "problems" });
+  const problems = h("div", { "data-test": "error-panel", class: "problems" });
+  const problemPanel = new NoticeBox(notices, problems, ({ title, text }) => trouble(title, text));
   const topBox = h("div", {});
   const failures = h("div", {});
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
@@ -52,7 +51,6 @@ export function overview({ live, go }) {
     about.element,
     h("div", { class: "buttons wide" }, save, stop));
 
-  const drawProblems = whenChanged((/** @type {Summary} */ summary) => fill(problems, problemsOf(summary)));
   const drawTop = whenChanged((/** @type {Trial[]} */ trials) =>
     fill(topBox, trials.length > 0 ? topTable(trials) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
   const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
@@ -65,8 +63,6 @@ export function overview({ live, go }) {
   function update() {
     const { summary } = live;
     if (summary === null) return;
-    const isLate = live.elapsedS >= NO_KEEPER_AFTER_S;
-    drawProblems(/** @type {Summary} */ ({ ...summary, elapsedS: isLate ? NO_KEEPER_AFTER_S : 0, top: [], best: null, latestFailures: [] }));
     tick();
     best.update(summary);
     limits.update(summary);
@@ -75,13 +71,17 @@ export function overview({ live, go }) {
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
     chart.draw(() => bestDrawing(live));
   }
+  function notice() {
+    problemPanel.draw(notices.shown.filter(({ kind }) => kind === "problem"));
+  }
   function tick() {
     if (live.summary !== null && !document.hidden) state.update({ ...live.summary, elapsedS: live.elapsedS });
   }
   const clock = setInterval(tick, 1000);
   update();
+  notice();
   void about.load();
-  return { title: "Overview", element, update, close: () => {
+  return { title: "Overview", element, update, notice, close: () => {
     clearInterval(clock);
     chart.destroy();
   } };
@@ -99,26 +99,6 @@ async function download(live) {
     h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
     URL.revokeObjectURL(url);
   });
-}
-
-/** @param {Summary} summary */
-function problemsOf(summary) {
-  const found = summary.errors.filter(Boolean).map((text) => trouble(titleOf(text), text));
-  if (summary.problem) found.push(trouble("Needs attention", summary.problem));
-  const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
-  if (isBusy && summary.keepers === 0 && summary.elapsedS >= NO_KEEPER_AFTER_S && !summary.problem && !summary.readOnly) {
-    found.push(trouble("No keeper is connected",
-      "There are unfinished trials, but no trial keeper is connected to the manager. If this lasts, see the transport of each job on the jobs page, and the log of a job on its cluster."));
-  }
-  const silent = summary.latestWithoutResult;
-  if (silent !== null) found.push(trouble("A trial succeeded without a result", `Trial ${silent.sequenceId} (${silent.id}): ${silent.message}`));
-  return found;
-}
-
-/** @param {string} error */
-function titleOf(error) {
-  if (error.includes("Traceback")) return "The tuner or assessor failed";
-  return /manager is version .* keeper is version /.test(error) ? "Versions do not agree" : "The experiment was stopped by an error";
 }
 
 function stateCard() {
