@@ -40,7 +40,7 @@ def test_every_problem_is_named_on_every_page_and_dismissed_until_it_occurs_agai
         person.see("nav-trials").click()
         expect(banners).to_have_count(3)
         assert person.faults_for_assistive_technology() == []
-        # By keyboard: the focus goes on to the next notice.
+        # By keyboard: the focus moves to the next notice.
         button_of(person, "no space is left").focus()
         person.page.keyboard.press("Enter")
         expect(banners).to_have_count(2)

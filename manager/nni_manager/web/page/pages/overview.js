@@ -9,9 +9,10 @@ import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { Sample } from "../state/sample.js";
 import { NoticeBox } from "../widgets/notices.js";
 
-/** @import { Configuration, Summary, Trial } from "../types.js" */
+/** @import { Configuration, Row, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
@@ -31,6 +32,8 @@ export function overview({ live, go, notices }) {
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
   const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
+
+  const sample = new Sample(MOST_MARKS, () => drawBest());
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
     const isSure = await confirm("Stop this experiment?",
@@ -69,7 +72,11 @@ export function overview({ live, go, notices }) {
     drawTop(summary.top);
     drawFailures(summary.latestFailures);
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
-    chart.draw(() => bestDrawing(live));
+    if (live.isWindowed) sample.refresh();
+    else drawBest();
+  }
+  function drawBest() {
+    chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live.maximize, sample.results) : bestDrawing(live.rows.all, live.maximize)));
   }
   function notice() {
     problemPanel.draw(notices.shown.filter(({ kind }) => kind === "problem"));
@@ -83,6 +90,7 @@ export function overview({ live, go, notices }) {
   void about.load();
   return { title: "Overview", element, update, notice, close: () => {
     clearInterval(clock);
+    sample.close();
     chart.destroy();
   } };
 }
@@ -94,7 +102,8 @@ export function overview({ live, go, notices }) {
  */
 async function download(live) {
   await attempt(async () => {
-    const content = { summary: live.summary, profile: await api.profile(), trials: live.rows.all };
+    const trials = live.isWindowed ? (await api.everything()).trials : live.rows.all;
+    const content = { summary: live.summary, profile: await api.profile(), trials };
     const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
     URL.revokeObjectURL(url);
@@ -310,12 +319,17 @@ function configurationFacts({ id, logDir, description, tuner, trainingService, t
   ]);
 }
 
-/** @param {import("../state/live.js").Live} live */
-function bestDrawing(live) {
-  const rows = valued(live.rows.all);
+/**
+ * @param {readonly Row[]} all
+ * @param {boolean} maximize
+ * @param {number} [results]  if `all` is a sample: the number of results that it is from
+ */
+function bestDrawing(all, maximize, results) {
+  const rows = valued(all);
+  const count = results ?? rows.length;
   if (rows.length === 0) return null;
   const colour = colours();
-  const corners = bestSoFar(rows, live.maximize);
+  const corners = bestSoFar(rows, maximize);
   const shownRows = thinned(rows.filter((row) => row.end !== null), MOST_MARKS, corners);
   const last = corners[corners.length - 1];
   const x = corners.map((row) => local(Number(row.end)));
@@ -325,7 +339,7 @@ function bestDrawing(live) {
     x.push(local(ends));
     y.push(last.value);
   }
-  const some = shownRows.length < rows.length ? `; ${format.count(shownRows.length)} of ${format.count(rows.length)} results are drawn` : "";
+  const some = shownRows.length < count ? `; ${format.count(shownRows.length)} of ${format.count(count)} results are drawn` : "";
   return {
     traces: [
       { type: "scatter", mode: "markers", name: "results", x: shownRows.map((row) => local(Number(row.end))), y: shownRows.map((row) => row.value),
@@ -334,7 +348,7 @@ function bestDrawing(live) {
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],
     layout: { yaxis: { title: "default metric" }, xaxis: { type: "date" } },
-    words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(rows.length, "result")}${some}.`,
+    words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(count, "result")}${some}.`,
   };
 }
 

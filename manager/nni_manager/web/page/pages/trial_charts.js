@@ -235,7 +235,7 @@ export class TrialCharts {
     let results = -1;
     let isGone = false;
     const load = async () => {
-      const count = valued(this.live.rows.all).length;
+      const count = Object.values(this.live.summary?.counts ?? {}).reduce((sum, each) => sum + each, 0) + valued(this.live.rows.all).length;
       if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
       if (askedAtMs === -Infinity) bars.draw(() => null);
       askedAtMs = performance.now();
