@@ -31,6 +31,8 @@ USABLE_MS = 300.0
 """The goal up to `MANY` trials; beyond, it is `MAX_OVERVIEW_MS`."""
 MANY = 10_000
 SCROLL_STEPS = 60
+FLOOR_TRIALS = 1_000
+"""The page has all of so many trials: its scroll steps need no request."""
 
 
 def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
@@ -39,6 +41,7 @@ def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
         print("chromium is not installed: the web page is not measured", file=sys.stderr)
         return []
     rows = []
+    floor_ms: list[float] = []
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
         for trials in sizes:
             is_large = trials > MANY
@@ -49,7 +52,9 @@ def page(sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> list[Row]:
                 for path in ("/oview", "/detail") if trials >= MANY else ("/oview",):
                     rows += _usable(browser, view, path, trials, rounds)
                 if is_large:
-                    rows += _large(browser, view, trials)
+                    rows += _large(browser, view, trials, floor_ms)
+                elif trials == FLOOR_TRIALS:
+                    floor_ms = _scroll_steps_ms(browser, view)
     return rows
 
 
@@ -81,7 +86,14 @@ def _usable(browser: Browser, view: ServedView, path: str, trials: int, rounds: 
     ]
 
 
-def _large(browser: Browser, view: ServedView, trials: int) -> list[Row]:
+def _scroll_steps_ms(browser: Browser, view: ServedView) -> list[float]:
+    with visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        chart_is_drawn(person)
+        return scroll_steps_ms(person, SCROLL_STEPS)
+
+
+def _large(browser: Browser, view: ServedView, trials: int, floor_ms: list[float]) -> list[Row]:
     """Bytes until the first chart is drawn, and scroll steps, of a large experiment."""
     received = {}
     for path in ("/oview", "/detail"):
@@ -90,8 +102,7 @@ def _large(browser: Browser, view: ServedView, trials: int) -> list[Row]:
             person.go(view.origin + path)
             chart_is_drawn(person)
             received[path] = transferred_bytes(person)
-            steps_ms = scroll_steps_ms(person, SCROLL_STEPS) if path == "/detail" else []
-    most_bytes = max(received.values())
+    steps_ms, most_bytes = _scroll_steps_ms(browser, view), max(received.values())
     return [
         Row(
             f"page, {trials:,} trials: received with its first chart",
@@ -104,8 +115,8 @@ def _large(browser: Browser, view: ServedView, trials: int) -> list[Row]:
         Row(
             f"page /detail, {trials:,} trials: a scroll step to painted rows",
             f"{median(steps_ms):.0f} ms (most {max(steps_ms):.0f} ms)",
-            "–",
-            "–",
+            f"{FLOOR_TRIALS:,} trials {median(floor_ms):.0f} ms" if floor_ms else "–",
+            f"{median(steps_ms) / median(floor_ms):.1f} x" if floor_ms else "–",
             f"<= {MAX_SCROLL_MS:.0f} ms",
             median(steps_ms) <= MAX_SCROLL_MS,
         ),

@@ -14,9 +14,9 @@ import { Sample } from "./sample.js";
 /** @import { Live, News } from "./live.js" */
 
 /** Number of trials of one chunk of the table. */
-const CHUNK = 100;
+const CHUNK = 50;
 /** Maximum number of chunks that are kept. */
-const MOST_CHUNKS = 100;
+const MOST_CHUNKS = 200;
 /** Minimum interval between reloads of the shown trials after changes. */
 const RELOAD_EVERY_MS = 1000;
 /** Number of trials of one request for all of them. */
@@ -139,6 +139,7 @@ class TrialWindows {
   #first = 0;
   #last = 0;
   #isBusy = false;
+  #isBusyBeside = false;
   #isClosed = false;
   /** @type {number | undefined} */
   #timer;
@@ -249,38 +250,65 @@ class TrialWindows {
     this.sample.close();
   }
 
-  /** Load the shown chunks, then those beside them, one request at a time. */
+  /** Load the shown chunks, one request at a time, then those beside them. */
   async #load() {
     if (this.#isBusy) return;
     this.#isBusy = true;
     try {
-      for (let range = this.#missing(); range !== null && !this.#isClosed; range = this.#missing()) {
-        const { query } = this;
-        const generation = this.#generation;
-        const found = await api.trialWindow(query, { offset: range.first * CHUNK, limit: (range.last - range.first + 1) * CHUNK });
-        if (this.#isClosed || query !== this.query) continue;
-        this.#take(query, found, generation);
-        this.onChange();
+      for (let chunks = this.#missing(this.#shown()); chunks.length > 0 && !this.#isClosed; chunks = this.#missing(this.#shown())) {
+        await this.#loadChunks(chunks[0] ?? 0, chunks[chunks.length - 1] ?? 0);
       }
     } catch {
       // The bar at the top reports that the manager does not answer; the next change or scroll step retries.
     } finally {
       this.#isBusy = false;
     }
+    void this.#loadBeside();
   }
 
-  /** The next chunks to load. */
-  #missing() {
-    const isNew = this.#loaded !== this.query;
-    const most = isNew ? Infinity : Math.max(0, Math.ceil(this.rows.length / CHUNK) - 1);
-    /** @type {(chunk: number) => boolean} */
-    const isMissing = (chunk) => chunk >= 0 && chunk <= most && (isNew || this.#chunks.get(chunk) !== this.#generation);
+  /** Load the next chunks in both directions. A scroll step does not wait for them. */
+  async #loadBeside() {
+    if (this.#isBusyBeside || this.#loaded !== this.query) return;
+    this.#isBusyBeside = true;
+    try {
+      for (let chunks = this.#missing(this.#beside()); chunks.length > 0 && !this.#isClosed && this.#loaded === this.query; chunks = this.#missing(this.#beside())) {
+        await this.#loadChunks(chunks[0] ?? 0, chunks[0] ?? 0);
+      }
+    } catch {
+      // As above.
+    } finally {
+      this.#isBusyBeside = false;
+    }
+  }
+
+  /**
+   * @param {number} first
+   * @param {number} last
+   */
+  async #loadChunks(first, last) {
+    const { query } = this;
+    const generation = this.#generation;
+    const found = await api.trialWindow(query, { offset: first * CHUNK, limit: (last - first + 1) * CHUNK });
+    if (this.#isClosed || query !== this.query) return;
+    const isShown = this.isLoading || found.matching !== this.rows.length || this.#shown().some((chunk) => chunk >= first && chunk <= last);
+    this.#take(query, found, generation);
+    if (isShown) this.onChange();
+  }
+
+  #shown() {
     const first = Math.floor(this.#first / CHUNK);
-    const last = Math.floor(this.#last / CHUNK);
-    const shown = Array.from({ length: last - first + 1 }, (_, at) => first + at).filter(isMissing);
-    if (shown.length > 0) return { first: shown[0] ?? 0, last: shown[shown.length - 1] ?? 0 };
-    const beside = isNew ? undefined : [last + 1, first - 1].find((chunk) => isMissing(chunk));
-    return beside === undefined ? null : { first: beside, last: beside };
+    return Array.from({ length: Math.floor(this.#last / CHUNK) - first + 1 }, (_, at) => first + at);
+  }
+
+  #beside() {
+    return [Math.floor(this.#last / CHUNK) + 1, Math.floor(this.#first / CHUNK) - 1];
+  }
+
+  /** @param {number[]} chunks */
+  #missing(chunks) {
+    if (this.#loaded !== this.query) return chunks;
+    const most = Math.max(0, Math.ceil(this.rows.length / CHUNK) - 1);
+    return chunks.filter((chunk) => chunk >= 0 && chunk <= most && this.#chunks.get(chunk) !== this.#generation);
   }
 
   /**
