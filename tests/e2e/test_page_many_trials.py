@@ -117,8 +117,10 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
     # The times of a short run are those of a busy machine.
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
-        if median(taken) > MAX_SCROLL_MS:  # on a busy machine, a page that has all of its trials is as slow
-            assert median(taken) <= median(steps_of_a_small_experiment(browser, tmp_path))
+        if median(taken) > MAX_SCROLL_MS:
+            # On a busy machine, a page that has all of its trials is slow as well.
+            floor = steps_of_a_small_experiment(browser, tmp_path)
+            assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
 
 
