@@ -34,7 +34,7 @@ export function importanceCharts(trials, panel) {
   let results = -1;
   let isGone = false;
   const load = async () => {
-    const count = valued(trials.live.rows.all).length;
+    const count = Object.values(trials.live.summary?.counts ?? {}).reduce((sum, each) => sum + each, 0) + valued(trials.live.rows.all).length;
     if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
     if (askedAtMs === -Infinity) bars.draw(() => null);
     askedAtMs = performance.now();
