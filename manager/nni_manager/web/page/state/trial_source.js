@@ -333,9 +333,10 @@ class TrialWindows {
       this.#loaded = query;
     }
     this.isLoading = false;
-    this.live.rows.remember(trials);
+    const rows = this.live.rows.known(trials);
+    this.live.rows.remember(rows);
     this.rows.length = matching;
-    trials.forEach((row, index) => (this.rows[offset + index] = row));
+    rows.forEach((row, index) => (this.rows[offset + index] = row));
     const count = Math.max(1, Math.ceil(trials.length / CHUNK));
     for (let chunk = offset / CHUNK; chunk < offset / CHUNK + count; chunk++) {
       this.#chunks.delete(chunk);
