@@ -4,8 +4,10 @@
 """
 
 import csv
+import json
 import time
 from statistics import median
+from urllib.parse import parse_qs, urlparse
 
 import pytest
 from amounts import IS_THOROUGH, amount
@@ -23,7 +25,14 @@ from page_measures import (
     transferred_bytes,
 )
 
-from nni_manager.domain.events import AttemptStarted, MetricsStored, ParametersSuggested, TaskReported
+from nni_manager.domain.events import (
+    AttemptStarted,
+    MetricsStored,
+    ParametersSuggested,
+    RemarksChanged,
+    TaskReported,
+)
+from nni_manager.domain.remarks import Remarks
 from nni_manager.engine.page_text import shown_number
 from nni_manager.web import change_feed
 from trial_keeper.wire.messages import AttemptKey
@@ -178,6 +187,70 @@ def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
     person.page.keyboard.press("Home")
     expect(person.see(f"expand-{SHOWN[-1].trial_id}")).to_be_focused()
     assert person.faults_for_assistive_technology() == []
+
+
+def test_marks_in_the_charts_filter_all_trials(person):
+    person.see("nav-trials").click()
+    person.see("tab-parallel").click()
+    title = person.see("axis-x3")
+    expect(title).to_be_visible()
+    for _ in range(15):
+        title.press("ArrowUp")
+    expect(person.see("marked-count")).to_contain_text("trials are in the marked parts")
+    with person.page.expect_response(lambda response: "/trial-window" in response.url) as answered:
+        person.see("show-marked").click()
+    marks = {each["name"]: each for each in json.loads(query_of(answered.value)["conditions"][0])}
+    assert marks["value/"] == {"name": "value/", "low": None, "high": None, "words": [], "notChosen": False}
+    low, high = marks["x3"]["low"], marks["x3"]["high"]
+    assert 0.6 < low < 0.9
+    shown = [trial for trial in RESULTS if low <= trial.parameters["x3"] <= high]
+    expect(person.see("table-count")).to_have_text(f"{len(shown):,} of {TRIALS:,} trials")
+    expect(person.page.locator("figcaption").first).to_contain_text("among the trials that the table shows")
+    expect(person.see("marked-count")).to_have_text("")
+    for chart in ("importance", "contour"):
+        person.see(f"tab-{chart}").click()
+        caption = person.page.locator("figcaption", has_text="among the trials that the table shows")
+        expect(caption).to_be_visible()
+    expect(person.see("contour-x").locator("option")).to_have_count(8)
+
+
+def query_of(response):
+    return parse_qs(urlparse(response.url).query)
+
+
+def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
+    played = Played(made_experiment(tmp_path, 0).folder)
+    for number in range(300):
+        played.apply(ParametersSuggested(f"t{number}", number, {"x": number}, {}, time.time()))
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+
+        def remark(number, *tags, note=""):
+            view.loop.call_soon_threadsafe(played.apply, RemarksChanged(f"t{number}", Remarks(tags, note)))
+
+        person.see("nav-trials").click()
+        expect(rows_of(person).first).to_contain_text("t299")
+        expect(person.see("sort-tags")).to_have_count(0)
+        remark(298, "keep")
+        expect(person.see("row-t298")).to_contain_text("keep")
+        # A trial that is not loaded.
+        remark(3, "best", "keep", note="converges late")
+        person.see("sort-tags").click()
+        expect(rows_of(person).first).to_contain_text("best keep")
+        expect(rows_of(person).nth(1)).to_contain_text("t298")
+        person.see("search").fill("tag:keep")
+        expect(person.see("table-count")).to_have_text("2 of 300 trials")
+        remark(7, "keep")
+        expect(person.see("table-count")).to_have_text("3 of 300 trials")
+        remark(298)
+        expect(person.see("table-count")).to_have_text("2 of 300 trials")
+        person.see("search").fill("late")
+        expect(person.see("table-count")).to_have_text("1 of 300 trials")
+        expect(rows_of(person).first).to_contain_text("t3")
+        # Another page has the column at once.
+        with visit(browser, view.link()) as other:
+            other.see("nav-trials").click()
+            expect(other.see("sort-tags")).to_be_visible()
 
 
 def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, tmp_path, monkeypatch):

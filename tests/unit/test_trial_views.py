@@ -11,6 +11,7 @@ from made_experiment import made_trial
 
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.trial_query import Comparison, Query
 from nni_manager.web import trial_views
@@ -164,6 +165,22 @@ def test_a_sample_counts_all_results_and_names_every_parameter_and_metric() -> N
     assert filtered["matching"] < 200
     sequence = [row["seq"] for row in filtered["trials"]]
     assert sequence == sorted(sequence)
+
+
+def test_remarks_are_inserted_and_a_sample_reports_that_there_are_tags(sorts: list[Query]) -> None:
+    made = Made(100)
+    query, late = Query(text="tag:keep", column="tags"), Query(text="late")
+    assert ids(made.window(query)) == ids(made.window(late)) == []
+    assert made.sample(Query(), 20)["hasTags"] is False
+    made.change(7, remarks=Remarks(("keep",)))
+    made.change(3, remarks=Remarks(("best", "keep"), "converges late"))
+    computed = len(sorts)
+    assert ids(made.window(query)) == ["00003", "00007"]
+    assert ids(made.window(late)) == ["00003"]
+    assert len(sorts) == computed, "no sort"
+    assert made.sample(Query(), 20)["hasTags"] is True
+    made.change(3)
+    assert ids(made.window(query)) == ["00007"]
 
 
 def test_searched_texts_are_released_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
