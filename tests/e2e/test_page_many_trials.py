@@ -231,8 +231,18 @@ def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path,
         person.see("nav-trials").click()
         expect(rows_of(person).first).to_contain_text("t299")
         expect(person.see("sort-tags")).to_have_count(0)
+        # The column does not wait for the next sample.
+        held = []
+
+        def hold(route):
+            held.append(route)
+
+        person.page.route("**/trial-sample*", hold)
         remark(298, "keep")
         expect(person.see("row-t298")).to_contain_text("keep")
+        person.page.unroute("**/trial-sample*")
+        for route in held:
+            route.continue_()
         # A trial that is not loaded.
         remark(3, "best", "keep", note="converges late")
         person.see("sort-tags").click()
