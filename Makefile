@@ -79,8 +79,8 @@ thorough: .venv/.installed-test ## suites that make test runs in short: 300 kill
 mutants: .venv/.installed-test ## plant small bugs in a copy of the tree and list those that no test detects; MUTANTS=100 SEED=1, ONLY=store for some files, QUICK=1
 	python tests/mutants/mutate.py --mutants $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
-page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates and 10,000 trials; PAGE_SCREENSHOTS names where to keep screenshots
-	THOROUGH=1 pytest tests/e2e/test_page.py
+page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates and 100,000 trials; PAGE_SCREENSHOTS names where to keep screenshots
+	THOROUGH=1 pytest -rP tests/e2e/test_page.py tests/e2e/test_page_many_trials.py
 
 check: .venv/.installed-check node_modules/.installed ## format, lint, types, layers, protocol, the page's code: all that CI checks besides tests
 	ruff format --check .

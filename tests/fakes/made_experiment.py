@@ -67,7 +67,7 @@ def made_experiment(
     **config: Any,
 ) -> RealExperiment:
     """A finished experiment, as its manager left it."""
-    experiment = RealExperiment(folder, "pass\n", maxTrialNum=max(trials, 1), **config)
+    experiment = RealExperiment(folder, "pass\n", maxTrialNum=min(max(trials, 1), 99_999), **config)
     experiment.create()
     now_s = time.time()
     write(
@@ -178,13 +178,14 @@ class Played:
         stored = ExperimentSnapshot.stored(folder)
         self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), maximize=True)
         self.experiment.handle(ManagerReady(), time.monotonic())
+        self.problems: tuple[str, ...] = ()
         self._picture = dataclasses.replace(stored, experiment=self.experiment)
 
     def snapshot(self) -> ExperimentSnapshot:
         """The current state of the experiment."""
         now_s = time.monotonic()
         duration_s = self.experiment.budget.duration_s(now_s)
-        return dataclasses.replace(self._picture, duration_s=duration_s, now_s=now_s)
+        return dataclasses.replace(self._picture, duration_s=duration_s, now_s=now_s, problems=self.problems)
 
     def apply(self, *events: Event) -> None:
         """Apply events, on the loop that serves the experiment."""

@@ -53,9 +53,9 @@ def begin(experiment, number):
     experiment.handle(ParametersSuggested(f"t{number}", number, {"x": number}, {}, 1.0), 1.0)
 
 
-def document_of(live, since=None):
+def document_of(live, since=None, **options):
     async def ask():
-        return b"".join([piece async for piece in live.delta(since)])
+        return b"".join([piece async for piece in live.delta(since, **options)])
 
     return json.loads(asyncio.run(ask()))
 
@@ -81,6 +81,33 @@ def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapsho
     (row,) = second["trials"]
     assert (row["id"], row["state"], row["latest"], row["count"]) == ("t3", "RUNNING", 0.5, 1)
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
+
+
+def test_a_client_that_reads_windows_gets_few_trials_or_none(a_snapshot, monkeypatch):
+    monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
+    monkeypatch.setattr(change_feed, "INTERVAL_S", 0.0)
+    for number in range(5):
+        begin(a_snapshot.experiment, number)
+    feed = ChangeFeed(lambda: a_snapshot)
+    few = document_of(feed, may_window=True)
+    assert (len(few["trials"]), "windowed" in few) == (5, False)
+    begin(a_snapshot.experiment, 5)
+    # It has the others already.
+    assert [
+        row["id"] for row in document_of(feed, Cursor.read(few["version"]), may_window=True)["trials"]
+    ] == ["t5"]
+    many = document_of(feed, may_window=True)
+    assert (many["reset"], many["windowed"], many["trials"]) == (True, True, [])
+    assert many["summary"]["trialCount"] == 6
+    begin(a_snapshot.experiment, 6)
+    changes = document_of(feed, Cursor.read(many["version"]), may_window=True)
+    assert (changes["reset"], [row["id"] for row in changes["trials"]]) == (False, ["t6"])
+    # After a long pause, too many have changed.
+    for number in range(7, 13):
+        begin(a_snapshot.experiment, number)
+    late = document_of(feed, Cursor.read(many["version"]), may_window=True)
+    assert (late["reset"], late["windowed"], late["trials"]) == (True, True, [])
+    assert len(document_of(feed)["trials"]) == 13, "another client gets all"
 
 
 def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatch):

@@ -1,5 +1,7 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { number } from "../../manager/nni_manager/web/page/format.js";
 import { arrange, hasTag, matches, rearrange } from "../../manager/nni_manager/web/page/query.js";
 import { aRow, seeded } from "./trials.js";
 
@@ -88,4 +90,16 @@ test("trials are filtered and sorted by a metric", () => {
   assert.deepEqual(arrange(rows, query).map((row) => row.seq), [1, 0, 2]);
   const filtered = { ...query, conditions: [{ name: "value/loss", operator: /** @type {const} */ ("<"), value: "1" }] };
   assert.deepEqual(arrange(rows, filtered).map((row) => row.seq), [0]);
+});
+
+test("the cases that the manager's tests share", () => {
+  const { rows, queries, numbers } = JSON.parse(readFileSync(new URL("queries.json", import.meta.url), "utf8"));
+  for (const { states, text, conditions: sent, column, descending, ids } of queries) {
+    // As the page sends them: JSON has no infinite numbers.
+    const conditions = sent.map((/** @type {any} */ each) => ("operator" in each ? each : { ...each, low: each.low ?? -Infinity, high: each.high ?? Infinity }));
+    assert.equal(JSON.stringify(conditions), JSON.stringify(sent));
+    const query = { states: new Set(states), text, conditions, order: { column, descending } };
+    assert.deepEqual(arrange(rows, query).map((row) => row.id), ids, JSON.stringify({ states, text, sent, column, descending }));
+  }
+  for (const [value, text, shown] of numbers) assert.deepEqual([String(value), number(value)], [text, shown]);
 });

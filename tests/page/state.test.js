@@ -44,3 +44,13 @@ test("a reset by a restarted manager replaces all trials", () => {
   rows.apply({ reset: true, trials: [aRow({ id: "new", seq: 0 })] });
   assert.deepEqual(rows.all.map((row) => row.id), ["new"]);
 });
+
+test("a trial that is loaded again is a new object only if it has changed", () => {
+  const rows = new Rows();
+  const [same, changed] = [aRow({ id: "a", seq: 0 }), aRow({ id: "b", seq: 1 })];
+  rows.remember([same, changed]);
+  const [one, two, three] = rows.known([structuredClone(same), { ...changed, tags: ["keep"] }, aRow({ id: "c", seq: 2 })]);
+  assert.equal(one, same);
+  assert.deepEqual(two, { ...changed, tags: ["keep"] });
+  assert.equal(three?.id, "c");
+});

@@ -71,6 +71,10 @@ def test_jobs_seen_only_on_shared_storage_get_their_own_message_after_the_silent
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
     assert "job second" in transports.problem(110 + LATE)
+    assert [text.split(";")[0] for text in transports.problems(110 + LATE)] == [
+        "no keeper has connected within 60 s after job second was submitted",
+        "keepers cannot reach 10.0.0.7:8081",
+    ]
     transports.found("second", "main-0", 110.0, has_new_data=True)
     message = transports.problem(110 + LATE)
     assert message.startswith(

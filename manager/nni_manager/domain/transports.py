@@ -216,7 +216,12 @@ class TransportTracker:
         return LastSeen(transport, min(contacts, default=None))
 
     def problem(self, now_s: float) -> str:
-        """A message for users; empty if no job has been silent for too long. The text changes only with the silent job."""
+        """The most urgent of `problems`; empty: none."""
+        return next(iter(self.problems(now_s)), "")
+
+    def problems(self, now_s: float) -> list[str]:
+        """Messages for users: a job has been silent for too long, keepers cannot connect. The texts change only with that job."""
+        found: list[str] = []
         addresses = " or ".join(self.addresses)
         job_id = _first_overdue(self._silent, now_s)
         if job_id is not None:
@@ -226,17 +231,17 @@ class TransportTracker:
                 if self.needs_network
                 else ""
             )
-            return (
+            found.append(
                 f"no keeper has connected within {MAX_SILENCE_S:g} s after job {job_id} was submitted; keepers use {addresses}; "
                 f"check whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
             )
         if _first_overdue(self._unreachable, now_s) is not None:
             # One text for all jobs: a firewall that blocks one keeper blocks the others as well.
-            return (
+            found.append(
                 f"keepers cannot reach {addresses}; their reports are read from the shared storage, some seconds late, and none "
                 "is lost. To use the network, let containers connect to that address"
             )
-        return ""
+        return found
 
     def new_problem(self, now_s: float) -> str:
         """The problem if it differs from that of the previous call, else an empty string."""

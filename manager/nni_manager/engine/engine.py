@@ -198,12 +198,7 @@ class Engine(Runtime):
             self.stored.created_at_s,
             self.ended_at_s,
             self.experiment.budget.duration_s(time.monotonic()),
-            self.commits.problem
-            or self.jobs.problem
-            or next(iter(self.jobs.leftovers.values()), "")
-            or self.service.problem
-            or self.storage_poller.problem
-            or self.experiment.transports.problem(time.monotonic()),
+            self._problems(),
             tuple(self.jobs.leftovers.values()),
             len(self.keepers),
             time.monotonic(),
@@ -211,6 +206,17 @@ class Engine(Runtime):
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
         )
+
+    def _problems(self) -> tuple[str, ...]:
+        found = (
+            self.commits.problem,
+            self.jobs.problem,
+            *self.jobs.leftovers.values(),
+            self.service.problem,
+            *self.storage_poller.problems,
+            *self.experiment.transports.problems(time.monotonic()),
+        )
+        return tuple(dict.fromkeys(filter(None, found)))
 
     def stop(self) -> None:
         """Stop the experiment: running trials are cancelled, and `finished` is set when the last has ended."""

@@ -161,7 +161,7 @@ _TRIALS_OF_JOB = 20
 
 def row_view(trial: Trial) -> dict[str, Any]:
     """One row of a table of all trials: small, and without values that change over time by themselves."""
-    parameters = {name: _cell(value) for name, value in trial.parameters.items()}
+    parameters = row_parameters(trial)
     reason = trial.reason and trial.reason.value
     row = {
         "id": trial.trial_id,
@@ -170,14 +170,14 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "status": trial.state.nni_status,
         "parameters": parameters,
         "value": trial.value,
-        "latest": None if trial.intermediate is None else reward(trial.intermediate),
+        "latest": latest_of(trial),
         "count": trial.intermediate_count,
         "submit": ms(trial.created_at_s),
         "start": ms(trial.started_at_s),
         "end": ms(trial.ended_at_s),
         "reason": reason,
         "exitCode": trial.exit_code,
-        "message": message_summary(reason or "", trial.message, trial.exit_code)[:_MAX_MESSAGE],
+        "message": row_message(trial),
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
@@ -187,13 +187,41 @@ def row_view(trial: Trial) -> dict[str, Any]:
         row["why"] = why[:_MAX_MESSAGE]
     if trial.remarks.tags:
         row["tags"] = list(trial.remarks.tags)
-    if trial.remarks.note:
-        row["note"] = trial.remarks.note.partition("\n")[0][:_MAX_MESSAGE]
+    if note := row_note(trial):
+        row["note"] = note
     if trial.warning:
         row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
-    if trial.result is not None and (metrics := numbers_beside_default(trial.result, _MAX_METRICS)):
+    if metrics := row_metrics(trial):
         row["metrics"] = metrics
     return row if parameters == trial.parameters else row | {"cut": True}
+
+
+def row_parameters(trial: Trial) -> dict[str, Any]:
+    """The parameters in a row: long values are truncated."""
+    return {name: _cell(value) for name, value in trial.parameters.items()}
+
+
+def latest_of(trial: Trial) -> float | None:
+    """The number of the newest intermediate result."""
+    return None if trial.intermediate is None else reward(trial.intermediate)
+
+
+def row_message(trial: Trial) -> str:
+    """The most informative line of the trial's message."""
+    if not trial.message:
+        return ""
+    reason = trial.reason.value if trial.reason else ""
+    return message_summary(reason, trial.message, trial.exit_code)[:_MAX_MESSAGE]
+
+
+def row_note(trial: Trial) -> str:
+    """The first line of the trial's note."""
+    return trial.remarks.note.partition("\n")[0][:_MAX_MESSAGE]
+
+
+def row_metrics(trial: Trial) -> dict[str, float]:
+    """The numbers beside the default one, if the final result is a dict."""
+    return {} if trial.result is None else numbers_beside_default(trial.result, _MAX_METRICS)
 
 
 def _cell(value: Any) -> Any:
@@ -342,6 +370,7 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "status": experiment.state.value,
         "errors": errors_view(experiment),
         "problem": snapshot.problem,
+        "problems": list(snapshot.problems),
         "leftovers": list(snapshot.leftovers),
         "counts": counts_view(experiment),
         "trialCount": len(experiment.trials),

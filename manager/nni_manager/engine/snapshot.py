@@ -68,11 +68,11 @@ class KeeperSeen:
 class ExperimentSnapshot:
     """All data for display. `experiment` is the engine's own object if there is an engine; callers must not keep it.
 
-    Times are in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper has not
-    connected. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of connected ones. `now_s`: the
-    monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason`: as in `TrainingService`; empty without a
-    manager. `keepers_of` and `link_of` return the connected keepers of a job by its id, and the URL of the job on its cluster, if
-    it has one.
+    Times are in seconds since the epoch. `problems`: why nothing can be stored at present, that a job's keeper has not connected,
+    and others; the most urgent first. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of
+    connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason`: as in
+    `TrainingService`; empty without a manager. `keepers_of` and `link_of` return the connected keepers of a job by its id, and
+    the URL of the job on its cluster, if it has one.
     """
 
     config: ExperimentSpec
@@ -81,7 +81,7 @@ class ExperimentSnapshot:
     created_at_s: float
     ended_at_s: float | None
     duration_s: float
-    problem: str = ""
+    problems: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     keepers: int = 0
     now_s: float = 0.0
@@ -89,6 +89,11 @@ class ExperimentSnapshot:
     pending_reason: Callable[[str], str] = lambda job_id: ""
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
+
+    @property
+    def problem(self) -> str:
+        """The most urgent problem; empty: none."""
+        return self.problems[0] if self.problems else ""
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "ExperimentSnapshot":

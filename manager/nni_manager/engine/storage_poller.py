@@ -69,16 +69,17 @@ class SharedStoragePoller:
         self._polling = 0
 
     @property
-    def problem(self) -> str:
-        """Why the workspace cannot be read at present; empty if it can."""
+    def problems(self) -> list[str]:
+        """Why the workspace, or parts of it, cannot be read at present; empty if they can."""
         stalled_s = self.threads.stalled_s()
         if stalled_s:
-            return (
+            stalled = (
                 f"cannot read {self._files.workspace.root}: the shared storage has not answered for {stalled_s:.0f} s; check "
                 "its server and the network to it. Connected keepers are not affected"
             )
+            return [stalled]
         live = self._experiment.jobs.live
-        return next((failure for job_id, failure in self._failures.items() if job_id in live), "")
+        return list(dict.fromkeys(failure for job_id, failure in self._failures.items() if job_id in live))
 
     # ---- while the job runs
 

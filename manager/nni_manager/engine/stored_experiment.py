@@ -47,7 +47,7 @@ class StoredExperimentReader:
                 before, self._version = self._snapshot.experiment, version
                 self._snapshot = ExperimentSnapshot.stored(self.folder)
                 _continue_log(before, self._snapshot.experiment)
-        return replace(self._snapshot, problem=self._problem(), is_view=True)
+        return replace(self._snapshot, problems=tuple(filter(None, (self._problem(),))), is_view=True)
 
     def stop(self) -> None:
         """Not supported: raises ViewOnly."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
@@ -21,13 +21,15 @@ from nni_manager.http_server import LingeringCloseMiddleware, mark_streaming
 from nni_manager.web.auth_middleware import AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
 from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
-from nni_manager.web.compression import packed, takes_gzip
+from nni_manager.web.compression import streamed
 from nni_manager.web.experiment_routes import ExperimentRoutes
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.json_encoding import Json, body_of
 from nni_manager.web.nni_routes import NniRoutes
-from nni_manager.web.openapi import MAPPING, ONE, Operation, document
+from nni_manager.web.openapi import MAPPING, ONE, Operation, Schema, document
+from nni_manager.web.query_values import is_true
 from nni_manager.web.session_auth import CODE_S, SESSION_S, SessionAuth
+from nni_manager.web.trial_window_routes import TrialWindowRoutes
 from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
 from trial_keeper import __version__
 
@@ -63,13 +65,14 @@ class ManagerApi:
         self._session_auth = session_auth
         self._files = Files(url_prefix=url_prefix)
         self._live = ChangeFeed(engine.snapshot)
+        self._window_routes = TrialWindowRoutes(engine)
         reads = BackendReads(engine)
         self._routes = ExperimentRoutes(reads, end)
         self._nni_routes = NniRoutes(reads, port, url_prefix)
 
     def operations(self) -> list[Operation]:
         """All operations of the API."""
-        since = {"since": {"type": "string"}}
+        since: dict[str, Schema] = {"since": {"type": "string"}, "windows": {"type": "boolean"}}
         return [
             Operation("/openapi.json", self.description, ONE),
             Operation("/version", self.version, None),
@@ -81,6 +84,7 @@ class ManagerApi:
             Operation("/changes", self.news, ONE, query=since),
             Operation("/events", self.events, None, query=since, media_type="text/event-stream"),
             *self._routes.operations(),
+            *self._window_routes.operations(),
             *self._nni_routes.operations(),
         ]
 
@@ -183,12 +187,16 @@ class ManagerApi:
         return {"secure": is_secure, "httponly": True, "samesite": "strict", "path": self._url_prefix or "/"}
 
     async def news(self, request: Request) -> Response:
-        """The summary, and the trials that changed after the cursor `since`: all, if another process issued the cursor."""
-        return _streamed(request, self._live.delta(_since(request)), Json.media_type)
+        """The summary, and the trials that changed after the cursor `since`: all, if another process issued the cursor.
+
+        `windows`: a client that reads windows of the trials; if there are many, it gets `windowed` instead of all of them.
+        """
+        pieces = self._live.delta(_since(request), may_window=is_true(request, "windows"))
+        return streamed(request, pieces, Json.media_type)
 
     async def events(self, request: Request) -> Response:
         """The changes since a version as a stream of server-sent events, at most two per second."""
-        since = _since(request)
+        since, may_window = _since(request), is_true(request, "windows")
         if self._live.followers >= MAX_FOLLOWERS:
             raise HTTPException(
                 503,
@@ -198,7 +206,8 @@ class ManagerApi:
         # Counted here and not at the start of the stream: other requests are admitted in between. The response decrements the
         # count; nothing is awaited before it is called.
         self._live.followers += 1
-        return _Follower(self._live, _streamed(request, self._live.follow(since), "text/event-stream"))
+        stream = self._live.follow(since, may_window=may_window)
+        return _Follower(self._live, streamed(request, stream, "text/event-stream"))
 
     async def description(self, _: Request) -> Response:
         """This description."""
@@ -212,13 +221,6 @@ class ManagerApi:
 
 def _since(request: Request) -> Cursor | None:
     return Cursor.read(request.query_params.get("since", ""))
-
-
-def _streamed(request: Request, pieces: AsyncIterator[bytes], media_type: str) -> Response:
-    headers = {"Vary": "Accept-Encoding"}
-    if takes_gzip(request.headers):
-        pieces, headers["Content-Encoding"] = packed(pieces), "gzip"
-    return StreamingResponse(pieces, headers=headers, media_type=media_type)
 
 
 class _Follower(Response):

@@ -2,7 +2,8 @@
 
 A cursor (the version in the API) is the position of a client: the manager's process, the last change of a trial, and the
 summary. One document has all changes since a cursor; for a cursor of another process it has all trials. The row of a trial is
-encoded once per change, regardless of the number of clients.
+encoded once per change, regardless of the number of clients. A client that can read windows of the trials gets a document without
+trials in place of too many: it then reads what it shows from `trial_views`.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
@@ -23,6 +25,8 @@ ELAPSED_INTERVAL_S = 5.0
 """Interval at which followers of a running experiment receive its elapsed time."""
 KEEPALIVE_INTERVAL_S = 15.0
 """Interval of keep-alive comments to followers without changes."""
+MAX_ROWS = 5_000
+"""Maximum number of trials in a document for a client that can read windows of them."""
 # Each follower uses one of 200 connections. A person usually has one or two visible pages.
 MAX_FOLLOWERS = 50
 # Encoding a row takes 15 µs; the event loop yields to other tasks after this many rows.
@@ -64,8 +68,11 @@ class ChangeFeed:
         self.followers = 0
         """Number of open event streams."""
 
-    async def delta(self, since: Cursor | None) -> AsyncIterator[bytes]:
-        """The document of changes since a cursor, in chunks; without a cursor, of everything."""
+    async def delta(self, since: Cursor | None, *, may_window: bool = False) -> AsyncIterator[bytes]:
+        """The document of changes since a cursor, in chunks; without a cursor, of everything.
+
+        `may_window`: in place of more than `MAX_ROWS` trials, the document has `"windowed": true`.
+        """
         snapshot = self._refreshed()
         version = Cursor(self._process, self._revision, self._summaries)
         is_known = (
@@ -76,12 +83,18 @@ class ChangeFeed:
         )
         if not is_known:
             since = None
+        revisions = snapshot.experiment.revisions.since(0 if since is None else since.revision)
+        changed = list(islice(revisions, MAX_ROWS + 1) if may_window else revisions)
+        is_windowed = may_window and len(changed) > MAX_ROWS
+        if is_windowed:
+            since, changed = None, []
         yield (
-            f'{{"version":"{version}","reset":{"true" if since is None else "false"},"summary":'.encode()
+            f'{{"version":"{version}","reset":{"true" if since is None else "false"},'.encode()
+            + (b'"windowed":true,' if is_windowed else b"")
+            + b'"summary":'
             + self._summary
             + b',"trials":['
         )
-        changed = list(snapshot.experiment.revisions.since(0 if since is None else since.revision))
         # Oldest change first.
         changed.reverse()
         for first in range(0, len(changed), _ROWS_AT_ONCE):
@@ -94,7 +107,7 @@ class ChangeFeed:
             yield (b"," if first else b"") + b",".join(rows)
         yield b"]}"
 
-    async def follow(self, since: Cursor | None) -> AsyncIterator[bytes]:
+    async def follow(self, since: Cursor | None, *, may_window: bool = False) -> AsyncIterator[bytes]:
         """An endless text/event-stream: the changes since a cursor, then each new change."""
         sent_at_s = time.monotonic()
         while True:
@@ -103,7 +116,7 @@ class ChangeFeed:
             unsent_s = time.monotonic() - sent_at_s
             if since != now or (time_advances and unsent_s >= ELAPSED_INTERVAL_S):
                 # Changes during encoding are part of the next document.
-                document = b"".join([piece async for piece in self.delta(since)])
+                document = b"".join([piece async for piece in self.delta(since, may_window=may_window)])
                 yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
                 since, sent_at_s = now, time.monotonic()
             elif unsent_s >= KEEPALIVE_INTERVAL_S:

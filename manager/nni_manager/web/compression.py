@@ -5,6 +5,8 @@ import zlib
 from collections.abc import AsyncIterator
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 # Level 1 takes a third of the time of zlib's default level, and the output is hardly larger.
 _LEVEL = 1
@@ -32,3 +34,11 @@ async def packed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         yield pack(piece) if len(piece) < _SMALL_BYTES else await asyncio.to_thread(pack, piece)
     yield packer.flush()
+
+
+def streamed(request: Request, pieces: AsyncIterator[bytes], media_type: str) -> StreamingResponse:
+    """A response in chunks, compressed if the client accepts it."""
+    headers = {"Vary": "Accept-Encoding"}
+    if takes_gzip(request.headers):
+        pieces, headers["Content-Encoding"] = packed(pieces), "gzip"
+    return StreamingResponse(pieces, headers=headers, media_type=media_type)

@@ -21,13 +21,13 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.web.backend_reads import BackendReads
 from nni_manager.web.json_encoding import Json, body_of, to_json
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, Schema
+from nni_manager.web.query_values import MAX_DIGITS, whole_number
 
 # Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
 MAX_CHANGE_BYTES = 4 * 1024 * 1024
 # Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
-_MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 # The query parameter `type` of metrics; None: both types.
 _IS_FINAL = {None: None, "FINAL": True, "PERIODICAL": False}
@@ -250,9 +250,9 @@ class ExperimentRoutes:
             self._engine.folder,
             trial.trial_id,
             stream,
-            first=_whole_number(request, "from", -(10**_MAX_DIGITS), 10**_MAX_DIGITS) or 0,
-            most_bytes=_whole_number(request, "limit", *limits) or max(limits),
-            attempt=_whole_number(request, "attempt", 0, 10**9),
+            first=whole_number(request, "from", -(10**MAX_DIGITS), 10**MAX_DIGITS) or 0,
+            most_bytes=whole_number(request, "limit", *limits) or max(limits),
+            attempt=whole_number(request, "attempt", 0, 10**9),
             task=request.query_params.get("task"),
             is_whole=trial.state.is_terminal,
         )
@@ -331,25 +331,11 @@ class ExperimentRoutes:
         return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
 
 
-def _whole_number(request: Request, name: str, least: int, most: int) -> int | None:
-    """The value of a query parameter; None if it is missing."""
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    digits = text.removeprefix("-")
-    # Checked before int(), which raises on thousands of digits.
-    if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS and least <= int(text) <= most:
-        return int(text)
-    raise HTTPException(
-        400, f"cannot use {name}={text[:_MAX_DIGITS]}: write a number from {least} to {most}, in digits"
-    )
-
-
 def _sequence_id(request: Request, name: str) -> int:
     text = request.path_params[name]
     # Checked before int(), which raises on thousands of digits; the database holds 18.
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise HTTPException(400, f"cannot use {text[:_MAX_DIGITS]!r} as a trial's number: write it in digits")
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+        raise HTTPException(400, f"cannot use {text[:MAX_DIGITS]!r} as a trial's number: write it in digits")
     return int(text)
 
 

@@ -13,7 +13,7 @@
     // Storage may be forbidden; then the system's theme applies and there is no session.
   }
   if (key === null || location.pathname === `${base}/enter`) return;
-  const asked = fetch(`${base}/api/v1/nni/changes`, { cache: "no-store", signal: AbortSignal.timeout(30_000), credentials: "same-origin", headers: { "X-Trial-Keeper": key } });
+  const asked = fetch(`${base}/api/v1/nni/changes?windows=true`, { cache: "no-store", signal: AbortSignal.timeout(30_000), credentials: "same-origin", headers: { "X-Trial-Keeper": key } });
   asked.catch(() => undefined); // the consumer of the promise reports the error
   /** @type {any} */ (window).firstChanges = { key, asked };
 })();

@@ -2,12 +2,12 @@
 
 import { BASE, withoutBase } from "./base.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
-import * as format from "./format.js";
 import { plain } from "./plain.js";
 import { api } from "./state/api.js";
 import { Live } from "./state/live.js";
 import { attempt } from "./widgets/dialog.js";
-import { experimentBadge, prose } from "./widgets/facts.js";
+import { experimentBadge } from "./widgets/facts.js";
+import { banner, NoticeBox, Notices } from "./widgets/notices.js";
 import { enter } from "./pages/enter.js";
 import { experiments } from "./pages/experiments.js";
 import { jobs } from "./pages/jobs.js";
@@ -30,6 +30,8 @@ const live = new Live();
 /** @type {Page | null} */
 let page = null;
 let path = "";
+/** The page was made for a large experiment. */
+let isWindowed = false;
 
 const name = h("span", { class: "name" });
 const state = h("span", {});
@@ -37,15 +39,14 @@ const connection = h("span", { class: "connection", "data-test": "connection", r
 const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
 const signOut = h("button", { type: "button", class: "quiet", "data-test": "sign-out", click: leave }, "Sign out");
-const banners = h("div", { role: "region", "aria-label": "Notices" });
-const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
-const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" },
-  prose("This is a read-only view of stored data. `nnictl resume` resumes the experiment."));
+const banners = h("div", { class: "banners", role: "region", "aria-label": "Notices" });
+const notices = new Notices(live, drawNotices);
+const bannerBox = new NoticeBox(notices, banners, banner);
 const main = h("main", { id: "main", tabindex: -1 });
 const spoken = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
 
 /** @type {Context} */
-const context = { live, announce: (text) => say(spoken, text), go };
+const context = { live, announce: (text) => say(spoken, text), go, notices };
 
 /** @param {string} to  a path of PAGES */
 function go(to) {
@@ -68,6 +69,7 @@ function route() {
   path = wanted;
   navigation.forEach((each) => setAttribute(each, "aria-current", each.pathname === BASE + path ? "page" : null));
   show();
+  drawNotices();
   if (!isFirst) {
     scrollTo(0, 0);
     main.focus({ preventScroll: true });
@@ -116,8 +118,15 @@ live.onNews((news) => {
     say(name, plain(summary.name || summary.id));
     setAttribute(name, "title", `experiment ${summary.id}`);
     drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
-    readOnly.hidden = !summary.readOnly;
   }
+  notices.update();
+  drawNotices();
+  // The pages of a large experiment load what they show.
+  if (page !== null && isWindowed !== live.isWindowed) {
+    page.close();
+    page = null;
+  }
+  isWindowed = live.isWindowed;
   if (page === null) show();
   else page.update?.(news);
 });
@@ -127,7 +136,8 @@ live.onConnection(() => {
   say(connection, CONNECTION_WORDS[now]);
   setAttribute(connection, "data-state", now);
   signOut.hidden = now === "loading" || now === "locked";
-  showOutage();
+  notices.update();
+  drawNotices();
   if (now === "locked" && page !== null && path !== "/enter") {
     page.close();
     page = null;
@@ -135,14 +145,10 @@ live.onConnection(() => {
   if (page === null) show();
 });
 
-// Shown once per outage: a screen reader announces each change.
-const drawLost = whenChanged((/** @type {string} */ text) => fill(lost, prose(text)));
-
-function showOutage() {
-  lost.hidden = live.connection !== "silent" || live.heardAtMs === 0;
-  if (!lost.hidden) {
-    drawLost(`The manager has not answered since ${format.clock(live.heardAtMs)}; this page shows the data of that time. Trials continue. This page reconnects automatically; if the manager died, \`nnictl resume\` starts another.`);
-  }
+/** The overview shows problems with all of their text; the other pages show them in the bar. */
+function drawNotices() {
+  bannerBox.draw(notices.shown.filter(({ kind }) => kind !== "problem" || path !== "/oview"));
+  page?.notice?.();
 }
 
 /** @returns {string} */
@@ -180,9 +186,6 @@ document.body.append(
       h("div", { class: "status" }, connection, theme, signOut)),
     banners),
   main, spoken);
-banners.append(lost, readOnly);
-lost.hidden = true;
-readOnly.hidden = true;
 signOut.hidden = true;
 
 addEventListener("popstate", route);

@@ -1,8 +1,12 @@
-/** Filter and order of the trials in a table. Updates are incremental: few changes among 10,000 trials do not cause a sort. */
+/**
+ * Filter and order of the trials in a table. Updates are incremental: few changes among thousands of trials do not cause a sort.
+ * The manager does the same for large experiments, in engine/trial_query.py: tests/page/queries.json has cases for both.
+ */
 
+import { number } from "./format.js";
 import { isMarked, markText } from "./marks.js";
 import { METRIC_PREFIX } from "./metrics.js";
-import { flat, shown } from "./parameters.js";
+import { flat } from "./parameters.js";
 import { short } from "./plain.js";
 
 /** @import { Row } from "./types.js" */
@@ -14,11 +18,12 @@ import { short } from "./plain.js";
  * @typedef {Comparison | Mark} Condition
  * @typedef {{column: string, descending: boolean}} Order  a column's id; for a parameter `p:` and its name, for a metric `m:`
  *
- * @typedef {object} Query
+ * @typedef {object} Filters
  * @property {ReadonlySet<string>} states  empty: all
  * @property {string} text  every word must occur in a trial; `tag:keep` is a tag that it must have, `tag:` any tag
  * @property {readonly Condition[]} conditions  on parameters, and on metrics by `value/` and the name, "" being the default one; all must hold
- * @property {Order} order
+ *
+ * @typedef {Filters & {order: Order}} Query
  */
 
 /** @type {readonly Operator[]} */
@@ -38,7 +43,10 @@ function haystack(row) {
   let text = haystacks.get(row);
   if (text === undefined) {
     const parts = [String(row.seq), row.id, row.status, row.reason ?? "", row.message ?? "", row.note ?? "", ...(row.tags ?? [])];
-    for (const [name, value] of flat(row.parameters)) parts.push(`${name}=${value}`, shown(value));
+    for (const [name, value] of flat(row.parameters)) {
+      parts.push(`${name}=${value}`);
+      if (typeof value === "number") parts.push(number(value));
+    }
     text = parts.join("\n").toLowerCase();
     haystacks.set(row, text);
   }
@@ -100,7 +108,8 @@ function holds(row, condition) {
   if (operator === "contains") return text.toLowerCase().includes(value.toLowerCase());
   const wanted = Number(value);
   const isNumeric = typeof own === "number" && value.trim() !== "" && !Number.isNaN(wanted);
-  const sign = isNumeric ? Math.sign(own - wanted) : Math.sign(text.localeCompare(value));
+  // null equals the text "null", but is neither less nor greater than anything.
+  const sign = own === null ? NaN : isNumeric ? Math.sign(own - wanted) : compareText(text, value);
   switch (operator) {
     case "=":
       return isNumeric ? own === wanted : text === value;

@@ -76,7 +76,7 @@
  * @property {string} name
  * @property {string} status
  * @property {string[]} errors
- * @property {string} problem
+ * @property {string[]} problems
  * @property {{[status: string]: number}} counts
  * @property {number} trialCount
  * @property {number | null} maxTrialNum
@@ -98,8 +98,25 @@
  * @typedef {object} Changes
  * @property {string} version
  * @property {boolean} reset  true if `trials` are all trials
+ * @property {true} [windowed]  there are too many trials for the page: `trials` is empty, and the page loads what it shows
  * @property {Summary} summary
  * @property {Row[]} trials
+ *
+ * @typedef {object} TrialWindow  A range of the matching trials.
+ * @property {number} total
+ * @property {number} matching
+ * @property {number} offset
+ * @property {number | null} place  the index of the trial that was asked for
+ * @property {Row[]} trials
+ *
+ * @typedef {object} TrialSample
+ * @property {number} total
+ * @property {number} matching
+ * @property {number} results  number of matching trials with a result
+ * @property {string[]} parameters  names, of all trials
+ * @property {string[]} metrics  names, of all trials
+ * @property {boolean} hasTags  true once a trial has had a tag
+ * @property {Row[]} trials  in the order of their numbers
  *
  * @typedef {object} Configuration
  * @property {string} id

@@ -1,6 +1,6 @@
 /** The importance of each parameter, and slices: the results against one parameter. */
 
-import { fill, h } from "../dom.js";
+import { fill, h, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { short } from "../plain.js";
@@ -26,7 +26,12 @@ export function importanceCharts(trials, panel) {
   const bars = new Chart("Importance of each parameter", { height: 280, test: "importance-chart", note: "Computing…" });
   const slice = new Chart("Result against one parameter", { height: 280, onPoint: trials.open });
   const parameter = h("select", { "aria-label": "Parameter", "data-test": "slice-parameter", change: () => show() });
-  fill(parameter, trials.names.map((name) => h("option", { value: name }, short(name, 60))));
+  // Of a large experiment, the names arrive with the sample.
+  const setNames = whenChanged((/** @type {string[]} */ names) => {
+    const chosen = parameter.value;
+    fill(parameter, names.map((name) => h("option", { value: name }, short(name, 60))));
+    if (names.includes(chosen)) parameter.value = chosen;
+  });
   fill(panel, h("div", { class: "columns" },
     h("section", { "aria-label": "Importance" }, h("h3", {}, "Importance"), bars.element),
     h("section", { "aria-label": "Slice" }, h("h3", {}, "Slice by ", parameter), slice.element)));
@@ -34,7 +39,7 @@ export function importanceCharts(trials, panel) {
   let results = -1;
   let isGone = false;
   const load = async () => {
-    const count = valued(trials.live.rows.all).length;
+    const count = Object.values(trials.live.summary?.counts ?? {}).reduce((sum, each) => sum + each, 0) + valued(trials.live.rows.all).length;
     if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
     if (askedAtMs === -Infinity) bars.draw(() => null);
     askedAtMs = performance.now();
@@ -52,6 +57,7 @@ export function importanceCharts(trials, panel) {
   };
   const show = () => {
     void load();
+    setNames(trials.names);
     slice.draw(() => {
       slice.note = trials.scales === null ? LOADING : trials.note;
       return trials.scales === null ? null : sliceDrawing(trials.valuedByMetric, trials.metricName, parameter.value, trials.scales.get(parameter.value), trials.live.maximize, trials.among);

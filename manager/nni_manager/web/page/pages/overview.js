@@ -9,31 +9,33 @@ import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { Sample } from "../state/sample.js";
+import { NoticeBox } from "../widgets/notices.js";
 import { RemarksEditor } from "../widgets/remarks.js";
 
-/** @import { Configuration, Summary, Trial } from "../types.js" */
+/** @import { Configuration, Row, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
-
-/** A cluster may take this long to start the first container before the page shows a warning. */
-const NO_KEEPER_AFTER_S = 60;
 
 /**
  * @param {Context} context
  * @returns {Page}
  */
-export function overview({ live, go }) {
+export function overview({ live, go, notices }) {
   const state = stateCard();
   const limits = limitsCard(live);
   const best = bestCard();
-  const problems = h("div", { "data-test": "error-panel", role: "alert", class: "problems" });
+  const problems = h("div", { "data-test": "error-panel", class: "problems" });
+  const problemPanel = new NoticeBox(notices, problems, ({ title, text }) => trouble(title, text));
   const topBox = h("div", {});
   const failures = h("div", {});
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
   const remarks = new RemarksEditor((change) => api.remark(change), "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
   const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
+
+  const sample = new Sample(MOST_MARKS, () => drawBest());
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
     const isSure = await confirm("Stop this experiment?",
@@ -55,7 +57,6 @@ export function overview({ live, go }) {
     about.element,
     h("div", { class: "buttons wide" }, save, stop));
 
-  const drawProblems = whenChanged((/** @type {Summary} */ summary) => fill(problems, problemsOf(summary)));
   const drawTop = whenChanged((/** @type {Trial[]} */ trials) =>
     fill(topBox, trials.length > 0 ? topTable(trials) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
   const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
@@ -68,8 +69,6 @@ export function overview({ live, go }) {
   function update() {
     const { summary } = live;
     if (summary === null) return;
-    const isLate = live.elapsedS >= NO_KEEPER_AFTER_S;
-    drawProblems(/** @type {Summary} */ ({ ...summary, elapsedS: isLate ? NO_KEEPER_AFTER_S : 0, top: [], best: null, latestFailures: [] }));
     tick();
     best.update(summary);
     limits.update(summary);
@@ -79,16 +78,25 @@ export function overview({ live, go }) {
     drawTop(summary.top);
     drawFailures(summary.latestFailures);
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
-    chart.draw(() => bestDrawing(live));
+    if (live.isWindowed) sample.refresh();
+    else drawBest();
+  }
+  function drawBest() {
+    chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live.maximize, sample.results) : bestDrawing(live.rows.all, live.maximize)));
+  }
+  function notice() {
+    problemPanel.draw(notices.shown.filter(({ kind }) => kind === "problem"));
   }
   function tick() {
     if (live.summary !== null && !document.hidden) state.update({ ...live.summary, elapsedS: live.elapsedS });
   }
   const clock = setInterval(tick, 1000);
   update();
+  notice();
   void about.load();
-  return { title: "Overview", element, update, close: () => {
+  return { title: "Overview", element, update, notice, close: () => {
     clearInterval(clock);
+    sample.close();
     chart.destroy();
   } };
 }
@@ -100,31 +108,12 @@ export function overview({ live, go }) {
  */
 async function download(live) {
   await attempt(async () => {
-    const content = { summary: live.summary, profile: await api.profile(), trials: live.rows.all };
+    const trials = live.isWindowed ? (await api.everything()).trials : live.rows.all;
+    const content = { summary: live.summary, profile: await api.profile(), trials };
     const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
     h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
     URL.revokeObjectURL(url);
   });
-}
-
-/** @param {Summary} summary */
-function problemsOf(summary) {
-  const found = summary.errors.filter(Boolean).map((text) => trouble(titleOf(text), text));
-  if (summary.problem) found.push(trouble("Needs attention", summary.problem));
-  const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
-  if (isBusy && summary.keepers === 0 && summary.elapsedS >= NO_KEEPER_AFTER_S && !summary.problem && !summary.readOnly) {
-    found.push(trouble("No keeper is connected",
-      "There are unfinished trials, but no trial keeper is connected to the manager. If this lasts, see the transport of each job on the jobs page, and the log of a job on its cluster."));
-  }
-  const silent = summary.latestWithoutResult;
-  if (silent !== null) found.push(trouble("A trial succeeded without a result", `Trial ${silent.sequenceId} (${silent.id}): ${silent.message}`));
-  return found;
-}
-
-/** @param {string} error */
-function titleOf(error) {
-  if (error.includes("Traceback")) return "The tuner or assessor failed";
-  return /manager is version .* keeper is version /.test(error) ? "Versions do not agree" : "The experiment was stopped by an error";
 }
 
 function stateCard() {
@@ -338,12 +327,17 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
   ]);
 }
 
-/** @param {import("../state/live.js").Live} live */
-function bestDrawing(live) {
-  const rows = valued(live.rows.all);
+/**
+ * @param {readonly Row[]} all
+ * @param {boolean} maximize
+ * @param {number} [results]  if `all` is a sample: the number of results that it is from
+ */
+function bestDrawing(all, maximize, results) {
+  const rows = valued(all);
+  const count = results ?? rows.length;
   if (rows.length === 0) return null;
   const colour = colours();
-  const corners = bestSoFar(rows, live.maximize);
+  const corners = bestSoFar(rows, maximize);
   const shownRows = thinned(rows.filter((row) => row.end !== null), MOST_MARKS, corners);
   const last = corners[corners.length - 1];
   const x = corners.map((row) => local(Number(row.end)));
@@ -353,7 +347,7 @@ function bestDrawing(live) {
     x.push(local(ends));
     y.push(last.value);
   }
-  const some = shownRows.length < rows.length ? `; ${format.count(shownRows.length)} of ${format.count(rows.length)} results are drawn` : "";
+  const some = shownRows.length < count ? `; ${format.count(shownRows.length)} of ${format.count(count)} results are drawn` : "";
   return {
     traces: [
       { type: "scatter", mode: "markers", name: "results", x: shownRows.map((row) => local(Number(row.end))), y: shownRows.map((row) => row.value),
@@ -362,7 +356,7 @@ function bestDrawing(live) {
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],
     layout: { yaxis: { title: "default metric" }, xaxis: { type: "date" } },
-    words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(rows.length, "result")}${some}.`,
+    words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(count, "result")}${some}.`,
   };
 }
 

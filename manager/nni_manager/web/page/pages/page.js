@@ -1,17 +1,20 @@
 /** The interface between each page and the frame around it. */
 
 /** @import { Live, News } from "../state/live.js" */
+/** @import { Notices } from "../widgets/notices.js" */
 
 /**
  * @typedef {object} Context
  * @property {Live} live
  * @property {(text: string) => void} announce  announce to screen readers
  * @property {(path: string) => void} go  navigate to another page
+ * @property {Notices} notices
  *
  * @typedef {object} Page
  * @property {string} title
  * @property {HTMLElement} element
  * @property {(news: News) => void} [update]  called after changes
+ * @property {() => void} [notice]  called after changes of the notices
  * @property {() => void} [arrive]  called after a change of the address's fragment
  * @property {() => void} close
  *

@@ -2,11 +2,12 @@
 
 import { fill, h, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
-import { METRIC_PREFIX, metricNamesOf } from "../metrics.js";
-import { flat, namesOf, shown } from "../parameters.js";
+import { METRIC_PREFIX } from "../metrics.js";
+import { flat, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { arrange, conditionText, OPERATORS, rearrange } from "../query.js";
-import { notify } from "../widgets/dialog.js";
+import { conditionText, OPERATORS } from "../query.js";
+import { trialSource } from "../state/trial_source.js";
+import { attempt, notify } from "../widgets/dialog.js";
 import { TrialTable } from "../widgets/table.js";
 import { csvOf, saveAs } from "../csv.js";
 import { openCompare } from "./compare.js";
@@ -53,8 +54,6 @@ const FIRST_COLUMNS_NARROW = ["value", "seq", "state", "duration", "reason"];
 export function trials({ live, announce }) {
   /** @type {Query} */
   let query = { states: new Set(), text: "", conditions: [], order: { column: "seq", descending: true } };
-  /** @type {readonly Row[]} */
-  let rows = [];
   /** @type {string[]} */
   let names = [];
   /** @type {string[]} */
@@ -69,6 +68,7 @@ export function trials({ live, announce }) {
     label: "Trials",
     order: query.order,
     onOrder: (order) => ask({ ...query, order }),
+    onRange: (first, last) => source.need(first, last),
     detail: (row) => trialDetail(row, live),
     onSelect: (selected) => {
       compare.disabled = selected.size < 2;
@@ -76,12 +76,16 @@ export function trials({ live, announce }) {
       charts.setSelected([...selected]);
     },
   });
-  const charts = new TrialCharts(live, (id) => open(id), (marks) => conditions.add(marks));
+  const charts = new TrialCharts(live, (id) => void open(id), (marks) => conditions.add(marks));
   const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
     openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
   } }, "Compare");
-  const download = h("button", { type: "button", "data-test": "download-csv", click: () => saveAs("trials.csv", csvOf(rows, names, metrics)) }, "Download CSV");
+  const download = h("button", { type: "button", "data-test": "download-csv", click: async () => {
+    download.disabled = true;
+    await attempt(async () => saveAs("trials.csv", csvOf(await source.all(), names, metrics)));
+    download.disabled = false;
+  } }, "Download CSV");
   const search = h("input", { type: "search", placeholder: "Search id, message, tag:keep", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
   const filters = stateFilters((states) => ask({ ...query, states }));
   const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
@@ -94,8 +98,13 @@ export function trials({ live, announce }) {
     }
   });
 
+  /** What the charts show. @type {{charted: readonly Row[], isFiltered: boolean | null}} */
+  let drawn = { charted: [], isFiltered: null };
+  const sampled = h("p", { class: "muted hint", "data-test": "sample-note" });
+  const source = trialSource(live, query, () => show());
+
   const element = h("div", { class: "page" },
-    charts.element,
+    charts.element, sampled,
     h("section", { class: "card", "aria-label": "Table of trials" }, h("h2", { class: "unseen" }, "Table of trials"),
       h("div", { class: "bar" }, search, filters.element),
       h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, download, compare),
@@ -105,15 +114,23 @@ export function trials({ live, announce }) {
   /** @param {Query} now */
   function ask(now) {
     query = now;
-    rows = arrange(live.rows.all, query);
-    show();
+    source.ask(query);
   }
 
   function show() {
-    const all = live.rows.all.length;
-    say(total, `${format.count(rows.length)} of ${format.counted(all, "trial")}`);
-    table.setRows(rows, all === 0 ? "No trial has started yet. Trials appear here automatically." : "No trial matches. Remove a filter to see more.");
-    charts.setRows(rows, rows.length < all);
+    const { rows, charted, total: all } = source;
+    setNames(source.names);
+    setMetrics(source.metrics);
+    setHasTags(source.hasTags);
+    say(total, source.isLoading ? "Searching…" : `${format.count(rows.length)} of ${format.counted(all, "trial")}`);
+    table.setRows(rows, source.isLoading ? "Loading…" : all === 0 ? "No trial has started yet. Trials appear here automatically." : "No trial matches. Remove a filter to see more.");
+    const isFiltered = rows.length < all;
+    if (charted !== drawn.charted || isFiltered !== drawn.isFiltered) {
+      drawn = { charted, isFiltered };
+      charts.setRows(charted, isFiltered);
+    }
+    sampled.hidden = charted.length >= rows.length;
+    say(sampled, `The charts show ${format.count(charted.length)} of ${format.counted(rows.length, "trial")}: evenly chosen, with the best and the improvements.`);
   }
 
   function chooseColumns() {
@@ -157,41 +174,41 @@ export function trials({ live, announce }) {
   });
 
   /** @param {News} news */
-  function update({ reset, rows: changed }) {
-    if (reset) setNames(namesOf(live.rows.all));
-    else if (changed.some((row) => [...flat(row.parameters).keys()].some((name) => !names.includes(name)))) {
-      setNames([...new Set([...names, ...namesOf(changed)])]);
-    }
-    if (reset) setMetrics(metricNamesOf(live.rows.all));
-    else if (changed.some((row) => Object.keys(row.metrics ?? {}).some((name) => !metrics.includes(name)))) {
-      setMetrics([...new Set([...metrics, ...metricNamesOf(changed)])]);
-    }
-    if (reset || changed.some((row) => row.tags)) setHasTags(hasTags || live.rows.all.some((row) => row.tags));
-    rows = reset ? arrange(live.rows.all, query) : changed.length > 0 ? rearrange(rows, changed, query) : rows;
+  function update(news) {
+    const isChanged = source.update(news);
     filters.update(live.summary?.counts ?? {});
-    if (reset || changed.length > 0) show();
-    if (wanted !== "") open(wanted);
+    if (isChanged) show();
+    if (wanted !== "") void open(wanted);
   }
 
-  /** @param {string} id */
-  function open(id) {
-    if (!live.rows.byId.has(id)) {
-      wanted = id;
-      return;
+  /**
+   * Open a trial, and remove the filters that it does not match. False: there is no such trial yet.
+   *
+   * @param {string} id
+   */
+  async function open(id) {
+    wanted = id;
+    try {
+      let place = await source.place(id);
+      if (place < 0 && wanted === id && (await source.has(id))) {
+        filters.set(new Set());
+        conditions.clear();
+        search.value = "";
+        ask({ ...query, states: new Set(), text: "", conditions: [] });
+        place = await source.place(id);
+      }
+      if (place < 0 || wanted !== id) return wanted !== id;
+    } catch {
+      return true; // the bar at the top reports that the manager does not answer; the next change retries
     }
     wanted = "";
-    if (!rows.some((row) => row.id === id)) {
-      filters.set(new Set());
-      conditions.clear();
-      search.value = "";
-      ask({ ...query, states: new Set(), text: "", conditions: [] });
-    }
     table.show(id);
     table.element.scrollIntoView({ block: "nearest" });
     announce(`Trial ${live.rows.byId.get(id)?.seq} is open`);
+    return true;
   }
 
-  function arrive() {
+  async function arrive() {
     const wish = fragment();
     const state = wish.get("state");
     if (state !== null && STATES.includes(state)) {
@@ -199,26 +216,24 @@ export function trials({ live, announce }) {
       ask({ ...query, states: new Set([state]) });
     }
     const trial = wish.get("trial");
-    if (trial !== null) {
-      open(trial);
-      if (wanted !== "" && live.summary !== null) notify(`There is no trial ${plain(wanted).slice(0, 40)}.`, "bad");
-    }
+    if (trial !== null && !(await open(trial)) && live.summary !== null) notify(`There is no trial ${plain(trial).slice(0, 40)}.`, "bad");
   }
 
   const tick = setInterval(() => {
-    if (!document.hidden && rows.some((row) => row.end === null && row.start !== null)) table.draw();
+    if (!document.hidden && source.rows.some((row) => row?.end === null && row.start !== null)) table.draw();
   }, TICK_MS);
   chooseColumns();
   update({ reset: true, rows: live.rows.all });
   // After the insertion into the document; scrolling has no effect before.
-  requestAnimationFrame(arrive);
+  requestAnimationFrame(() => void arrive());
   return {
     title: "Trials",
     element,
     update,
-    arrive,
+    arrive: () => void arrive(),
     close() {
       clearInterval(tick);
+      source.close();
       table.destroy();
       charts.close();
     },

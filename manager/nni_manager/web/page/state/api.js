@@ -5,8 +5,11 @@
 
 import { BASE } from "../base.js";
 
-/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
+/** @import { Filters, Query } from "../query.js" */
 
+/** As in early.js. */
+const FIRST_CHANGES = "/changes?windows=true";
 const ROOT = `${BASE}/api/v1/nni`;
 /** Managers behind one proxy share the storage of its origin. */
 const KEY = `trial-keeper-key${BASE}`;
@@ -36,7 +39,7 @@ async function send(path, options) {
   const key = storedKey();
   const headers = new Headers(options.headers);
   if (key !== null) headers.set("X-Trial-Keeper", key);
-  const early = path === "/changes" ? asked(key) : null;
+  const early = path === FIRST_CHANGES ? asked(key) : null;
   const response = await (early ?? fetch(ROOT + path, { cache: "no-store", credentials: "same-origin", ...options, headers }));
   // Another tab may have signed in meanwhile; keep its key.
   if (response.status === 401 && key !== null && storedKey() === key) localStorage.removeItem(KEY);
@@ -110,6 +113,15 @@ function change(method, body) {
     : { method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
 }
 
+/**
+ * The filters as parameters of a request. JSON has no infinite numbers: an open end of a mark is null.
+ *
+ * @param {Filters} filters
+ */
+function filtersOf({ states, text, conditions }) {
+  return { states: [...states].join(","), text, conditions: JSON.stringify(conditions) };
+}
+
 /** @param {string} id */
 function trialPath(id) {
   return `/trials/${encodeURIComponent(id)}`;
@@ -118,7 +130,23 @@ function trialPath(id) {
 /** All requests of the page. Each rejects with Refused or Unreachable. */
 export const api = {
   /** @param {string | null} since @returns {Promise<Changes>} */
-  changes: (since) => ask(since === null ? "/changes" : `/changes?since=${encodeURIComponent(since)}`),
+  changes: (since) => ask(since === null ? FIRST_CHANGES : `${FIRST_CHANGES}&since=${encodeURIComponent(since)}`),
+  /** All trials, also of a large experiment. @returns {Promise<Changes>} */
+  everything: () => ask("/changes"),
+  /**
+   * A range of the trials that match, in order.
+   *
+   * @param {Query} query
+   * @param {{offset?: number, around?: string, limit: number}} range  `around`: the id of a trial in its middle
+   * @returns {Promise<TrialWindow>}
+   */
+  trialWindow: (query, { offset = 0, around, limit }) =>
+    ask("/trial-window?" + new URLSearchParams({
+      ...filtersOf(query), sort: query.order.column, descending: String(query.order.descending), offset: String(offset), limit: String(limit),
+      ...(around === undefined ? {} : { around }),
+    })),
+  /** @param {Filters} filters @param {number} limit @returns {Promise<TrialSample>} */
+  trialSample: (filters, limit) => ask("/trial-sample?" + new URLSearchParams({ ...filtersOf(filters), limit: String(limit) })),
   /**
    * The event stream of changes, which ends only by `signal`. Null: not available now.
    *
@@ -127,7 +155,7 @@ export const api = {
    * @returns {Promise<ReadableStream<Uint8Array<ArrayBuffer>> | null>}
    */
   events: async (since, signal) => {
-    const response = await send(since === null ? "/events" : `/events?since=${encodeURIComponent(since)}`, { signal });
+    const response = await send(since === null ? "/events?windows=true" : `/events?windows=true&since=${encodeURIComponent(since)}`, { signal });
     return response.ok ? response.body : null;
   },
   /** NNI's profile; its keys depend on the schema of the experiment file. @returns {Promise<unknown>} */

@@ -33,6 +33,7 @@ export class Live {
   #streamTriedAtMs = 0;
   #hasBegun = false;
   #isLoading = false;
+  #isWindowed = false;
   /** @type {Set<(news: News) => void>} */
   #listeners = new Set();
   /** @type {Set<() => void>} */
@@ -56,6 +57,11 @@ export class Live {
   /** True if changes are not possible, since the server only views a stored experiment. */
   get isReadOnly() {
     return this.summary?.readOnly ?? false;
+  }
+
+  /** True if the experiment has too many trials for the page to hold them all. */
+  get isWindowed() {
+    return this.#isWindowed;
   }
 
   /** True if higher results are better. */
@@ -207,6 +213,7 @@ export class Live {
     if (this.summary !== null && changes.summary.id !== this.summary.id) location.reload();
     this.#version = changes.version;
     this.summary = changes.summary ?? this.summary;
+    if (changes.reset) this.#isWindowed = changes.windowed ?? false;
     const rows = this.rows.apply(changes);
     for (const listener of this.#listeners) listener({ reset: changes.reset, rows });
   }

@@ -118,12 +118,11 @@ export function card(title, options, ...children) {
  *
  * @param {string} title
  * @param {string} text  may have several lines
- * @param {string} [test]
  */
-export function trouble(title, text, test) {
+export function trouble(title, text) {
   const lines = plain(text).trim().split("\n");
   const rest = lines.slice(1).join("\n");
-  return h("div", { class: "trouble", "data-test": test ?? null },
+  return h("div", { class: "trouble dismissible", "data-test": "problem" }, h("div", { class: "text" },
     h("strong", {}, title), h("p", {}, prose(lines[0] ?? "")),
-    rest && h("details", { open: true }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest)));
+    rest && h("details", { open: true }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest))));
 }

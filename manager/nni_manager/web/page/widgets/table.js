@@ -34,6 +34,7 @@ const MARGIN_ROWS = 8;
  * @property {string} label
  * @property {Order} order
  * @property {(order: Order) => void} onOrder
+ * @property {(first: number, last: number) => void} onRange  the shown places
  * @property {(row: Row) => Detail} detail
  * @property {(selected: ReadonlySet<string>) => void} onSelect
  *
@@ -43,8 +44,10 @@ const MARGIN_ROWS = 8;
 export class TrialTable {
   /** @type {Column[]} */
   #columns = [];
-  /** @type {readonly Row[]} */
+  /** Undefined or absent: not loaded yet. @type {readonly (Row | undefined)[]} */
   #rows = [];
+  /** A row that gets the focus when it is loaded. @type {{index: number, toBox: boolean} | null} */
+  #next = null;
   /** @type {Map<string, Line>} */
   #lines = new Map();
   /** @type {{id: string, row: HTMLTableRowElement, detail: Detail, height: number} | null} */
@@ -52,6 +55,8 @@ export class TrialTable {
   /** The row that the tab key focuses. */
   #active = 0;
   #isDue = false;
+  /** True if a shown row is not loaded. */
+  #isWaiting = false;
 
   /** @param {Options} options */
   constructor(options) {
@@ -118,9 +123,9 @@ export class TrialTable {
   }
 
   /**
-   * Set the rows, in order; `note` is shown if there are none.
+   * Set the rows, in order; those that are not loaded have an empty place. `note` is shown if there are none.
    *
-   * @param {readonly Row[]} rows
+   * @param {readonly (Row | undefined)[]} rows
    * @param {string} note
    */
   setRows(rows, note) {
@@ -128,7 +133,9 @@ export class TrialTable {
     this.#active = Math.min(this.#active, Math.max(0, rows.length - 1));
     setAttribute(this.table, "aria-rowcount", rows.length + 1);
     say(this.empty, rows.length === 0 ? note : "");
-    this.#later();
+    // Rows that a reader waits for are not delayed by a frame.
+    if (this.#isWaiting) this.draw();
+    else this.#later();
   }
 
   /**
@@ -137,13 +144,18 @@ export class TrialTable {
    * @param {string} id
    */
   show(id) {
-    const index = this.#rows.findIndex((row) => row.id === id);
+    const index = this.#indexOf(id);
     if (index < 0) return false;
     if (this.#open?.id !== id) this.#toggle(id);
     this.#active = index;
     this.element.scrollTop = index * ROW_HEIGHT;
     this.draw();
     return true;
+  }
+
+  /** @param {string} id */
+  #indexOf(id) {
+    return this.#rows.findIndex((row) => row?.id === id);
   }
 
   #later() {
@@ -159,7 +171,7 @@ export class TrialTable {
   draw() {
     const height = this.element.clientHeight || 600;
     const open = this.#open;
-    const openAt = open === null ? -1 : this.#rows.findIndex((row) => row.id === open.id);
+    const openAt = open === null ? -1 : this.#indexOf(open.id);
     const detailHeight = openAt < 0 ? 0 : (open?.height ?? 0);
     /** @param {number} offset */
     const rowAt = (offset) => {
@@ -169,12 +181,14 @@ export class TrialTable {
     const top = this.element.scrollTop;
     const first = Math.max(0, rowAt(top) - MARGIN_ROWS);
     const last = Math.min(this.#rows.length - 1, rowAt(top + height) + MARGIN_ROWS);
+    this.options.onRange(first, Math.max(first, last));
     const wanted = [];
     for (let index = first; index <= last; index++) wanted.push(index);
     // The open row and the focused row stay in the document at any scroll position.
     const focused = this.#active < this.#rows.length && this.body.contains(document.activeElement) ? this.#active : -1;
     for (const index of [openAt, focused]) if (index >= 0 && (index < first || index > last)) wanted.push(index);
     wanted.sort((a, b) => a - b);
+    this.#isWaiting = wanted.some((index) => this.#rows[index] === undefined);
 
     /** @type {HTMLElement[]} */
     const elements = [];
@@ -182,8 +196,8 @@ export class TrialTable {
     let at = 0;
     let spaces = 0;
     for (const index of wanted) {
-      const row = /** @type {Row} */ (this.#rows[index]);
-      if (seen.has(row.id)) continue;
+      const row = this.#rows[index];
+      if (row === undefined || seen.has(row.id)) continue;
       if (index > at) elements.push(this.#space((index - at) * ROW_HEIGHT, spaces++));
       at = index + 1;
       seen.add(row.id);
@@ -201,6 +215,7 @@ export class TrialTable {
       }
     }
     place(this.body, elements);
+    if (this.#next !== null && this.#rows[this.#next.index] !== undefined) this.#moveTo(this.#next.index, this.#next.toBox);
   }
 
   /** @type {HTMLTableRowElement[]} */
@@ -295,7 +310,7 @@ export class TrialTable {
       open.row.remove();
       this.#open = null;
     }
-    const index = this.#rows.findIndex((row) => row.id === id);
+    const index = this.#indexOf(id);
     if (index >= 0) this.#active = index;
     const row = this.#rows[index];
     if (open?.id !== id && row !== undefined) {
@@ -338,16 +353,19 @@ export class TrialTable {
    * @param {boolean} toBox
    */
   #moveTo(index, toBox) {
-    this.#active = index;
+    const row = this.#rows[index];
+    // The focus stays until the row is loaded.
+    this.#next = row === undefined ? { index, toBox } : null;
+    if (row !== undefined) this.#active = index;
     const headHeight = this.head.offsetHeight;
     const open = this.#open;
-    const openAt = open === null ? -1 : this.#rows.findIndex((row) => row.id === open.id);
+    const openAt = open === null ? -1 : this.#indexOf(open.id);
     const y = index * ROW_HEIGHT + (openAt >= 0 && index > openAt ? (open?.height ?? 0) : 0);
     const { scrollTop, clientHeight } = this.element;
     if (y < scrollTop) this.element.scrollTop = y;
     else if (y + ROW_HEIGHT + headHeight > scrollTop + clientHeight) this.element.scrollTop = y + ROW_HEIGHT + headHeight - clientHeight;
     this.draw();
-    const line = this.#lines.get(this.#rows[index]?.id ?? "");
+    const line = this.#lines.get(row?.id ?? "");
     (toBox ? line?.box : line?.button)?.focus({ preventScroll: true });
   }
 }

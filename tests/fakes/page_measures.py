@@ -1,0 +1,100 @@
+"""What a browser measures of the page of a large experiment, and the goals."""
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass
+
+from browser import Visit, expect
+from made_experiment import made_trial
+
+from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.wire.reasons import ExitReason
+
+MAX_OVERVIEW_MS = 500.0
+"""From the load event to the overview."""
+MAX_SCROLL_MS = 100.0
+"""Median time from a scroll step to the painted rows."""
+MAX_TRANSFERRED_BYTES = 1_000_000
+"""Received by the overview, and by the page of the trials, without the library for charts."""
+_SIZES = """JSON.stringify(
+  [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
+    .filter((each) => !each.name.includes('plotly')).reduce((sum, each) => sum + each.transferSize, 0))"""
+_USABLE = """JSON.stringify([
+  performance.getEntriesByName('usable')[0].startTime,
+  performance.getEntriesByType('navigation')[0].loadEventEnd])"""
+# A step is over when the rows at the top, in the middle and at the bottom of the table are painted.
+_SCROLL = """(async () => {
+  const box = document.querySelector('.scroll');
+  const rowHeight = document.querySelector('tr.line').offsetHeight;
+  const count = Number(document.querySelector('table.trials').getAttribute('aria-rowcount')) - 1;
+  const pageRows = Math.floor((box.clientHeight - document.querySelector('thead').offsetHeight) / rowHeight) - 1;
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const isPainted = (first) => [0, Math.floor(pageRows / 2), pageRows - 1]
+    .every((at) => document.querySelector(`tr.line[aria-rowindex="${Math.min(first + at, count - 1) + 2}"]`) !== null);
+  const taken = [];
+  for (const share of SHARES) {
+    const now = Math.floor(box.scrollTop / rowHeight);
+    const first = Math.min(share < 0 ? now + pageRows : Math.floor(share * count), count - pageRows);
+    await frame();
+    const beganMs = performance.now();
+    box.scrollTop = first * rowHeight;
+    do await frame(); while (!isPainted(first) && performance.now() - beganMs < 30000);
+    await frame();
+    taken.push(isPainted(first) ? performance.now() - beganMs : 30000);
+  }
+  return JSON.stringify(taken);
+})()"""
+
+
+def some_trial(number: int, now_s: float) -> Trial:
+    """A trial with a random id, eight random parameters and a random result; every twentieth has failed."""
+    rng = random.Random(number)
+    value = rng.random()
+    trial = dataclasses.replace(
+        made_trial(number, now_s + number),
+        trial_id=f"{rng.getrandbits(30):x}-{number}",
+        parameters={f"x{place}": rng.random() for place in range(8)},
+        ended_at_s=now_s + number + 100 * rng.random(),
+        final=str(value),
+        value=value,
+    )
+    if number % 20 == 7:
+        failed = {"state": TrialState.FAILED, "reason": ExitReason.NONZERO_EXIT, "exit_code": 1}
+        trial = dataclasses.replace(
+            trial, final=None, value=None, message="ValueError: loss is nan", **failed
+        )
+    return trial
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Times are from the click, `after_load_ms` from the load event."""
+
+    usable_ms: float
+    after_load_ms: float
+    load_ms: float
+
+
+def opened(person: Visit) -> Opened:
+    """How long the last page load took."""
+    usable_ms, load_ms = json.loads(person.evaluate(_USABLE))
+    return Opened(usable_ms, max(usable_ms - load_ms, 0.0), load_ms)
+
+
+def transferred_bytes(person: Visit) -> int:
+    """What the page has received since it was loaded, compressed and with headers, without the library for charts."""
+    return int(person.evaluate(_SIZES))
+
+
+def chart_is_drawn(person: Visit) -> None:
+    """Wait until the first chart has points."""
+    expect(person.page.locator(".scatterlayer .points path").first).to_be_attached()
+
+
+def scroll_steps_ms(person: Visit, steps: int) -> list[float]:
+    """Times from a scroll step in the table to its painted rows: by turns a screen further, and to a random place."""
+    rng = random.Random(steps)
+    shares = [-1 if number % 2 else rng.random() for number in range(steps)]
+    taken: list[float] = json.loads(person.evaluate(_SCROLL.replace("SHARES", json.dumps(shares))))
+    return taken

@@ -1,0 +1,136 @@
+"""Filter and order of trials in the manager: the cases of tests/page/queries.json, which the page's tests share."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_experiment import made_trial
+
+from nni_manager.domain.remarks import Remarks
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.page_text import number_in, number_text, shown_number, words_of
+from nni_manager.engine.serializers import row_view
+from nni_manager.engine.trial_query import COLUMNS, Comparison, Mark, Query, flat, parameter_text
+from nni_manager.web.trial_window_routes import conditions_of
+from trial_keeper.wire.reasons import ExitReason
+
+CASES = json.loads((Path(__file__).parents[1] / "page" / "queries.json").read_text())
+
+
+def trial_of(row: dict[str, Any]) -> Trial:
+    """The trial that the API shows as this row."""
+    metrics, value = row.get("metrics"), row["value"]
+    final = None if value is None and metrics is None else json.dumps(value)
+    if metrics is not None:
+        final = json.dumps({"default": value, **metrics})
+    return Trial(
+        trial_id=row["id"],
+        sequence_id=row["seq"],
+        parameters=row["parameters"],
+        metadata={},
+        created_at_s=0.0,
+        job_id="",
+        state=TrialState(row["state"]),
+        attempt=row["attempt"],
+        started_at_s=None if row["start"] is None else row["start"] / 1000,
+        ended_at_s=None if row["end"] is None else row["end"] / 1000,
+        reason=None if row["reason"] is None else ExitReason(row["reason"]),
+        exit_code=row["exitCode"],
+        message=row["message"],
+        final=final,
+        value=value,
+        intermediate=None if row["latest"] is None else json.dumps(row["latest"]),
+        intermediate_count=row["count"],
+        remarks=Remarks(tuple(row.get("tags", ())), row.get("note", "")),
+    )
+
+
+TRIALS = [trial_of(row) for row in CASES["rows"]]
+
+
+def query_of(case: dict[str, Any]) -> Query:
+    conditions = conditions_of(json.dumps(case["conditions"]))
+    return Query(frozenset(case["states"]), case["text"], conditions, case["column"], case["descending"])
+
+
+def test_the_rows_of_the_cases_are_rows_of_the_api() -> None:
+    for row, trial in zip(CASES["rows"], TRIALS, strict=True):
+        shown = row_view(trial)
+        shown.pop("why", None)
+        assert shown == row
+
+
+@pytest.mark.parametrize("case", CASES["queries"], ids=lambda case: json.dumps({**case, "ids": []})[:90])
+def test_a_query_finds_what_the_page_finds(case: dict[str, Any]) -> None:
+    query = query_of(case)
+    assert [trial.trial_id for trial in query.arranged(TRIALS)] == case["ids"]
+    # The order does not depend on that of the trials.
+    assert [trial.trial_id for trial in query.arranged(reversed(TRIALS))] == case["ids"]
+    # An insertion, one by one, uses the same order.
+    assert [trial.trial_id for trial in sorted(filter(query.matches, TRIALS), key=query.key)] == case["ids"]
+
+
+def test_the_cases_cover_each_column_and_each_operator() -> None:
+    assert {case["column"] for case in CASES["queries"]} > set(COLUMNS)
+    conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
+    compared = {each.operator for each in conditions if isinstance(each, Comparison)}
+    assert compared == set("=≠<≤>≥") | {"contains"}
+    assert any(isinstance(each, Mark) for each in conditions)
+
+
+@pytest.mark.parametrize(("value", "text", "shown"), CASES["numbers"])
+def test_numbers_are_written_as_the_page_writes_them(value: float, text: str, shown: str) -> None:
+    assert (number_text(value), shown_number(value)) == (text, shown)
+    trial = made_trial(0, 0.0)
+    trial.parameters = {"x": value}
+    assert parameter_text(trial) == f"x={text}\n{shown}".lower()
+
+
+def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_a_script() -> None:
+    assert (number_text(10**400), shown_number(-(10**400))) == ("Infinity", "\u2212∞")
+    trial = made_trial(0, 0.0)
+    trial.parameters = {"x": 10**400}
+    assert Query(conditions=(Comparison("x", ">", "1e300"),), column="p:x").arranged([trial]) == [trial]
+
+
+def test_a_script_reads_these_texts_as_numbers() -> None:
+    for text, number in {
+        "1": 1,
+        " 1e3 ": 1000,
+        ".5": 0.5,
+        "5.": 5,
+        "-Infinity": float("-inf"),
+        "0b11": 3,
+        "\ufeff2": 2,
+    }.items():
+        assert number_in(text) == number, text
+    for text in ("", " ", "1_000", "nan", "inf", "1 2", "0x", "-0x1", "1e", "١"):
+        assert number_in(text) is None, text
+    assert words_of(" a\u00a0B\ufeffc\x1cd ") == ["a", "b", "c\x1cd"]
+
+
+def test_values_that_json_does_not_have_are_missing() -> None:
+    parameters = {"lr": float("nan"), "net": {"_name": "a", "units": float("inf")}}
+    assert flat(parameters) == {"lr": None, "net": "a", "net/units": None}
+
+
+def test_deep_parameters_are_json_below_the_eighth_level() -> None:
+    value: Any = {"x": 1}
+    for _ in range(8):
+        value = {"a": value}
+    assert flat(value) == {"a/a/a/a/a/a/a/a": '{"x":1}'}
+
+
+def test_insertions_give_the_same_order_as_a_sort() -> None:
+    rng = random.Random(5)
+    trials = [made_trial(number, 0.0) for number in range(60)]
+    for trial in trials:
+        trial.value = rng.choice([None, 0.0, 1.0, rng.random()])
+        trial.parameters = {"x": rng.choice([None, "a", "b", True, 1, 2.5])}
+        trial.ended_at_s = rng.choice([None, 1.0, 2.0])
+    for column in (*COLUMNS, "p:x", "m:none"):
+        for descends in (False, True):
+            query = Query(column=column, is_descending=descends)
+            assert sorted(trials, key=query.key) == query.arranged(trials), (column, descends)
