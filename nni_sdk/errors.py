@@ -35,3 +35,7 @@ class ParameterMistyped(SdkError, TypeError):
 
 class ParameterAbsent(SdkError, LookupError):
     """Code generated from annotations needs a value that this trial's parameters lack."""
+
+
+class MetricAbsent(SdkError, LookupError):
+    """A callback is to report a metric that training does not have. The message lists those that it has."""

@@ -43,7 +43,7 @@ SDK = {path.name: path.read_bytes() for path in SDK_FOLDER.glob("*.py")}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
 def test_a_workspace_contains_the_managers_sdk_and_the_fallback_of_nni_and_no_other_package(
@@ -56,6 +56,7 @@ def test_a_workspace_contains_the_managers_sdk_and_the_fallback_of_nni_and_no_ot
         "__init__.py": (SDK_FOLDER / "fallback/nni/__init__.py").read_bytes()
     }
     assert contents(workspace.sdk / "nni_sdk") == SDK
+    assert contents(workspace.sdk / "nni_sdk/integrations") == contents(SDK_FOLDER / "integrations") != {}
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
 
 
@@ -65,12 +66,12 @@ def test_a_later_manager_replaces_only_changed_sdk_files_and_each_atomically(tmp
     folder = workspace.sdk / "nni_sdk"
     (folder / "errors.py").unlink()
     (folder / "trial.py").write_bytes(b"# of an earlier version")
-    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    before = {path.name: path.stat().st_ino for path in folder.glob("*.py")}
     with (folder / "trial.py").open("rb") as being_read:
         SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
         assert being_read.read() == b"# of an earlier version"
     assert contents(folder) == SDK
-    touched = {path.name for path in folder.iterdir() if path.stat().st_ino != before.get(path.name)}
+    touched = {path.name for path in folder.glob("*.py") if path.stat().st_ino != before.get(path.name)}
     assert touched == {"errors.py", "trial.py"}
 
 

@@ -154,9 +154,9 @@ class Workspace:
     """One folder per trial."""
 
     @property
-    def sdk_packages(self) -> tuple[Path, Path]:
-        """The packages nni_sdk and nni."""
-        return self.sdk / "nni_sdk", self.sdk / "nni"
+    def sdk_packages(self) -> tuple[Path, Path, Path]:
+        """The packages nni_sdk, nni and nni_sdk.integrations. No other folders are in `sdk`; a package follows its parent."""
+        return self.sdk / "nni_sdk", self.sdk / "nni", self.sdk / "nni_sdk" / "integrations"
 
     def code_snapshots(self) -> list[Path]:
         """All snapshots of the training code, by name."""

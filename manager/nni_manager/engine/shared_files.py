@@ -260,7 +260,7 @@ def _write_sdk(workspace: Workspace) -> None:
     own = Path(nni_sdk.__file__).parent
     for folder in (workspace.sdk, *workspace.sdk_packages):
         folder.mkdir(0o755, exist_ok=True)
-    packages = zip((own, own / "fallback/nni"), workspace.sdk_packages, strict=True)
+    packages = zip((own, own / "fallback/nni", own / "integrations"), workspace.sdk_packages, strict=True)
     for source, copy in (
         (each, package / each.name) for origin, package in packages for each in origin.glob("*.py")
     ):

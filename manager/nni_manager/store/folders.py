@@ -156,7 +156,7 @@ class ExperimentFolder:
             workspace.manager_json,
             workspace.run_sh,
             *workspace.code_snapshots(),
-            *workspace.sdk.glob("*/*.py"),
+            *workspace.sdk.glob("**/*.py"),
         )
         read = (self.ended_sessions, self._certificate, *self.jobs.glob("*.json"))
         for access, paths in ((os.W_OK, logs), (os.F_OK, replaced), (os.R_OK, read)):

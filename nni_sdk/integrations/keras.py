@@ -1,0 +1,53 @@
+"""The callback for Keras: `model.fit(..., validation_data=valid, callbacks=[NNICallback("val_loss")])`.
+
+Source: Keras 2 and 3, keras.callbacks.Callback; `tf.keras` is the same Keras.
+"""
+
+from keras.callbacks import Callback
+
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter, is_first_process
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class NNICallback(Callback):
+    """Reports a metric after each epoch and the final result after training; a stop ends training after the batch.
+
+    `metric`: a name of Keras's logs, such as `val_loss`. `best`: "min" or "max" makes the lowest or highest value the final
+    result; None the last.
+    """
+
+    def __init__(self, metric: str, best: "str | None" = None) -> None:
+        super().__init__()
+        self._reporter = MetricReporter(metric, best)
+        self._names = set()  # type: set[str]
+
+    def on_train_batch_end(self, batch: int, logs: "Any" = None) -> None:
+        """See Keras."""
+        if nni_sdk.should_stop():
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: "Any" = None) -> None:
+        """See Keras."""
+        logs = logs or {}
+        self._names.update(logs)
+        # With `validation_freq` not every epoch is validated.
+        is_awaited = self._reporter.metric.startswith("val_") and not any(
+            name.startswith("val_") for name in logs
+        )
+        if is_first_process() and not is_awaited:
+            self._reporter.report(logs)
+
+    def on_train_end(self, logs: "Any" = None) -> None:
+        """See Keras."""
+        if is_first_process():
+            self._reporter.finish(self._names)
+
+
+KerasPruningCallback = NNICallback
+"""Optuna's name."""
+ReportIntermediates = NNICallback
+"""The name in NNI's examples."""

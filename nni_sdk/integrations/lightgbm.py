@@ -1,0 +1,52 @@
+"""The callback for LightGBM: `lightgbm.train(..., valid_sets=[valid], callbacks=[NNICallback("valid_0-auc")])`.
+
+Source: LightGBM 3 and later, lightgbm.callback.
+"""
+
+from lightgbm.callback import EarlyStopException
+
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter, is_first_process
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class NNICallback:
+    """Reports a metric after each boosting round, and the final result; a stop ends training after the round.
+
+    `metric`: data set and metric, such as `valid_0-auc`; `auc` is enough if only one data set has it. `best`: "min" or "max"
+    makes the lowest or highest value the final result; None the last.
+
+    The final result is reported after the last round. LightGBM does not announce that `early_stopping` ends training: the final
+    result is then reported when Python exits, or by `report_final_result`.
+    """
+
+    def __init__(self, metric: str, best: "str | None" = None) -> None:
+        self._reporter = MetricReporter(metric, best)
+        # After `record_evaluation` (20), whose log is then complete, and before `early_stopping` (30), which ends training.
+        self.order = 25
+        self._is_first_process = is_first_process()
+        if self._is_first_process:
+            self._reporter.report_final_result_at_exit()
+
+    def __call__(self, env: "Any") -> None:
+        """See LightGBM: an `EarlyStopException` ends training."""
+        results = env.evaluation_result_list or []
+        if self._is_first_process:
+            self._reporter.report({f"{data}-{name}": value for data, name, value, *_ in results})
+        stops = nni_sdk.should_stop()
+        if stops or env.iteration + 1 == env.end_iteration:
+            self.report_final_result()
+        if stops:
+            raise EarlyStopException(env.iteration, results)
+
+    def report_final_result(self) -> None:
+        """Report the final result now, if it was not reported before."""
+        if self._is_first_process:
+            self._reporter.report_final_result()
+
+
+LightGBMPruningCallback = NNICallback
+"""Optuna's name."""

@@ -1,0 +1,54 @@
+"""The callback for Lightning, without its base class: `lightning` and `pytorch_lightning` each have their own.
+
+Source: Lightning 2.0 and later, lightning.pytorch.callbacks.Callback.
+"""
+
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class LightningHooks:
+    """Reports a metric after each epoch and the final result after training; a stop ends training after the batch.
+
+    `metric`: a name that the LightningModule logs, such as `val_loss`. A metric of validation is reported after each validation.
+    `best`: "min" or "max" makes the lowest or highest value the final result; None the last.
+    """
+
+    def __init__(self, metric: str, best: "str | None" = None) -> None:
+        super().__init__()
+        self._reporter = MetricReporter(metric, best)
+        self._is_of_validation = False
+        self._was_validated = False
+
+    def on_train_batch_end(self, trainer: "Any", *_: "Any") -> None:
+        """See Lightning. All processes stop after the same batch."""
+        if trainer.strategy.reduce_boolean_decision(nni_sdk.should_stop(), all=False):
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning."""
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        self._was_validated = True
+        if not self._reporter.has_reported:
+            self._is_of_validation = self._reporter.metric in trainer.callback_metrics
+        if self._is_of_validation:
+            self._reporter.report(trainer.callback_metrics)
+
+    def on_train_epoch_end(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning."""
+        metrics = trainer.callback_metrics
+        is_awaited = trainer.enable_validation and not self._was_validated
+        if self._is_of_validation or not trainer.is_global_zero:
+            return
+        if self._reporter.metric in metrics or not is_awaited:
+            self._reporter.report(metrics)
+
+    def on_train_end(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning."""
+        if trainer.is_global_zero:
+            self._reporter.finish(trainer.callback_metrics)

@@ -1,0 +1,110 @@
+"""What the callbacks of all frameworks do: report one metric while training runs, and its final result once."""
+
+import atexit
+import os
+import sys
+
+import nni_sdk
+from nni_sdk.errors import MetricAbsent
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+_CHOICES = {"min": min, "max": max}
+
+
+def is_first_process() -> bool:
+    """True in the process of rank 0, as torchrun's variable tells it. For frameworks without ranks of their own."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class MetricReporter:
+    """Reports one metric of one training: each value as an intermediate result, then the final result.
+
+    `metric`: its name in the framework. `best`: "min" or "max" makes the lowest or highest value the final result; None the last.
+    """
+
+    def __init__(self, metric: str, best: "str | None" = None) -> None:
+        if best is not None and best not in _CHOICES:
+            raise ValueError(
+                f"cannot use best={best!r} for the final result; write 'min', 'max', or None for the last value"
+            )
+        self.metric = metric
+        self._choose = _CHOICES.get(best or "")
+        self._final = None  # type: float | None
+        self._is_finished = False
+        self._reported_of_history = 0
+
+    @property
+    def has_reported(self) -> bool:
+        """True from the first intermediate result on."""
+        return self._final is not None
+
+    def report(self, metrics: "Mapping[str, Any]") -> None:
+        """Report the metric as an intermediate result. `metrics`: what the framework has measured, by name.
+
+        Raises:
+            MetricAbsent: `metrics` lacks it. Otherwise as `nni_sdk.report_intermediate_result`.
+        """
+        value = float(metrics[self._name_in(metrics)])
+        nni_sdk.report_intermediate_result(value)
+        if self._final is None or self._choose is None:
+            self._final = value
+        else:
+            self._final = self._choose(self._final, value)
+
+    def report_history(self, history: "Mapping[str, Mapping[str, Sequence[Any]]]") -> None:
+        """Report what was not reported before. `history`: all values so far, by data set and metric.
+
+        Raises: as `report`.
+        """
+        values = {f"{data}-{name}": log for data, logs in history.items() for name, log in logs.items()}
+        name = self._name_in(values)
+        for value in values[name][self._reported_of_history :]:
+            # Cross-validation of XGBoost: mean and deviation.
+            self.report({name: value[0] if isinstance(value, tuple) else value})
+            self._reported_of_history += 1
+
+    def report_final_result(self) -> None:
+        """Report the final result, the first time this is called; nothing as long as there is no intermediate result."""
+        if self._final is not None and not self._is_finished:
+            self._is_finished = True
+            nni_sdk.report_final_result(self._final)
+
+    def finish(self, names: "Iterable[str]") -> None:
+        """Report the final result at the end of training. `names`: the metrics that it had.
+
+        Raises:
+            MetricAbsent: the metric was never among them, and no stop was the cause.
+        """
+        if not (self.has_reported or nni_sdk.should_stop()):
+            raise self.absent(names)
+        self.report_final_result()
+
+    def report_final_result_at_exit(self) -> None:
+        """Report the final result when Python exits without an exception. For frameworks that do not announce the end."""
+
+        def report() -> None:
+            if not hasattr(sys, "last_value"):  # the exception that ends Python
+                self.report_final_result()
+
+        atexit.register(report)
+
+    def absent(self, names: "Iterable[str]") -> MetricAbsent:
+        """Return the error for a metric that this training does not have. `names`: those that it has."""
+        listed = ", ".join(sorted(names))
+        remedy = f"choose one of: {listed}" if listed else "evaluate the model while it is trained"
+        return MetricAbsent(
+            f"cannot report the metric {self.metric!r}: training has no such metric; {remedy}"
+        )
+
+    def _name_in(self, metrics: "Mapping[str, Any]") -> str:
+        """Return the metric's full name. Of `valid-auc`, `auc` is enough if only one data set has it."""
+        if self.metric in metrics:
+            return self.metric
+        of_data_sets = [name for name in metrics if name.endswith("-" + self.metric)]
+        if len(of_data_sets) == 1:
+            return of_data_sets[0]
+        raise self.absent(metrics)

@@ -1,0 +1,54 @@
+"""The callback for Hugging Face's Trainer: `Trainer(..., callbacks=[NNICallback("eval_loss")])`.
+
+Source: transformers 4 and 5, transformers.TrainerCallback.
+"""
+
+from transformers import TrainerCallback
+
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter
+from nni_sdk.integrations.torch_ranks import on_any_rank
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class NNICallback(TrainerCallback):
+    """Reports a metric each time it is logged and the final result after training; a stop ends training after the step.
+
+    `metric`: a name of the Trainer's logs, such as `eval_loss` or `loss`. `best`: "min" or "max" makes the lowest or highest
+    value the final result; None the last.
+    """
+
+    def __init__(self, metric: str, best: "str | None" = None) -> None:
+        self._reporter = MetricReporter(metric, best)
+        self._names = set()  # type: set[str]
+        self._was_evaluated = False
+
+    def on_log(self, args: "Any", state: "Any", control: "Any", logs: "Any" = None, **_: "Any") -> None:
+        """See transformers. Results of evaluations are logged, too."""
+        logs = logs or {}
+        self._names.update(logs)
+        if state.is_world_process_zero and self._reporter.metric in logs:
+            self._reporter.report(logs)
+
+    def on_evaluate(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers."""
+        self._was_evaluated = True
+
+    def on_step_begin(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers. Refuses a metric that a complete evaluation, of all data sets, did not have."""
+        is_late = self._was_evaluated and self._reporter.metric.startswith("eval_")
+        if is_late and state.is_world_process_zero and not self._reporter.has_reported:
+            raise self._reporter.absent(self._names)
+
+    def on_step_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers. All processes stop after the same step."""
+        if on_any_rank(nni_sdk.should_stop(), args.device):
+            control.should_training_stop = True
+
+    def on_train_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers."""
+        if state.is_world_process_zero:
+            self._reporter.finish(self._names)

@@ -1,0 +1,440 @@
+"""Small trainings with the real frameworks, as trials: `python framework_trainings.py xgboost` prints what each trial reported.
+
+Runs in a Python that has the framework. A training returns the framework's own values of the metric, in order; where the
+framework has one, from a source that the callback does not use. It fails if the model cannot predict afterwards.
+"""
+
+import importlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import nni_sdk
+from nni_sdk.records import decode
+from nni_sdk.trial import TrialContext
+
+ROUNDS = 6
+STOP_AFTER = 2
+"""The report after which the stop notice is there."""
+
+
+def data():
+    import numpy as np
+
+    x = np.random.default_rng(1).normal(size=(240, 4)).astype("float32")
+    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int64")
+    return x[:160], y[:160], x[160:], y[160:]
+
+
+def check_prediction(predicted):
+    import numpy as np
+
+    assert np.isfinite(np.asarray(predicted, dtype=float)).all()
+
+
+class XGBoost:
+    module, metric, names, best = "xgboost", "valid-logloss", ["train-logloss", "valid-logloss"], "min"
+    other = "XGBoostPruningCallback"
+
+    def train(self, callback):
+        import xgboost
+
+        if "WORLD_SIZE" not in os.environ:
+            return self.trained(callback)
+        port = int(os.environ["MASTER_PORT"])
+        if os.environ["RANK"] == "0":
+            tracker = xgboost.tracker.RabitTracker(2, "127.0.0.1", port)
+            tracker.start()
+        with xgboost.collective.CommunicatorContext(
+            dmlc_communicator="rabit",
+            dmlc_tracker_uri="127.0.0.1",
+            dmlc_tracker_port=port,
+            dmlc_task_id=os.environ["RANK"],
+            dmlc_retry=100,
+        ):
+            return self.trained(callback)
+
+    def trained(self, callback):
+        import xgboost
+
+        x, y, valid_x, valid_y = data()
+        train, valid = xgboost.DMatrix(x, y), xgboost.DMatrix(valid_x, valid_y)
+        log = {}
+        model = xgboost.train(
+            {"objective": "binary:logistic", "eta": 1.5, "nthread": 1},
+            train,
+            ROUNDS,
+            evals=[(train, "train"), (valid, "valid")],
+            callbacks=[callback],
+            evals_result=log,
+            verbose_eval=False,
+        )
+        check_prediction(model.predict(valid))
+        return log["valid"]["logloss"]
+
+
+class LightGBM:
+    module, metric, names, best = "lightgbm", "valid_0-binary_logloss", ["valid_0-binary_logloss"], "min"
+    other = "LightGBMPruningCallback"
+
+    def train(self, callback):
+        import lightgbm
+
+        x, y, valid_x, valid_y = data()
+        log = {}
+        train = lightgbm.Dataset(x, y)
+        model = lightgbm.train(
+            {"objective": "binary", "learning_rate": 1.5, "verbose": -1, "num_threads": 1},
+            train,
+            ROUNDS,
+            valid_sets=[lightgbm.Dataset(valid_x, valid_y, reference=train)],
+            callbacks=[lightgbm.record_evaluation(log), callback],
+        )
+        check_prediction(model.predict(valid_x))
+        return log["valid_0"]["binary_logloss"]
+
+
+class CatBoost:
+    module, metric, names, best = (
+        "catboost",
+        "validation-Logloss",
+        ["learn-Logloss", "validation-Logloss"],
+        "min",
+    )
+    other = "CatBoostPruningCallback"
+
+    def train(self, callback):
+        import catboost
+
+        x, y, valid_x, valid_y = data()
+        model = catboost.CatBoostClassifier(
+            iterations=ROUNDS,
+            learning_rate=1.5,
+            thread_count=1,
+            verbose=False,
+            allow_writing_files=False,
+            use_best_model=False,
+        )
+        model.fit(x, y, eval_set=(valid_x, valid_y), callbacks=[callback])
+        callback.report_final_result()
+        check_prediction(model.predict(valid_x))
+        return model.get_evals_result()["validation"]["Logloss"]
+
+
+class ScikitLearn:
+    module, metric, names, best = "sklearn", "accuracy", ["accuracy", "neg_log_loss"], "max"
+    other = "NNICallback"
+
+    def train(self, callback):
+        from sklearn.linear_model import SGDClassifier
+
+        x, y, valid_x, valid_y = data()
+        model, log = SGDClassifier(loss="log_loss", random_state=1), []
+        for number in callback.passes(range(ROUNDS), model, valid_x, valid_y):
+            if number > 0:
+                log.append(model.score(valid_x, valid_y))
+            model.partial_fit(x, y, classes=[0, 1])
+        check_prediction(model.predict_proba(valid_x))
+        return [*log, model.score(valid_x, valid_y)]
+
+
+class Keras:
+    module, metric, names, best = "keras", "val_loss", ["accuracy", "loss", "val_accuracy", "val_loss"], "max"
+    other = "KerasPruningCallback"
+
+    def train(self, callback):
+        import keras
+
+        x, y, valid_x, valid_y = data()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")])
+        model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy", metrics=["accuracy"])
+        history = model.fit(
+            x, y, 32, ROUNDS, verbose=0, validation_data=(valid_x, valid_y), callbacks=[callback]
+        )
+        check_prediction(model.predict(valid_x, verbose=0))
+        return history.history["val_loss"]
+
+
+def torch_data():
+    import torch
+
+    x, y, valid_x, valid_y = map(torch.as_tensor, data())
+    return torch.utils.data.TensorDataset(x, y), torch.utils.data.TensorDataset(valid_x, valid_y)
+
+
+def torch_model():
+    import torch
+
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+class Lightning:
+    module, metric, names, best = "lightning", "val_loss", ["train_loss", "val_loss"], "max"
+    other = "PyTorchLightningPruningCallback"
+    package = "lightning.pytorch"
+
+    def train(self, callback):
+        import torch
+
+        pl = importlib.import_module(self.package)
+
+        class Module(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model, self.values, self.loss = torch_model(), [], torch.nn.CrossEntropyLoss()
+
+            def training_step(self, batch, _):
+                loss = self.loss(self.model(batch[0]), batch[1])
+                self.log("train_loss", loss, on_epoch=True, on_step=False)
+                return loss
+
+            def validation_step(self, batch, _):
+                self.log("val_loss", self.loss(self.model(batch[0]), batch[1]), sync_dist=True)
+
+            def on_validation_end(self):
+                if not self.trainer.sanity_checking:
+                    self.values.append(float(self.trainer.callback_metrics["val_loss"]))
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 1.0)
+
+        train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
+        module = Module()
+        quiet = dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        )
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        trainer = pl.Trainer(
+            max_epochs=ROUNDS,
+            accelerator="cpu",
+            devices=world,
+            strategy="ddp" if world > 1 else "auto",
+            callbacks=[callback],
+            **quiet,
+        )
+        trainer.fit(module, train, valid)
+        check_prediction(module.model(valid.dataset.tensors[0]).detach())
+        return module.values
+
+
+class PyTorchLightning(Lightning):
+    module, package = "pytorch_lightning", "pytorch_lightning"
+
+
+class Transformers:
+    module, metric, names, best = "transformers", "eval_loss", ["eval_loss", "eval_runtime"], "max"
+    other = "NNICallback"
+
+    def train(self, callback):
+        import torch
+        import transformers
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = torch_model()
+
+            def forward(self, x, labels):
+                logits = self.model(x)
+                return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+        train, valid = ([{"x": x, "labels": y} for x, y in each] for each in torch_data())
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = transformers.TrainingArguments(
+                folder,
+                num_train_epochs=ROUNDS,
+                per_device_train_batch_size=16,
+                learning_rate=0.5,
+                eval_strategy="epoch",
+                save_strategy="no",
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+                logging_strategy="epoch",
+            )
+            trainer = transformers.Trainer(
+                Model(), arguments, train_dataset=train, eval_dataset=valid, callbacks=[callback]
+            )
+            trainer.train()
+            check_prediction(trainer.predict(valid).predictions)
+        return [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
+
+
+class Ignite:
+    module, metric, names, best = "ignite", "loss", ["accuracy", "loss"], "max"
+    other = "PyTorchIgnitePruningHandler"
+
+    def train(self, callback_of):
+        import ignite.distributed as idist
+        import torch
+        from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+        from ignite.metrics import Accuracy, Loss
+
+        if "WORLD_SIZE" in os.environ:
+            idist.initialize("gloo")
+        train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
+        loss, model, log = torch.nn.CrossEntropyLoss(), torch_model(), []
+        trainer = create_supervised_trainer(model, torch.optim.SGD(model.parameters(), 1.0), loss)
+        evaluator = create_supervised_evaluator(model, {"loss": Loss(loss), "accuracy": Accuracy()})
+        callback = callback_of(trainer)
+        evaluator.add_event_handler(Events.COMPLETED, callback)
+        trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(valid))
+        evaluator.add_event_handler(Events.COMPLETED, lambda: log.append(evaluator.state.metrics["loss"]))
+        trainer.run(train, ROUNDS)
+        check_prediction(model(valid.dataset.tensors[0]).detach())
+        return log
+
+
+class FastAI:
+    module, metric, names, best = "fastai", "valid_loss", ["accuracy", "train_loss", "valid_loss"], "max"
+    other = "FastAIPruningCallback"
+
+    def train(self, callback):
+        import torch
+        from fastai.data.core import DataLoaders
+        from fastai.learner import Learner
+        from fastai.metrics import accuracy
+
+        if "WORLD_SIZE" in os.environ:
+            torch.distributed.init_process_group("gloo")
+        train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
+        learner = Learner(
+            DataLoaders(train, valid),
+            torch_model(),
+            loss_func=torch.nn.functional.cross_entropy,
+            metrics=accuracy,
+            lr=0.05,
+        )
+        with learner.no_logging():
+            learner.fit(ROUNDS, cbs=callback)
+        check_prediction(learner.model(valid.dataset.tensors[0]).detach())
+        return [values[1] for values in learner.recorder.values]
+
+
+FRAMEWORKS = {
+    each.module: each
+    for each in (
+        ScikitLearn,
+        XGBoost,
+        LightGBM,
+        CatBoost,
+        Keras,
+        Lightning,
+        PyTorchLightning,
+        Transformers,
+        Ignite,
+        FastAI,
+    )
+}
+
+
+def callback_for(framework, metric, **kwargs):
+    own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
+    if framework is Ignite:
+        return lambda trainer: own.NNICallback(metric, trainer, **kwargs)
+    return own.NNICallback(metric, **kwargs)
+
+
+def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, **kwargs):
+    """Train as the trial of `folder`: the framework's own values, the reports, and an exception's type and text."""
+    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": folder, "NNI_TRIAL_JOB_ID": "tRiAl"}
+    nni_sdk.trial._trial = TrialContext(environ if is_trial else {})
+    report, reported = nni_sdk.report_intermediate_result, []
+
+    def report_until_the_stop(value):
+        report(value)
+        reported.append(value)
+        if len(reported) == STOP_AFTER:
+            Path(folder, "stop_notice.json").write_text('{"reason": "stopped by user"}')
+
+    if stops:
+        nni_sdk.report_intermediate_result = report_until_the_stop
+    values, error = [], None
+    try:
+        nni_sdk.get_next_parameter()
+        values = framework().train(callback_for(framework, metric or framework.metric, **kwargs))
+    except Exception as raised:  # noqa: BLE001 - it is a result
+        traceback.print_exc()
+        error = [type(raised).__name__, str(raised)]
+    finally:
+        nni_sdk.report_intermediate_result = report
+    return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
+
+
+def reports_in(folder):
+    path = Path(folder, ".nni/metrics")
+    records = decode(path.read_bytes(), 0).records if path.exists() else []
+    found = {
+        kind: [json.loads(each.value) for each in records if each.type == kind]
+        for kind in ("PERIODICAL", "FINAL")
+    }
+    return {"intermediate": found["PERIODICAL"], "final": found["FINAL"]}
+
+
+def run_on_two_ranks(framework, folder, **kwargs):
+    """As `run_as_trial`, in two processes with the variables that torchrun sets: the results of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in (0, 1):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": "one",
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+            code = 1
+            try:
+                result = run_as_trial(framework, folder, **kwargs)
+                Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return {"ranks": ranks, **reports_in(folder)}
+
+
+def main(name):
+    os.environ["KERAS_BACKEND"] = "torch"
+    os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "OMP_NUM_THREADS"), "1")
+    framework = FRAMEWORKS[name]
+    own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
+    scenarios = {
+        "two ranks": lambda folder: run_on_two_ranks(framework, folder),
+        "two ranks stopped": lambda folder: run_on_two_ranks(framework, folder, stops=True),
+        "trial": lambda folder: run_as_trial(framework, folder),
+        "best": lambda folder: run_as_trial(framework, folder, best=framework.best),
+        "stopped": lambda folder: run_as_trial(framework, folder, stops=True),
+        "standalone": lambda folder: run_as_trial(framework, folder, is_trial=False),
+        "absent": lambda folder: run_as_trial(framework, folder, metric="no_such_metric"),
+    }
+    found = {
+        "names": framework.names,
+        "mode": framework.best,
+        "alias": getattr(own, framework.other) is own.NNICallback,
+    }
+    for scenario, run in scenarios.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found[scenario] = run(folder)
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
