@@ -14,11 +14,23 @@ OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount
 
 # What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
 RAY_TUNE := ray[tune]==2.60.0
+# What callbacks are measured beside: those of Optuna and W&B, for XGBoost.
+CALLBACKS := optuna-integration==5.0.0 wandb==0.31.0 xgboost-cpu==3.2.0
+
+# The build for CPUs alone: without `+cpu`, PyPI has one with gigabytes of CUDA. Where no index has it, this fails, and tests are skipped.
+TORCH := torch==2.13.0+cpu
+# Frameworks on it.
+ON_TORCH := keras>=3.15,<4 lightning>=2.6,<3 pytorch-lightning>=2.6,<3 transformers>=5.24,<6 accelerate>=1.15,<2 \
+  pytorch-ignite>=0.5.5,<0.6
+# fastai comes without what it needs for images and text (torchvision, spaCy), and so has what the rest needs listed here.
+FASTAI := fastai>=2.8.12,<2.9
+OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10 cloudpickle matplotlib pandas pillow pyyaml requests \
+  scikit-learn scipy
 
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers quality images lock
+.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,7 +104,9 @@ proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
 bench: .venv/.installed-test ## measure the budgets and print the table
 	python tests/benchmarks/run.py
 
-peers: .venv/peers/ray/.installed ## install what make bench compares with: Ray Tune, 630 MB
+peers: .venv/peers/ray/.installed .venv/peers/callbacks/.installed ## install what make bench compares with: Ray Tune, 630 MB; callbacks, 350 MB
+
+frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch that nni_sdk.integrations is tested with, 1.3 GB
 
 quality: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
@@ -143,4 +157,18 @@ node_modules/.installed: package-lock.json
 	@echo "installing $(RAY_TUNE) into .venv/peers/ray"
 	@python -m venv .venv/peers/ray
 	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check '$(RAY_TUNE)'
+	@touch '$@'
+
+.venv/peers/callbacks/.installed: Makefile | .venv/bin/pip
+	@echo "installing $(CALLBACKS) into .venv/peers/callbacks"
+	@python -m venv .venv/peers/callbacks
+	@.venv/peers/callbacks/bin/python -m pip install --quiet --disable-pip-version-check $(CALLBACKS)
+	@touch '$@'
+
+# One of its own, too: what pip finds here must not decide how trial-keeper is tested.
+.venv/frameworks/.installed: Makefile | .venv/bin/pip
+	@echo "installing $(TORCH) and frameworks on it into .venv/frameworks"
+	@python -m venv .venv/frameworks
+	@install="$(CURDIR)/.venv/frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
+	$$install $(TORCH) && $$install $(foreach each,$(ON_TORCH) $(OF_FASTAI),'$(each)') && $$install --no-deps '$(FASTAI)'
 	@touch '$@'

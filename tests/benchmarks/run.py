@@ -2,6 +2,7 @@
 
 import sys
 
+from bench_callbacks import callback_cost
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
 from bench_kubernetes import calls_of_jobs
 from bench_local_cluster import keeper_connected, submission
@@ -18,6 +19,7 @@ from table import render
 MEASUREMENTS = (
     report_cost,
     should_stop_cost,
+    callback_cost,
     import_cost,
     decode_cost,
     turnaround,

@@ -1,30 +1,17 @@
 """One contract for the callbacks of all frameworks: real trainings, in a process of a Python that has the framework."""
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from deadlines import scaled_s
 from framework_trainings import FRAMEWORKS, ROUNDS, STOP_AFTER
+from pythons import python_with
 
 ROOT = Path(__file__).parents[2]
-FRAMEWORKS_PYTHON = Path(sys.prefix, "frameworks/bin/python")
-"""Made by `make frameworks`: PyTorch for CPUs, and the frameworks on it."""
-
-
-def python_with(module):
-    """A Python that has a framework. Skips the test where none has it."""
-    if importlib.util.find_spec(module):
-        return sys.executable
-    if FRAMEWORKS_PYTHON.exists():
-        code = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({module!r}))"
-        if subprocess.run([FRAMEWORKS_PYTHON, "-c", code]).returncode == 0:
-            return FRAMEWORKS_PYTHON
-    pytest.skip(f"{module} is not installed; run make frameworks")
 
 
 def environment():
@@ -37,7 +24,7 @@ def trained(request):
     """What all trainings of a framework have reported, by scenario."""
     script = ROOT / "tests/fakes/framework_trainings.py"
     done = subprocess.run(
-        [python_with(request.param), script, request.param],
+        [python_with(FRAMEWORKS[request.param].module), script, request.param],
         env=environment(),
         capture_output=True,
         text=True,
@@ -47,17 +34,23 @@ def trained(request):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def final_of(trained, values):
+    """The final result without `best`: the last value, or the mean of folds."""
+    return pytest.approx([mean(values) if trained["averages"] else values[-1]])
+
+
 def test_each_value_of_the_framework_is_an_intermediate_result_and_the_last_is_final(trained):
     trial = trained["trial"]
     assert trial["error"] is None
     assert len(trial["values"]) == ROUNDS
     assert trial["intermediate"] == pytest.approx(trial["values"])
-    assert trial["final"] == trial["intermediate"][-1:]
+    assert trial["final"] == final_of(trained, trial["values"])
 
 
 def test_the_final_result_is_the_best_on_request(trained):
     best, choose = trained["best"], {"min": min, "max": max}[trained["mode"]]
-    assert best["final"] == [choose(best["intermediate"])]
+    chosen = mean if trained["averages"] else choose
+    assert best["final"] == pytest.approx([chosen(best["intermediate"])])
     assert len(best["intermediate"]) == ROUNDS
 
 
@@ -67,7 +60,7 @@ def test_a_stop_ends_training_early_and_leaves_a_usable_model(trained):
     # A framework may validate once more before it ends.
     assert STOP_AFTER <= len(stopped["intermediate"]) <= STOP_AFTER + 1
     assert stopped["intermediate"] == pytest.approx(stopped["values"])
-    assert stopped["final"] == stopped["intermediate"][-1:]
+    assert stopped["final"] == final_of(trained, stopped["values"])
 
 
 def test_a_training_outside_an_experiment_is_the_same(trained):
@@ -90,14 +83,14 @@ def test_only_the_first_of_two_processes_reports(trained):
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     assert both["intermediate"] == pytest.approx(both["ranks"][0]["values"])
     assert len(both["intermediate"]) == ROUNDS
-    assert both["final"] == both["intermediate"][-1:]
+    assert both["final"] == final_of(trained, both["intermediate"])
 
 
 def test_a_stop_ends_both_processes(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     assert all(len(rank["values"]) <= STOP_AFTER + 1 for rank in both["ranks"])
-    assert both["final"] == both["intermediate"][-1:]
+    assert both["final"] == final_of(trained, both["intermediate"])
 
 
 def test_the_callback_has_the_usual_name_of_its_framework(trained):

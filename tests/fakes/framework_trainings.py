@@ -142,6 +142,20 @@ class ScikitLearn:
         return [*log, model.score(valid_x, valid_y)]
 
 
+class ScikitLearnFolds(ScikitLearn):
+    averages = True
+
+    def train(self, callback):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import cross_val_score
+
+        x, y, *_ = data()
+        scores = callback.cross_val_score(LogisticRegression(), x, y, cv=ROUNDS)
+        expected = cross_val_score(LogisticRegression(), x, y, cv=ROUNDS, scoring=self.metric)
+        assert list(scores) == list(expected[: len(scores)])
+        return scores
+
+
 class Keras:
     module, metric, names, best = "keras", "val_loss", ["accuracy", "loss", "val_accuracy", "val_loss"], "max"
     other = "KerasPruningCallback"
@@ -317,7 +331,7 @@ class FastAI:
         return [values[1] for values in learner.recorder.values]
 
 
-FRAMEWORKS = {
+FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
     each.module: each
     for each in (
         ScikitLearn,
@@ -428,6 +442,7 @@ def main(name):
     found = {
         "names": framework.names,
         "mode": framework.best,
+        "averages": hasattr(framework, "averages"),
         "alias": getattr(own, framework.other) is own.NNICallback,
     }
     for scenario, run in scenarios.items():

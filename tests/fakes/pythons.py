@@ -1,7 +1,9 @@
 """The Pythons of this machine, as users' trials may have them: from PATH and pyenv."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,21 @@ def python_of(version):
         if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode:
             return path
     return None
+
+
+FRAMEWORKS_PYTHON = Path(sys.prefix, "frameworks/bin/python")
+"""Made by `make frameworks`: PyTorch for CPUs, and the frameworks on it."""
+
+
+def python_with(framework):
+    """A Python that has a framework. Skips the test where none has it."""
+    if importlib.util.find_spec(framework):
+        return sys.executable
+    if FRAMEWORKS_PYTHON.exists():
+        code = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({framework!r}))"
+        if subprocess.run([FRAMEWORKS_PYTHON, "-c", code]).returncode == 0:
+            return FRAMEWORKS_PYTHON
+    pytest.skip(f"{framework} is not installed; run make frameworks")
 
 
 def each_of(pythons):

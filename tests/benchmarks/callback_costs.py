@@ -1,0 +1,67 @@
+"""The time of a boosting round of XGBoost with each callback, in µs: `python callback_costs.py FOLDER ROUNDS TURNS` prints JSON.
+
+Runs in a Python that has XGBoost; Optuna's and W&B's callbacks are measured if it has them. Each is used as its manual shows, W&B
+offline. The trainings of all alternate.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import xgboost
+
+import nni_sdk.integrations.xgboost
+
+
+def makers(folder):
+    """Functions that make each callback, by name. One that is not installed is absent."""
+    os.environ |= {"NNI_PLATFORM": "local", "NNI_SYS_DIR": folder, "NNI_TRIAL_JOB_ID": "aBcDe"}
+    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+    nni_sdk.get_next_parameter()
+    found = {"none": list, "ours": lambda: [nni_sdk.integrations.xgboost.NNICallback("valid-auc")]}
+    with contextlib.suppress(ImportError):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        pruning = importlib.import_module("optuna_integration").XGBoostPruningCallback
+        study = optuna.create_study(direction="maximize")
+        found["Optuna"] = lambda: [pruning(study.ask(), "valid-auc")]
+    with contextlib.suppress(ImportError):
+        os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": folder}
+        import wandb
+        from wandb.integration.xgboost import WandbCallback
+
+        wandb.init(project="callbacks")
+        found["W&B"] = lambda: [WandbCallback(log_feature_importance=False)]
+    return found
+
+
+def main(folder, rounds, turns):
+    """Train `turns` times for `rounds` rounds with each callback."""
+    x = np.random.default_rng(1).normal(size=(64, 4))
+    train = xgboost.DMatrix(x, x[:, 0] > 0)
+    times_us = {name: [] for name in (callbacks := makers(folder))}
+    for _ in range(turns):
+        for name, make in callbacks.items():
+            chosen = make()
+            begin = time.perf_counter()
+            xgboost.train(
+                {"objective": "binary:logistic", "eval_metric": "auc", "nthread": 1, "max_depth": 1},
+                train,
+                rounds,
+                evals=[(train, "valid")],
+                verbose_eval=False,
+                callbacks=chosen,
+            )
+            times_us[name].append((time.perf_counter() - begin) / rounds * 1e6)
+    print("\n" + json.dumps({name: median(times) for name, times in times_us.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

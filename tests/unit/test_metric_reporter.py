@@ -1,0 +1,79 @@
+"""What the callbacks of all frameworks share: which metric they report, and when its final result."""
+
+import json
+
+import pytest
+
+import nni_sdk
+from nni_sdk.errors import MetricAbsent
+from nni_sdk.integrations.reporter import MetricReporter
+from nni_sdk.records import decode
+from nni_sdk.trial import TrialContext
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+    environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(tmp_path), "NNI_TRIAL_JOB_ID": "tRiAl"}
+    monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
+    nni_sdk.get_next_parameter()
+    return tmp_path
+
+
+def reported(folder):
+    path = folder / ".nni/metrics"
+    records = decode(path.read_bytes(), 0).records if path.exists() else []
+    return [(each.type, float(each.value)) for each in records]
+
+
+@pytest.mark.parametrize(("best", "final"), [(None, 2.0), ("min", 1.0), ("max", 3.0)])
+def test_the_final_result_is_the_last_or_the_best_value_and_is_reported_once(folder, best, final):
+    reporter = MetricReporter("auc", best)
+    for value in (3, 1, 2):
+        reporter.report({"auc": value, "loss": 0})
+    reporter.finish(["auc", "loss"])
+    reporter.report_final_result()
+    assert reported(folder) == [("PERIODICAL", 3), ("PERIODICAL", 1), ("PERIODICAL", 2), ("FINAL", final)]
+
+
+def test_another_best_is_refused():
+    with pytest.raises(ValueError, match=r"cannot use best='maximum'.*write 'min', 'max', or None"):
+        MetricReporter("auc", "maximum")
+
+
+@pytest.mark.parametrize("metric", ["valid-auc", "auc"])
+def test_the_name_of_the_data_set_may_be_left_out_if_only_one_has_the_metric(folder, metric):
+    MetricReporter(metric).report({"train-loss": 0.5, "valid-auc": 0.75, "valid-loss": 1})
+    assert reported(folder) == [("PERIODICAL", 0.75)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "metrics", "remedy"),
+    [
+        ("loss", {"valid-loss": 1, "train-loss": 1}, "choose one of: train-loss, valid-loss"),
+        ("alid-loss", {"valid-loss": 1}, "choose one of: valid-loss"),
+        ("loss", {}, "evaluate the model while it is trained"),
+    ],
+)
+def test_a_metric_that_is_absent_or_ambiguous_is_refused(folder, metric, metrics, remedy):
+    with pytest.raises(MetricAbsent, match=f"cannot report the metric '{metric}'.*; {remedy}$"):
+        MetricReporter(metric).report(metrics)
+    assert reported(folder) == []
+
+
+def test_only_new_values_of_a_history_are_reported_and_of_a_cross_validation_the_means(folder):
+    reporter, log = MetricReporter("auc"), []
+    for value in (0.5, (0.25, 0.125), 0.75):
+        log.append(value)
+        reporter.report_history({"valid": {"auc": log}})
+        reporter.report_history({"valid": {"auc": log}})
+    assert reported(folder) == [("PERIODICAL", 0.5), ("PERIODICAL", 0.25), ("PERIODICAL", 0.75)]
+
+
+def test_training_that_ends_without_the_metric_is_refused_unless_a_stop_ended_it(folder):
+    reporter = MetricReporter("auc")
+    with pytest.raises(MetricAbsent, match="choose one of: loss"):
+        reporter.finish({"loss": 1})
+    (folder / "stop_notice.json").write_text('{"reason": "early stopped"}')
+    reporter.finish({"loss": 1})
+    assert reported(folder) == []
