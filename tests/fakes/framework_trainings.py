@@ -4,6 +4,7 @@ Runs in a Python that has the framework. A training returns the framework's own 
 framework has one, from a source that the callback does not use. It fails if the model cannot predict afterwards.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -39,24 +40,27 @@ def check_prediction(predicted):
 class XGBoost:
     module, metric, names, best = "xgboost", "valid-logloss", ["train-logloss", "valid-logloss"], "min"
     other = "XGBoostPruningCallback"
+    agrees = True
 
     def train(self, callback):
         import xgboost
 
-        if "WORLD_SIZE" not in os.environ:
+        if "TRACKER" not in os.environ:
             return self.trained(callback)
-        port = int(os.environ["MASTER_PORT"])
-        if os.environ["RANK"] == "0":
-            tracker = xgboost.tracker.RabitTracker(2, "127.0.0.1", port)
-            tracker.start()
-        with xgboost.collective.CommunicatorContext(
-            dmlc_communicator="rabit",
-            dmlc_tracker_uri="127.0.0.1",
-            dmlc_tracker_port=port,
-            dmlc_task_id=os.environ["RANK"],
-            dmlc_retry=100,
-        ):
+        where = json.loads(os.environ["TRACKER"])
+        with xgboost.collective.CommunicatorContext(**where, dmlc_task_id=os.environ["RANK"]):
             return self.trained(callback)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def coordinator():
+        """Variables of two processes that find each other by a tracker of this process."""
+        import xgboost
+
+        tracker = xgboost.tracker.RabitTracker(2, "127.0.0.1")
+        tracker.start()
+        yield {"TRACKER": json.dumps(tracker.worker_args())}
+        tracker.wait_for()
 
     def trained(self, callback):
         import xgboost
@@ -191,6 +195,7 @@ def torch_model():
 class Lightning:
     module, metric, names, best = "lightning", "val_loss", ["train_loss", "val_loss"], "max"
     other = "PyTorchLightningPruningCallback"
+    agrees = True
     package = "lightning.pytorch"
 
     def train(self, callback):
@@ -244,6 +249,7 @@ class PyTorchLightning(Lightning):
 class Transformers:
     module, metric, names, best = "transformers", "eval_loss", ["eval_loss", "eval_runtime"], "max"
     other = "NNICallback"
+    agrees = True
 
     def train(self, callback):
         import torch
@@ -283,6 +289,7 @@ class Transformers:
 class Ignite:
     module, metric, names, best = "ignite", "loss", ["accuracy", "loss"], "max"
     other = "PyTorchIgnitePruningHandler"
+    agrees = True
 
     def train(self, callback_of):
         import ignite.distributed as idist
@@ -308,6 +315,7 @@ class Ignite:
 class FastAI:
     module, metric, names, best = "fastai", "valid_loss", ["accuracy", "train_loss", "valid_loss"], "max"
     other = "FastAIPruningCallback"
+    agrees = True
 
     def train(self, callback):
         import torch
@@ -392,36 +400,39 @@ def reports_in(folder):
     return {"intermediate": found["PERIODICAL"], "final": found["FINAL"]}
 
 
-def run_on_two_ranks(framework, folder, **kwargs):
-    """As `run_as_trial`, in two processes with the variables that torchrun sets: the results of both."""
+@contextlib.contextmanager
+def torch_coordinator():
+    """Variables of two processes as torchrun sets them; the first process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = []
-    for rank in (0, 1):
-        child = os.fork()
-        if child == 0:
-            os.environ |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "TORCHELASTIC_RUN_ID": "one",
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
-            code = 1
-            try:
-                result = run_as_trial(framework, folder, **kwargs)
-                Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    yield {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "one",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def run_on_two_ranks(framework, folder, **kwargs):
+    """As `run_as_trial`, in two processes of one training: the results of both."""
+    with getattr(framework, "coordinator", torch_coordinator)() as variables:
+        children = []
+        for rank in "0", "1":
+            child = os.fork()
+            if child == 0:
+                os.environ |= variables | {"RANK": rank, "LOCAL_RANK": rank}
+                try:
+                    result = run_as_trial(framework, folder, **kwargs)
+                    Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
+                finally:
+                    os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+    ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in "01"]
     return {"ranks": ranks, **reports_in(folder)}
 
 
@@ -443,6 +454,7 @@ def main(name):
         "names": framework.names,
         "mode": framework.best,
         "averages": hasattr(framework, "averages"),
+        "agrees": hasattr(framework, "agrees"),
         "alias": getattr(own, framework.other) is own.NNICallback,
     }
     for scenario, run in scenarios.items():

@@ -74,6 +74,28 @@ if __name__ == "__main__":
     shown(nni.report_final_result, {"default": 0.75})
     nni.report_final_result(0.5)
 """
+CALLBACKS = r"""
+import os
+import nni_sdk
+from nni_sdk import integrations
+from nni_sdk.integrations.reporter import MetricReporter
+
+folder = os.path.dirname(integrations.__file__)
+for name in sorted(os.listdir(folder)):
+    if name.endswith(".py"):
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            compile(file.read(), name, "exec")
+        print(name)
+nni_sdk.get_next_parameter()
+reporter = MetricReporter("auc", "max")
+reporter.report_final_result_at_exit()
+for auc in 0.25, 0.75, 0.5:
+    reporter.report({"valid-auc": auc, "valid-loss": 1})
+try:
+    reporter.report({"valid-loss": 1})
+except LookupError as error:
+    print(error)
+"""
 ANNOTATED = '''
 """@nni.get_next_parameter()"""
 def add(a, b): return a + b
@@ -127,6 +149,13 @@ def test_a_trial_reports_and_prints_the_same_in_every_python(run, python):
     expected = run(sys.executable, TRIAL, parameters, "here")
     assert (expected[0], len(expected[2]), expected[3].count(b"\n")) == (0, 1, 19), expected
     assert run(python, TRIAL, parameters, "there") == expected
+
+
+@pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
+def test_callbacks_are_read_and_report_the_same_in_every_python(run, python):
+    expected = run(sys.executable, CALLBACKS, {"lr": 0.25}, "here")
+    assert (expected[0], expected[2], expected[3].count(b"\n")) == (0, [], 4), expected
+    assert run(python, CALLBACKS, {"lr": 0.25}, "there") == expected
 
 
 @pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
