@@ -70,10 +70,8 @@ class MetricReporter:
     def report_final_result(self, final: "float | None" = None) -> None:
         """Report the final result, the first time this is called; nothing as long as there is no intermediate result.
 
-        `final`: in place of the last or best value.
-
-        A trial that the assessor has stopped has none: its tuner learns from the intermediate results, as the assessor requires, and
-        a value of unfinished training would count as that of a complete one.
+        `final`: in place of the last or best value. A trial that the assessor has stopped has none: its tuner learns from the
+        intermediate results, and a value of unfinished training would count as that of a complete one.
         """
         if self._final is not None and not self._is_finished and nni_sdk.stop_reason() != "early stopped":
             self._is_finished = True
