@@ -67,11 +67,15 @@ class MetricReporter:
             self.report({name: value[0] if isinstance(value, tuple) else value})
             self._reported_of_history += 1
 
-    def report_final_result(self) -> None:
-        """Report the final result, the first time this is called; nothing as long as there is no intermediate result."""
-        if self._final is not None and not self._is_finished:
+    def report_final_result(self, final: "float | None" = None) -> None:
+        """Report the final result, the first time this is called; nothing as long as there is no intermediate result.
+
+        `final`: in place of the last or best value. A trial that the assessor has stopped has none: its tuner learns from the
+        intermediate results, and a value of unfinished training would count as that of a complete one.
+        """
+        if self._final is not None and not self._is_finished and nni_sdk.stop_reason() != "early stopped":
             self._is_finished = True
-            nni_sdk.report_final_result(self._final)
+            nni_sdk.report_final_result(self._final if final is None else final)
 
     def finish(self, names: "Iterable[str]") -> None:
         """Report the final result at the end of training. `names`: the metrics that it had.

@@ -62,15 +62,15 @@ class NNICallback:
 
         `scoring` is the callback's metric. `kwargs`: other arguments of that function.
         """
+        reporter = self._reporter()
         scores = []  # type: list[float]
         for split in check_cv(cv, y, classifier=is_classifier(estimator)).split(x, y, groups):
             scores += list(cross_val_score(estimator, x, y, scoring=self._scorer, cv=[split], **kwargs))
             if is_first_process():
-                nni_sdk.report_intermediate_result(scores[-1])
+                reporter.report({self._name: scores[-1]})
             if nni_sdk.should_stop():
                 break
-        if is_first_process():
-            nni_sdk.report_final_result(float(np.mean(scores)))
+        reporter.report_final_result(float(np.mean(scores)))
         return np.array(scores)
 
     def _reporter(self) -> MetricReporter:

@@ -70,6 +70,15 @@ def test_only_new_values_of_a_history_are_reported_and_of_a_cross_validation_the
     assert reported(folder) == [("PERIODICAL", 0.5), ("PERIODICAL", 0.25), ("PERIODICAL", 0.75)]
 
 
+@pytest.mark.parametrize("reason", ["early stopped", "stopped by user", "time limit", "job lost"])
+def test_a_stopped_trial_has_a_final_result_unless_the_assessor_stopped_it(folder, reason):
+    reporter = MetricReporter("auc")
+    reporter.report({"auc": 0.5})
+    (folder / "stop_notice.json").write_text(json.dumps({"reason": reason}))
+    reporter.finish({"auc": 0.5})
+    assert reported(folder)[1:] == ([] if reason == "early stopped" else [("FINAL", 0.5)])
+
+
 def test_training_that_ends_without_the_metric_is_refused_unless_a_stop_ended_it(folder):
     reporter = MetricReporter("auc")
     with pytest.raises(MetricAbsent, match="choose one of: loss"):
