@@ -105,8 +105,6 @@ def checkpoints_of(config: model.ExperimentSpec, folder: ExperimentFolder) -> Pa
     Raises:
         OSError: the storage refuses the folder.
     """
-    from nni_manager.local_openpai.container_runtime import mounts_work
-
     if config.tuner.name == "PBTTuner":
         checkpoints = folder.workspace.checkpoints
         checkpoints.mkdir(0o755, exist_ok=True)
@@ -115,7 +113,12 @@ def checkpoints_of(config: model.ExperimentSpec, folder: ExperimentFolder) -> Pa
             checkpoints.chmod(WORLD_WRITABLE_STICKY)  # for the users that containers run as
     if config.kubernetes is not None:
         return Workspace(Path(model.MOUNT) / folder.experiment_id).checkpoints
-    if config.pai is None or (config.pai.is_local and not mounts_work()):
+    if config.pai is None:
+        return folder.workspace.checkpoints.resolve()
+    # Not at the top: with what it imports, managers of other platforms would start half a second later.
+    from nni_manager.local_openpai.container_runtime import mounts_work
+
+    if config.pai.is_local and not mounts_work():
         return folder.workspace.checkpoints.resolve()
     return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
 
