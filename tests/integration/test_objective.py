@@ -299,7 +299,7 @@ def test_ctrl_c_stops_the_function_and_the_script_continues(place):
     assert left_in(place) == []
 
 
-def test_what_cannot_be_an_objective_is_refused_before_anything_starts(place):
+def test_an_unusable_objective_is_refused_before_anything_starts(place):
     import threading
 
     lock = threading.Lock()

@@ -57,6 +57,11 @@ def run(place, *command):
     return done.stdout
 
 
+def test_the_function_of_the_quick_start_is_searched(place):
+    (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
+    assert abs(float(run(place, sys.executable, "-c", script).split()[-1])) < 0.01
+
+
 def ids(place):
     lines = nnictl(place, "experiment", "list", "--all").splitlines()[1:]
     return [line.split("\t")[0] for line in lines]

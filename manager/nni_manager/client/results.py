@@ -61,7 +61,7 @@ def flat_columns(
     `default`; columns `value/NAME` have its other entries. A parameter with the name of another column, or one of `reserved`,
     becomes `parameter/NAME`.
     """
-    rows = [(dict(_flat(parameters, "")), _columns_of(value)) for _, parameters, value in results]
+    rows = [(dict(flat(parameters)), _columns_of(value)) for _, parameters, value in results]
     values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}
     parameters = dict.fromkeys(name for given, _ in rows for name in given)
     taken = {*_COLUMNS, *reserved, *values}
@@ -103,9 +103,10 @@ def _columns_of(value: Any) -> dict[str, Any]:
     }
 
 
-def _flat(parameters: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+def flat(parameters: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The parameters by path: a nested one is `outer/inner`."""
     for name, value in parameters.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{name}/")
+            yield from flat(value, f"{above}{name}/")
         else:
             yield f"{above}{name}", value

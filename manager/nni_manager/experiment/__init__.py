@@ -34,10 +34,12 @@ with required_extra("nni_manager.experiment"):
     )
     from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
     from nni_manager.experiment.experiment import Experiment, RunMode
+    from nni_manager.experiment.search import Best, SearchResult, search
 
 __all__ = [
     "AlgorithmConfig",
     "AliasHint",
+    "Best",
     "ConfigInvalid",
     "CustomAlgorithmConfig",
     "Experiment",
@@ -56,6 +58,7 @@ __all__ = [
     "OpenpaiConfig",
     "RetryableError",
     "RunMode",
+    "SearchResult",
     "TrainingServiceConfig",
     "TrialHyperParameters",
     "TrialJob",
@@ -63,6 +66,7 @@ __all__ = [
     "TrialResult",
     "UnsupportedName",
     "UserError",
+    "search",
 ]
 
 

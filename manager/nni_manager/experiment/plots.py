@@ -1,0 +1,168 @@
+"""Figures of an experiment's trials, as plotly figures. plotly is imported by the first one: the import takes a second."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nni_manager.client.results import flat
+from nni_manager.errors import UserError
+from nni_manager.experiment.data import TrialJob
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# Numbers whose maximum is at least this multiple of their minimum are shown on a log scale, as on the page.
+_WIDE = 100.0
+_SLICES_IN_A_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    number: int
+    value: float
+    parameters: Mapping[str, Any]
+    """By path: a nested parameter is "outer/inner"."""
+
+
+class Plots:
+    """The figures of these trials. Trials without a result are left out."""
+
+    def __init__(self, trials: Sequence[TrialJob], *, is_maximized: bool) -> None:
+        self._is_maximized = is_maximized
+        self._all = [
+            _Result(each.sequenceId, each.value, dict(flat(each.parameters)))
+            for each in trials
+            if each.value is not None and math.isfinite(each.value)
+        ]
+        self._names = list(dict.fromkeys(name for each in self._all for name in each.parameters))
+
+    def history(self) -> Figure:
+        """The result of each trial, and the best one until then."""
+        from plotly import graph_objects
+
+        numbers, values = self._numbers(), self._values()
+        best = list(itertools.accumulate(values, max if self._is_maximized else min))
+        return graph_objects.Figure(
+            [
+                graph_objects.Scatter(x=numbers, y=values, mode="markers", name="result"),
+                graph_objects.Scatter(x=numbers, y=best, mode="lines", name="best so far"),
+            ],
+            {"xaxis": {"title": "trial"}, "yaxis": {"title": "result"}},
+        )
+
+    def importances(self) -> Figure:
+        """The importance of each parameter, as on the page.
+
+        Raises:
+            UserError: there are too few results, or the parameters do not differ.
+        """
+        from plotly import graph_objects
+
+        from nni_manager.engine.importance import importance_of
+
+        found = importance_of(
+            [(each.parameters, json.dumps(each.value)) for each in self._all],
+            "default",
+            maximize=self._is_maximized,
+        )
+        if not found.shares:
+            raise UserError(f"cannot evaluate the importance of parameters: {found.why}; run more trials")
+        names, shares = zip(*reversed([*found.shares.items()]), strict=True)
+        return graph_objects.Figure(
+            graph_objects.Bar(x=shares, y=names, orientation="h"),
+            {"xaxis": {"title": "importance"}, "yaxis": {"title": "parameter"}},
+        )
+
+    def parallel(self) -> Figure:
+        """A line for each trial through its parameters and its result."""
+        from plotly import graph_objects
+
+        values = self._values()
+        axes = [{"label": "result", "values": values}]
+        axes += [_axis(name, self._column(name)) for name in self._names]
+        line = {
+            "color": values,
+            "colorscale": "Viridis",
+            "showscale": True,
+            "reversescale": not self._is_maximized,
+        }
+        return graph_objects.Figure(graph_objects.Parcoords(line=line, dimensions=axes))
+
+    def slices(self) -> Figure:
+        """For each parameter, its values and the results."""
+        from plotly import graph_objects
+        from plotly.subplots import make_subplots
+
+        columns = max(1, min(len(self._names), _SLICES_IN_A_ROW))
+        rows = max(1, math.ceil(len(self._names) / columns))
+        figure = make_subplots(rows=rows, cols=columns, shared_yaxes=True)
+        for index, name in enumerate(self._names):
+            row, column = index // columns + 1, index % columns + 1
+            found = [(each, each.parameters[name]) for each in self._all if name in each.parameters]
+            texts = not all(_is_number(value) for _, value in found)
+            x: list[Any] = [_text(value) if texts else value for _, value in found]
+            figure.add_trace(
+                graph_objects.Scatter(
+                    x=x,
+                    y=[each.value for each, _ in found],
+                    text=[f"trial {each.number}" for each, _ in found],
+                    mode="markers",
+                    name=name,
+                    showlegend=False,
+                ),
+                row=row,
+                col=column,
+            )
+            figure.update_xaxes(
+                title=name,
+                type="category" if texts else "log" if _is_wide(x) else "linear",
+                row=row,
+                col=column,
+            )
+        return figure.update_yaxes(title="result", col=1)
+
+    def _numbers(self) -> list[int]:
+        return [each.number for each in self._all]
+
+    def _values(self) -> list[float]:
+        return [each.value for each in self._all]
+
+    def _column(self, name: str) -> list[Any]:
+        return [each.parameters.get(name) for each in self._all]
+
+
+def _axis(name: str, values: list[Any]) -> dict[str, Any]:
+    """The axis of a parameter in parallel coordinates; a trial without this parameter has a tick of its own, or a gap."""
+    if all(_is_number(value) or value is None for value in values):
+        if not _is_wide([value for value in values if value is not None]):
+            return {"label": name, "values": values}
+        # The figure has no log axes.
+        logs = [None if value is None else math.log10(value) for value in values]
+        present = [value for value in logs if value is not None]
+        ticks = list(range(math.floor(min(present)), math.ceil(max(present)) + 1))
+        return {"label": name, "values": logs, "tickvals": ticks, "ticktext": [f"1e{tick}" for tick in ticks]}
+    texts = [_text(value) for value in values]
+    options = sorted(set(texts))
+    return {
+        "label": name,
+        "values": [options.index(text) for text in texts],
+        "tickvals": list(range(len(options))),
+        "ticktext": options,
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= _WIDE

@@ -1,0 +1,118 @@
+"""`search(f, space)`: an experiment that calls a function, from its start to its results, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nni_manager.errors import UserError
+from nni_manager.experiment.config import AlgorithmConfig, ExperimentConfig
+from nni_manager.experiment.data import TrialJob
+from nni_manager.experiment.experiment import Experiment, Function, Port
+from nni_manager.experiment.plots import Plots
+
+if TYPE_CHECKING:
+    import pandas
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best result: the parameters, the result's number, and the id of the trial."""
+
+    parameters: dict[str, Any]
+    value: float
+    trial_id: str
+
+
+class SearchResult:
+    """The results of `search`. The experiment is stored and ended: `experiment` answers any other query."""
+
+    def __init__(self, experiment: Experiment, *, is_maximized: bool) -> None:
+        """Read the trials of an experiment that has ended."""
+        self.experiment = experiment
+        self._jobs: list[TrialJob] = experiment.list_trial_jobs()
+        self._plots = Plots(self._jobs, is_maximized=is_maximized)
+        found = experiment.best_trial
+        self.best = (
+            None
+            if found is None or found.value is None
+            else Best(found.parameters, found.value, found.trialJobId)
+        )
+        """None if no trial has a result."""
+
+    def __repr__(self) -> str:
+        best = "no result" if self.best is None else f"best {self.best.value:g} with {self.best.parameters}"
+        return f"<{len(self._jobs)} trials of experiment {self.experiment.id}, {best}>"
+
+    @cached_property
+    def trials(self) -> pandas.DataFrame:
+        """All trials, also failed ones: see `Experiment.trials_dataframe`.
+
+        Raises:
+            PandasMissing: pandas is not installed.
+        """
+        return self.experiment.trials_dataframe()
+
+    def plot_history(self) -> Figure:
+        """The result of each trial, and the best one until then."""
+        return self._plots.history()
+
+    def plot_importances(self) -> Figure:
+        """The share of each parameter in whether a trial is among the best tenth, by PED-ANOVA.
+
+        Raises:
+            UserError: fewer than 10 trials have results, or all have the same parameters.
+        """
+        return self._plots.importances()
+
+    def plot_parallel(self) -> Figure:
+        """A line for each trial through the values of its parameters and its result."""
+        return self._plots.parallel()
+
+    def plot_slices(self) -> Figure:
+        """For each parameter, its values and the results of the trials."""
+        return self._plots.slices()
+
+
+def search(
+    function: Function,
+    space: Mapping[str, Any],
+    trials: int = 50,
+    *,
+    concurrency: int = 1,
+    tuner: str | AlgorithmConfig = "TPE",
+    maximize: bool = False,
+    seed: int | None = None,
+    port: Port = "auto",
+    **fields: Any,
+) -> SearchResult:
+    """Call a function with parameters from the search space, each time in a process of its own, and return the results.
+
+    `space`: NNI's search space. `fields`: further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the same
+    `seed` and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results
+    until then are returned. The experiment is stored, as any other, and its manager has ended.
+
+    Raises:
+        ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
+    """
+    config = ExperimentConfig("local", **fields)
+    config.search_space, config.max_trial_number, config.trial_concurrency = space, trials, concurrency
+    if isinstance(tuner, AlgorithmConfig):
+        if seed is not None:
+            raise UserError(
+                f"cannot use seed={seed} together with a configured tuner; write class_args={{'seed': {seed}}} in it"
+            )
+        config.tuner = tuner
+    else:
+        config.tuner.name = tuner
+        config.tuner.class_args = {} if seed is None else {"seed": seed}
+    config.tuner.class_args = {
+        **config.tuner.class_args,
+        "optimize_mode": "maximize" if maximize else "minimize",
+    }
+    with Experiment(config) as experiment:
+        experiment.run(port, objective=function)
+    return SearchResult(experiment, is_maximized=maximize)

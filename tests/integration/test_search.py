@@ -1,0 +1,111 @@
+"""`search(f, space)`: from a function to its results in one call, with a real experiment."""
+
+import contextlib
+import math
+import os
+
+import psutil
+import pytest
+from plotly.graph_objects import Figure
+from user_home import environ_of, left_in, processes_of
+
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.errors import UserError
+from nni_manager.experiment import AlgorithmConfig, search
+
+SPACE = {
+    "x": {"_type": "uniform", "_value": [0, 1]},
+    "lr": {"_type": "loguniform", "_value": [0.0001, 1]},
+    "kind": {"_type": "choice", "_value": ["a", "b"]},
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The current directory, with a separate home."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("NNI_")]:
+        monkeypatch.delenv(name)
+    for name, value in environ_of(folder).items():
+        monkeypatch.setenv(name, value)
+    yield folder
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def traces_of(figure):
+    assert isinstance(figure, Figure)
+    assert figure.to_html(include_plotlyjs=False)  # plotly checks the properties only then
+    return figure.data
+
+
+def test_a_search_returns_the_best_a_frame_of_all_trials_and_figures(place):
+    def loss(parameters):
+        if parameters["x"] > 0.95:
+            raise ValueError("too large")
+        return (parameters["x"] - 0.3) ** 2 + (parameters["kind"] == "b") + abs(math.log10(parameters["lr"]))
+
+    found = search(loss, SPACE, trials=12, seed=3, concurrency=2)
+
+    frame = found.trials
+    assert len(frame) == 12
+    assert {"x", "lr", "kind", "value", "state", "durationS", "trialJobId"} <= {*frame.columns}
+    done = frame[frame.state == "SUCCEEDED"]
+    assert (done.durationS > 0).all()
+    assert [loss(each) for each in done[["x", "lr", "kind"]].to_dict("records")] == pytest.approx(
+        list(done.value)
+    )
+    best = done.loc[done.value.idxmin()]
+    assert found.best.value == best.value == pytest.approx(loss(found.best.parameters))
+    assert found.best.trial_id == best.trialJobId
+    assert f"12 trials of experiment {found.experiment.id}, best {best.value:g}" in repr(found)
+
+    result, best_so_far = traces_of(found.plot_history())
+    assert list(result.x) == list(done.number)
+    assert list(best_so_far.y) == list(done.value.cummin())
+    (importances,) = traces_of(found.plot_importances())
+    assert {*importances.y} == {"x", "lr", "kind"}
+    assert sum(importances.x) == pytest.approx(1)
+    (lines,) = traces_of(found.plot_parallel())
+    assert [axis.label for axis in lines.dimensions] == ["result", *SPACE]
+    assert all(len(axis.values) == len(done) for axis in lines.dimensions)
+    slices = found.plot_slices()
+    assert {trace.name: list(trace.x) for trace in traces_of(slices)} == {
+        name: list(done[name]) for name in SPACE
+    }
+    assert found.experiment.get_status() == "DONE"
+    assert left_in(place) == []
+
+
+def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_its_best(place):
+    tuner = AlgorithmConfig(name="GridSearch")
+    space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
+    found = search(
+        lambda parameters: parameters["x"], space, tuner=tuner, maximize=True, experiment_name="three"
+    )
+    assert (found.best.parameters, found.best.value) == ({"x": 3}, 3)
+    assert found.experiment.get_experiment_profile()["params"]["experimentName"] == "three"
+    with pytest.raises(
+        UserError, match="cannot evaluate the importance of parameters: 3 trials have a number"
+    ):
+        found.plot_importances()
+
+    none = search(lambda parameters: 1 / 0, space, trials=1)
+    assert (none.best, list(none.trials.state)) == (None, ["FAILED"])
+    assert "1 trials of experiment" in repr(none)
+    assert "no result" in repr(none)
+    assert list(traces_of(none.plot_history())[0].y) == []
+    traces_of(none.plot_parallel())
+    traces_of(none.plot_slices())
+
+
+def test_wrong_arguments_of_a_search_are_named(place):
+    with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
+        search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
+    with pytest.raises(ConfigInvalid, match=r"cannot use config\.trial_concurrency"):
+        search(len, SPACE, concurrency=0)
+    with pytest.raises(UserError, match="cannot use seed=1 together with a configured tuner"):
+        search(len, SPACE, tuner=AlgorithmConfig(name="TPE"), seed=1)
