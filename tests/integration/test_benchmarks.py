@@ -38,6 +38,7 @@ def benchmark_module(monkeypatch):
         ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
         ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
         ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
+        ("bench_search", "search", {"trials": 3, "rounds": 1}),
         ("bench_outage", "catching_up", {"records": 300, "log_bytes": 100_000}),
         ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),
         (

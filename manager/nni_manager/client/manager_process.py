@@ -71,7 +71,7 @@ def create_experiment(
         ManagerFailed: the manager did not become ready.
         UserError: the experiment's folder cannot be created, or exists already.
     """
-    from nni_manager.engine.runtime import EXPERIMENT_ID_LENGTH, new_id
+    from nni_manager.engine.ids import EXPERIMENT_ID_LENGTH, new_id
     from nni_manager.store.writer import Store
     from nni_manager.training_service_factory import remove_from_share, storage_here
 

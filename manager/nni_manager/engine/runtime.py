@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import secrets
-import string
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,6 +11,7 @@ from typing import Any
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.events import Effect, Event
 from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.ids import TRIAL_ID_LENGTH, new_id
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.engine.snapshot import snapshot_from_stored
 from nni_manager.engine.tuner_executor import TunerExecutor
@@ -26,15 +25,6 @@ from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
 
 log = logging.getLogger(__name__)
-
-_ID_LETTERS = string.ascii_letters + string.digits
-TRIAL_ID_LENGTH = 5
-EXPERIMENT_ID_LENGTH = 8
-
-
-def new_id(length: int) -> str:
-    """A random id in NNI's form; the caller must check that the id is unused."""
-    return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
 
 
 class Runtime(ABC):

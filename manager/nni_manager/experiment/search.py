@@ -31,7 +31,7 @@ class SearchResult:
     """The results of `search`. The experiment is stored and ended: `experiment` answers any other query."""
 
     def __init__(self, experiment: Experiment, *, is_maximized: bool) -> None:
-        """Read the trials of an experiment that has ended."""
+        """Read the trials of an experiment whose trials have all ended."""
         self.experiment = experiment
         self._jobs: list[TrialJob] = experiment.list_trial_jobs()
         self._plots = Plots(self._jobs, is_maximized=is_maximized)
@@ -115,4 +115,5 @@ def search(
     }
     with Experiment(config) as experiment:
         experiment.run(port, objective=function)
-    return SearchResult(experiment, is_maximized=maximize)
+        # Before the manager ends: it answers sooner than the store is opened here.
+        return SearchResult(experiment, is_maximized=maximize)
