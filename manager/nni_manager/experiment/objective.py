@@ -72,7 +72,9 @@ class Objective:
         module = _module_of(function)
         name = f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
         if _is_importable(name, function):
-            return cls(name, None, path, cwd, _installed(vars(sys.modules[module]).values()))
+            names = vars(sys.modules[module])
+            used = [names[each] for each in names if not each.startswith("__")]
+            return cls(name, None, path, cwd, _installed(used))
         return cls(
             name, _pickled(function, name), path, cwd, ("cloudpickle", *_installed(_used_by(function)))
         )

@@ -1,0 +1,126 @@
+"""How a function reaches trials: by import or by a copy, and which installed modules they find imported."""
+
+import collections
+import functools
+import json
+import pickle
+import sys
+
+import numpy
+import pytest
+from made_experiment import made_experiment
+from sklearn.linear_model import LinearRegression
+
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.errors import UserError
+from nni_manager.experiment import Experiment
+from nni_manager.experiment.objective import Objective
+from nni_manager.store.folders import Registry
+
+MODULE = """\
+import json
+import numpy as np
+
+def whole(parameters):
+    return 1
+
+def replaced(parameters):
+    return 2
+
+original, replaced = replaced, whole
+
+class Model:
+    @staticmethod
+    def loss(parameters):
+        return 3
+"""
+DATA = numpy.arange(3)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "a_module_of_the_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import a_module_of_the_user
+
+    yield a_module_of_the_user
+    del sys.modules["a_module_of_the_user"]
+
+
+def through_a_helper(parameters):
+    return helper(parameters) + DATA.sum()
+
+
+def helper(parameters):
+    return LinearRegression().fit, [json for _ in parameters]
+
+
+def test_a_function_that_its_name_leads_to_is_imported(module):
+    for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
+        made = Objective.of(function)
+        assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
+        # All that the module imports, and not the module itself.
+        assert made.modules == ("json", "numpy")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda module: module.original,  # its name leads to another function
+        lambda module: lambda parameters: 4,
+        lambda module: functools.partial(int, 5),
+        lambda module: collections.Counter,
+    ],
+)
+def test_any_other_callable_is_copied_unless_it_can_be_imported(module, of):
+    function = of(module)
+    made = Objective.of(function)
+    if made.pickled is None:
+        assert made.name == "collections:Counter"
+        return
+    assert made.modules[0] == "cloudpickle"
+    copied = pickle.loads(made.pickled)  # noqa: S301 - this process has made it
+    assert callable(copied)
+
+
+def test_a_copied_function_finds_the_installed_modules_that_it_uses_imported():
+    made = Objective.of(lambda parameters: 1 + through_a_helper(parameters))
+    assert set(made.modules) == {"cloudpickle", "numpy", "sklearn.linear_model._base", "json"}
+
+
+def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module):
+    made = Objective.of(module.whole)
+    experiment = Experiment("local")
+    experiment.config.warm_imports = ["decimal"]
+    applied = made.applied_to(experiment.config)
+    assert applied.training_service.reuse_mode is True
+    assert applied.warm_imports == ["nni_sdk.objective", "json", "numpy", "decimal"]
+    assert experiment.config.training_service.reuse_mode is None, "the user's own configuration is unchanged"
+    assert experiment.config.trial_command is None
+
+    experiment.config.training_service.reuse_mode, experiment.config.warm_imports = False, None
+    applied = made.applied_to(experiment.config)
+    assert (applied.training_service.reuse_mode, applied.warm_imports) == (False, None)
+    with pytest.raises(ConfigInvalid, match=r"cannot do without .*tuner"):
+        applied.checked()
+
+
+def test_annotations_and_a_command_contradict_a_function(module):
+    made = Objective.of(module.whole)
+    for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
+        experiment = Experiment("local")
+        setattr(experiment.config, name, value)
+        with pytest.raises(UserError, match=f"cannot use {name} = {value!r} together with an objective"):
+            made.applied_to(experiment.config)
+
+
+def test_an_experiment_with_a_command_does_not_resume_with_a_function(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = made_experiment(tmp_path, 3).folder
+    Registry.of_user().add(folder)
+    with pytest.raises(
+        UserError, match=r"with the function builtins:len: its trials run the command .*; omit objective"
+    ):
+        Experiment.resume(folder.experiment_id, objective=len)
+    assert not folder.objective.exists()

@@ -1,0 +1,62 @@
+"""The figures of trials, without a manager."""
+
+import pytest
+
+from nni_manager.errors import UserError
+from nni_manager.experiment.data import TrialJob
+from nni_manager.experiment.plots import Plots
+
+
+def trial(number, value, **parameters):
+    return TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, value, "", parameters)
+
+
+def test_a_history_leaves_out_trials_without_a_number_and_follows_the_direction():
+    trials = [
+        trial(0, 2.0, x=1),
+        trial(1, None, x=2),
+        trial(2, float("nan"), x=2),
+        trial(3, 3.0),
+        trial(4, 1.0),
+    ]
+    for is_maximized, best in ((True, (2, 3, 3)), (False, (2, 2, 1))):
+        results, so_far = Plots(trials, is_maximized=is_maximized).history().data
+        assert (results.x, results.y, so_far.y) == ((0, 3, 4), (2, 3, 1), best)
+
+
+def test_parallel_coordinates_place_choices_decades_and_absent_parameters():
+    trials = [
+        trial(0, 1.0, kind="b", lr=0.001, layer={"size": 3}),
+        trial(1, 2.0, kind="a", lr=1.0, layer={}),
+        trial(2, 3.0, kind=[1, 2], lr=0.1),
+    ]
+    axes = {axis.label: axis for axis in Plots(trials, is_maximized=True).parallel().data[0].dimensions}
+    assert list(axes) == ["result", "kind", "lr", "layer/size", "layer"]
+    assert (axes["kind"].ticktext, axes["kind"].values) == (("[1, 2]", "a", "b"), (2, 1, 0))
+    assert (axes["lr"].ticktext, axes["lr"].values) == (("1e-3", "1e-2", "1e-1", "1e0"), (-3, 0, -1))
+    assert axes["layer/size"].values == (3, None, None)
+
+
+def test_slices_have_a_log_axis_over_decades_and_categories_for_choices():
+    trials = [
+        trial(0, 1.0, kind="b", lr=0.001, n=1),
+        trial(1, 2.0, kind=2, lr=1.0, n=2),
+        trial(2, 3.0, n=True),
+    ]
+    figure = Plots(trials, is_maximized=True).slices()
+    axes = [figure.layout.xaxis, figure.layout.xaxis2, figure.layout.xaxis3]
+    assert [(axis.title.text, axis.type) for axis in axes] == [
+        ("kind", "category"), ("lr", "log"), ("n", "category")
+    ]  # fmt: skip
+    assert [trace.x for trace in figure.data] == [("b", "2"), (0.001, 1.0), ("1", "2", "true")]
+    assert figure.data[0].text == ("trial 0", "trial 1")
+
+
+def test_importances_need_ten_results_and_put_the_highest_on_top():
+    few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
+    with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):
+        few.importances()
+    many = Plots([trial(n, float(n), x=n / 40, y=n * 17 % 40) for n in range(40)], is_maximized=True)
+    (bars,) = many.importances().data
+    assert bars.y[-1] == "x"
+    assert bars.x[-1] == max(bars.x)
