@@ -115,7 +115,7 @@ def checkpoints_of(config: model.ExperimentSpec, folder: ExperimentFolder) -> Pa
         return Workspace(Path(model.MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None:
         return folder.workspace.checkpoints.resolve()
-    # Not at the top: with what it imports, managers of other platforms would start half a second later.
+    # Not at the top: with what it imports, managers of other platforms would start a quarter of a second later.
     from nni_manager.local_openpai.container_runtime import mounts_work
 
     if config.pai.is_local and not mounts_work():
