@@ -13,7 +13,7 @@ import pytest
 from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
-from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, standardised
+from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import PastTrial
 from nni_manager.tuner.registry import TUNERS
 
@@ -173,13 +173,20 @@ def test_far_worse_results_are_compressed_and_failures_are_the_worst():
     assert abs(losses.mean()) < 1e-9
 
 
+def test_ranks_show_small_differences_among_the_best():
+    losses = ranked(np.array([0.0, 1e-9, 5.0, 5.0, np.nan, 1e9]))
+    assert losses[1] - losses[0] > 0.3
+    assert losses[2] == losses[3]
+    assert losses[4] == losses[5] == losses.max()
+
+
 @pytest.mark.parametrize(
     "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
 )
 def test_results_of_any_kind_are_standardised(values):
-    losses = standardised(np.array(values))
-    assert np.all(np.isfinite(losses))
-    assert np.abs(losses).max() < 10
+    for losses in (standardised(np.array(values)), ranked(np.array(values))):
+        assert np.all(np.isfinite(losses))
+        assert np.abs(losses).max() < 10
 
 
 @pytest.mark.parametrize(("width", "results"), [(50, 300), (3, 10_000)])

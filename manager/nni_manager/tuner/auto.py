@@ -113,7 +113,9 @@ class Auto(LearningSampler):
 
         ended = [each for each in past if each.state is not TrialState.RUNNING]
         running = [each for each in past if each.state is TrialState.RUNNING]
-        ended, losses = _bounded(ended, _losses_of(ended, sign))
+        losses = np.array([np.nan if each.value is None else sign * float(each.value) for each in ended])
+        # Values show the shape of the function, ranks the differences among the best when these are small.
+        ended, losses = _bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
         points = self._flat_study.points_of(ended)
         features = np.array([each.features for each in points])
         process = MaternProcess.fitted(features, losses, self._space.are_choices)
@@ -145,7 +147,7 @@ class Auto(LearningSampler):
         return point
 
     def _neighbours(self, places: Floats, step: float) -> Floats:
-        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn anew."""
+        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn at random."""
         shape, anywhere = places.shape, self._numbers.random(places.shape)
         moved = np.clip(places + self._numbers.normal(scale=step, size=shape), 0.0, 1.0)
         # About three move, so that a choice can stay while a number moves.
@@ -185,12 +187,6 @@ def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(imported, key=lambda each: (each.value, sorted(each.params.items()))) + proposed
 
 
-def _losses_of(trials: Sequence[FrozenTrial], sign: float) -> Floats:
-    return standardised(
-        np.array([np.nan if each.value is None else sign * float(each.value) for each in trials])
-    )
-
-
 def standardised(losses: Floats) -> Floats:
     """Losses with mean 0 and deviation 1. Those far worse than the median are compressed; NaN (failed) is the worst of all."""
     # Scale to at most 1 first: the difference of two large floats overflows.
@@ -199,9 +195,22 @@ def standardised(losses: Floats) -> Floats:
     # If half of the results are the best one, nothing is compressed.
     excess = (losses - median) / ((median - least) or (most - median) or 1.0)
     compressed = np.where(excess > 1, 1 + np.log(np.fmax(excess, 1.0)), excess)
-    compressed = np.where(np.isnan(compressed), np.nanmax(compressed), compressed)
-    deviation = float(compressed.std())
-    centred: Floats = compressed - compressed.mean()
+    return _scaled(np.where(np.isnan(compressed), np.nanmax(compressed), compressed))
+
+
+def ranked(losses: Floats) -> Floats:
+    """The quantiles of a normal distribution at the ranks of losses, with mean 0 and deviation 1; NaN (failed) is the worst."""
+    from scipy.special import ndtri  # SciPy is loaded for the first fit
+
+    filled = np.where(np.isnan(losses), np.nanmax(losses), losses)
+    _, places, counts = np.unique(filled, return_inverse=True, return_counts=True)
+    middles = np.cumsum(counts) - counts / 2
+    return _scaled(ndtri(middles / len(losses))[places])
+
+
+def _scaled(losses: Floats) -> Floats:
+    deviation = float(losses.std())
+    centred: Floats = losses - losses.mean()
     return centred / deviation if deviation > 1e-12 else centred
 
 
