@@ -14,8 +14,9 @@ from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, ranked, standardised
-from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.registry import TUNERS
+from nni_manager.tuner.tuner_session import TunerSession
 
 UNIT = {"_type": "uniform", "_value": [0, 1]}
 NESTED = {
@@ -154,6 +155,41 @@ def test_beyond_the_bound_a_resumed_search_proposes_the_same():
     resumed.restore([*history, later[0]])
     again = run(resumed, range(count + 1, count + 3), lambda at: abs(at["x"] - 0.2))
     assert parameters_of(again) == parameters_of(later[1:])
+
+
+def test_a_changed_search_space_keeps_results_and_a_resume_proposes_the_same():
+    wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
+
+    class Config:
+        def __init__(self, raw, revision):
+            self.raw, self.search_space_revision = raw, revision
+
+    def session(raw, revision):
+        return TunerSession(Config(raw, revision), lambda config: auto(config.raw))
+
+    def tell(tuner, key, parameters):
+        tuner.tell_result(key, Observation("aB3dE", value := of_nested(parameters), json.dumps(value), True))
+
+    unbroken, history = session(wide, 0), []
+    for key in range(30):
+        if key == 20:
+            known = [PriorResult(past.parameters, past.value, json.dumps(past.value)) for past in history]
+            unbroken.change_space(Config(NESTED, 1), known, over=set(range(20)))
+        asked = unbroken.ask(key)
+        tell(unbroken, key, asked.parameters)
+        value = of_nested(asked.parameters)
+        metadata = json.loads(json.dumps(asked.metadata))
+        history.append(
+            PastTrial(key, asked.parameters, metadata, value, ended=True, metric=json.dumps(value))
+        )
+    assert all(contains(parse_search_space(NESTED), past.parameters) == [] for past in history[20:])
+    assert statistics.median(past.value for past in history[20:]) < 0.3
+    resumed = session(NESTED, 1)
+    resumed.restore(history[:25], [])
+    for past in history[25:]:
+        asked = resumed.ask(past.key)
+        assert asked.parameters == past.parameters
+        tell(resumed, past.key, asked.parameters)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
