@@ -157,6 +157,23 @@ def test_beyond_the_bound_a_resumed_search_proposes_the_same():
     assert parameters_of(again) == parameters_of(later[1:])
 
 
+def test_the_moment_of_an_import_has_no_effect_beyond_the_bound_either():
+    raw, random = {"x": UNIT, "y": UNIT}, Random(5)
+    points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
+    values = [abs(at["x"] - 0.2) + random.random() for at in points]
+    history = [
+        PastTrial(key, at, {f"/{name}": drawn for name, drawn in at.items()}, value, ended=True)
+        for key, (at, value) in enumerate(zip(points[:150], values, strict=False))
+    ]
+    known = [PriorResult(*each, "") for each in zip(points[150:], values[150:], strict=True)]
+    before, after = auto(raw), auto(raw)
+    before.import_results(known)
+    before.restore(history)
+    after.restore(history)
+    after.import_results(reversed(known))
+    assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
+
+
 def test_a_changed_search_space_keeps_results_and_a_resume_proposes_the_same():
     wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
 
