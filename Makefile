@@ -30,7 +30,7 @@ OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality images lock
+.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,7 +108,10 @@ peers: .venv/peers/ray/.installed .venv/peers/callbacks/.installed ## install wh
 
 frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch that nni_sdk.integrations is tested with, 1.3 GB
 
-quality: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
+quality: .venv/.installed-test ## the models that tuners find on twelve problems of scikit-learn, beside Optuna's TPE; TUNERS="Auto GPTuner" for these
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_problems.py $(TUNERS)
+
+quality-functions: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
 
 images: .venv/.installed-release ## build both images and their bills of materials in build/; BASE_IMAGE=... names what they are made from

@@ -1,4 +1,4 @@
-"""`make quality`: the best value that tuners find within 100 trials, beside Optuna's own samplers called
+"""`make quality-functions`: the best value that tuners find within 100 trials, beside Optuna's own samplers called
 directly.
 
 A tuner that wraps an Optuna sampler must be no worse: the median of its seeds is not above, or the difference
@@ -41,7 +41,7 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "QMC": lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True),
     "GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
 }
-WITHOUT_SAMPLER = ("Anneal", "Evolution", "GPTuner", "MetisTuner", "SMAC")
+WITHOUT_SAMPLER = ("Auto", "Anneal", "Evolution", "GPTuner", "MetisTuner", "SMAC")
 WITH_BUDGET = {"Hyperband": {}, "BOHB": {"min_budget": 1, "max_budget": 27}}
 """The classArgs of each."""
 

@@ -1,4 +1,4 @@
-"""`make quality` in its short form: TPE on two functions, and a baseline for every tuner."""
+"""`make quality` and `make quality-functions` in their short forms."""
 
 import importlib
 from pathlib import Path
@@ -15,6 +15,48 @@ NOT_MEASURED = {"BatchTuner", "GridSearch", "PBTTuner"}
 def measured(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module("tuner_quality")
+
+
+@pytest.fixture
+def real(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("tuner_problems")
+
+
+SHORT = ("SVM, digits", "SVM kernels, cancer")
+
+
+def test_auto_finds_better_models_than_random_search(real):
+    found = real.searches(("Auto", "Random"), SHORT, seeds=3, concurrencies=(4,), processes=1)
+    of = real.scores(found, SHORT, 4)
+    assert all(ours > theirs + 0.1 for ours, theirs in zip(of["Auto"], of["Random"], strict=True)), of
+
+
+def test_random_search_in_place_of_auto_misses_the_goal(real, monkeypatch):
+    class RandomSearch(real.OurTuner):
+        def __init__(self, name, *others):
+            super().__init__("Random", *others)
+
+    monkeypatch.setattr(real, "OurTuner", RandomSearch)
+    found = real.searches(("Auto", real.REFERENCE), SHORT, seeds=3, concurrencies=(1,), processes=1)
+    assert not real.reaches_goal(found, SHORT, 1)
+
+
+def test_every_problem_has_a_table_whose_columns_are_its_parameters(real):
+    for name, problem in real.REAL_PROBLEMS.items():
+        header, *rows = real.file_of(name).read_text().splitlines()
+        drawn = real.flat(real.made_tuner("Random", problem.space, seed=1).ask(0).parameters)
+        assert drawn.keys() <= {*header.split(",")}
+        assert len(rows) == 450
+
+
+def test_the_score_is_0_for_the_median_of_random_search_and_1_for_the_best_known_error(real):
+    problem = real.problem_of(SHORT[0])
+    runs = {
+        (tuner, SHORT[0], 1): [real.Run(error, 1.0)]
+        for tuner, error in (("one", problem.random_median), ("two", problem.least))
+    }
+    assert real.scores(runs, SHORT[:1], 1) == {"one": [0.0], "two": [1.0]}
 
 
 def test_tpe_reaches_the_quality_of_optunas_sampler(measured):

@@ -13,9 +13,10 @@ import pytest
 from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
-from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, standardised
+from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.registry import TUNERS
+from nni_manager.tuner.tuner_session import TunerSession
 
 UNIT = {"_type": "uniform", "_value": [0, 1]}
 NESTED = {
@@ -156,6 +157,58 @@ def test_beyond_the_bound_a_resumed_search_proposes_the_same():
     assert parameters_of(again) == parameters_of(later[1:])
 
 
+def test_the_moment_of_an_import_has_no_effect_beyond_the_bound_either():
+    raw, random = {"x": UNIT, "y": UNIT}, Random(5)
+    points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
+    values = [abs(at["x"] - 0.2) + random.random() for at in points]
+    history = [
+        PastTrial(key, at, {f"/{name}": drawn for name, drawn in at.items()}, value, ended=True)
+        for key, (at, value) in enumerate(zip(points[:150], values, strict=False))
+    ]
+    known = [PriorResult(*each, "") for each in zip(points[150:], values[150:], strict=True)]
+    before, after = auto(raw), auto(raw)
+    before.import_results(known)
+    before.restore(history)
+    after.restore(history)
+    after.import_results(reversed(known))
+    assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
+
+
+def test_a_changed_search_space_keeps_results_and_a_resume_proposes_the_same():
+    wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
+
+    class Config:
+        def __init__(self, raw, revision):
+            self.raw, self.search_space_revision = raw, revision
+
+    def session(raw, revision):
+        return TunerSession(Config(raw, revision), lambda config: auto(config.raw))
+
+    def tell(tuner, key, parameters):
+        tuner.tell_result(key, Observation("aB3dE", value := of_nested(parameters), json.dumps(value), True))
+
+    unbroken, history = session(wide, 0), []
+    for key in range(30):
+        if key == 20:
+            known = [PriorResult(past.parameters, past.value, json.dumps(past.value)) for past in history]
+            unbroken.change_space(Config(NESTED, 1), known, over=set(range(20)))
+        asked = unbroken.ask(key)
+        tell(unbroken, key, asked.parameters)
+        value = of_nested(asked.parameters)
+        metadata = json.loads(json.dumps(asked.metadata))
+        history.append(
+            PastTrial(key, asked.parameters, metadata, value, ended=True, metric=json.dumps(value))
+        )
+    assert all(contains(parse_search_space(NESTED), past.parameters) == [] for past in history[20:])
+    assert statistics.median(past.value for past in history[20:]) < 0.3
+    resumed = session(NESTED, 1)
+    resumed.restore(history[:25], [])
+    for past in history[25:]:
+        asked = resumed.ask(past.key)
+        assert asked.parameters == past.parameters
+        tell(resumed, past.key, asked.parameters)
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 @pytest.mark.parametrize("optimize_mode", ["minimize", "maximize"])
 def test_the_scale_of_results_has_no_effect(scale, optimize_mode):
@@ -173,13 +226,20 @@ def test_far_worse_results_are_compressed_and_failures_are_the_worst():
     assert abs(losses.mean()) < 1e-9
 
 
+def test_ranks_show_small_differences_among_the_best():
+    losses = ranked(np.array([0.0, 1e-9, 5.0, 5.0, np.nan, 1e9]))
+    assert losses[1] - losses[0] > 0.3
+    assert losses[2] == losses[3]
+    assert losses[4] == losses[5] == losses.max()
+
+
 @pytest.mark.parametrize(
     "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
 )
 def test_results_of_any_kind_are_standardised(values):
-    losses = standardised(np.array(values))
-    assert np.all(np.isfinite(losses))
-    assert np.abs(losses).max() < 10
+    for losses in (standardised(np.array(values)), ranked(np.array(values))):
+        assert np.all(np.isfinite(losses))
+        assert np.abs(losses).max() < 10
 
 
 @pytest.mark.parametrize(("width", "results"), [(50, 300), (3, 10_000)])

@@ -114,7 +114,9 @@ class Auto(LearningSampler):
 
         ended = [each for each in past if each.state is not TrialState.RUNNING]
         running = [each for each in past if each.state is TrialState.RUNNING]
-        ended, losses = _bounded(ended, _losses_of(ended, sign))
+        losses = np.array([_loss_of(each, sign) for each in ended])
+        # Values show the shape of the function, ranks the differences among the best when these are small.
+        ended, losses = _bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
         points = self._flat_study.points_of(ended)
         features = np.array([each.features for each in points])
         process = MaternProcess.fitted(features, losses, self._space.are_choices)
@@ -146,7 +148,7 @@ class Auto(LearningSampler):
         return point
 
     def _neighbours(self, places: Floats, step: float) -> Floats:
-        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn again."""
+        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn at random."""
         shape, anywhere = places.shape, self._numbers.random(places.shape)
         moved = np.clip(places + self._numbers.normal(scale=step, size=shape), 0.0, 1.0)
         # About three move, so that a choice can stay while a number moves.
@@ -186,10 +188,9 @@ def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(imported, key=lambda each: (each.value, sorted(each.params.items()))) + proposed
 
 
-def _losses_of(trials: Sequence[FrozenTrial], sign: float) -> Floats:
-    # The value of a pruned trial is its last intermediate result, which may look better than final results.
-    values = [each.value if each.state is TrialState.COMPLETE else None for each in trials]
-    return standardised(np.array([np.nan if each is None else sign * each for each in values]))
+def _loss_of(trial: FrozenTrial, sign: float) -> float:
+    """NaN: the trial failed, or was pruned. The value of a pruned one is its last intermediate result, which may look too good."""
+    return sign * trial.value if trial.state is TrialState.COMPLETE and trial.value is not None else np.nan
 
 
 def standardised(losses: Floats) -> Floats:
@@ -200,9 +201,22 @@ def standardised(losses: Floats) -> Floats:
     # If half of the results are the best one, nothing is compressed.
     excess = (losses - median) / ((median - least) or (most - median) or 1.0)
     compressed = np.where(excess > 1, 1 + np.log(np.fmax(excess, 1.0)), excess)
-    compressed = np.where(np.isnan(compressed), np.nanmax(compressed), compressed)
-    deviation = float(compressed.std())
-    centred: Floats = compressed - compressed.mean()
+    return _scaled(np.where(np.isnan(compressed), np.nanmax(compressed), compressed))
+
+
+def ranked(losses: Floats) -> Floats:
+    """The quantiles of a normal distribution at the ranks of losses, with mean 0 and deviation 1; NaN (failed) is the worst."""
+    from scipy.special import ndtri  # SciPy is loaded for the first fit
+
+    filled = np.where(np.isnan(losses), np.nanmax(losses), losses)
+    _, places, counts = np.unique(filled, return_inverse=True, return_counts=True)
+    middles = np.cumsum(counts) - counts / 2
+    return _scaled(ndtri(middles / len(losses))[places])
+
+
+def _scaled(losses: Floats) -> Floats:
+    deviation = float(losses.std())
+    centred: Floats = losses - losses.mean()
     return centred / deviation if deviation > 1e-12 else centred
 
 
