@@ -119,6 +119,7 @@ class _BareReports:
             [sys.executable, "-c", BARE_RECEIVER, self._path], stdout=subprocess.PIPE, text=True
         )
         self._sending.start()
+        wait_until(lambda: self._delays_ms, "a bare report")
         return self
 
     def __exit__(self, *_: object) -> None:

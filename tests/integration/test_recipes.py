@@ -57,7 +57,9 @@ def run(place, *command):
     return done.stdout
 
 
-def test_the_function_of_the_quick_start_is_searched(place):
+def test_the_function_of_the_quick_start_is_searched(tmp_path):
+    place = tmp_path / "work"  # a home of its own: other tests count the experiments of theirs
+    place.mkdir()
     (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
     assert abs(float(run(place, sys.executable, "-c", script).split()[-1])) < 0.01
 

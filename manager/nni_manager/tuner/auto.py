@@ -189,7 +189,7 @@ def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def _loss_of(trial: FrozenTrial, sign: float) -> float:
-    """NaN: the trial failed, or was pruned. The value of a pruned one is its last intermediate result, which may look too good."""
+    """NaN: it failed or was pruned. The value of a pruned trial is its last intermediate result, which may look too good."""
     return sign * trial.value if trial.state is TrialState.COMPLETE and trial.value is not None else np.nan
 
 
