@@ -62,7 +62,7 @@ done
 mkdir "$context/sbom"
 if [ "${SBOM:-}" ]; then
   "$PYTHON" -m venv --without-pip "$context/environment"
-  pip --python "$context/environment" install --no-index --find-links "$context/wheels" "$project"
+  pip --python "$context/environment" install --no-compile --no-index --find-links "$context/wheels" "$project"
   cyclonedx-py environment --output-reproducible --output-file "$context/sbom/sbom.cdx.json" "$context/environment"
   rm -rf "$context/environment"
   cp "$context/sbom/sbom.cdx.json" "$SBOM"
