@@ -40,7 +40,7 @@ def run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=scaled_s(60),
+            timeout=scaled_s(240),
         )
         records = decode((tmp_path / ".nni/metrics").read_bytes(), 0).records
         return done.returncode, done.stderr, [(each.type, float(each.value)) for each in records]

@@ -26,12 +26,14 @@ def real(monkeypatch):
 SHORT = ("SVM, digits", "SVM kernels, cancer")
 
 
+@pytest.mark.timeout(900)
 def test_auto_finds_better_models_than_random_search(real):
     found = real.searches(("Auto", "Random"), SHORT, seeds=3, concurrencies=(4,), processes=1)
     of = real.scores(found, SHORT, 4)
     assert all(ours > theirs + 0.1 for ours, theirs in zip(of["Auto"], of["Random"], strict=True)), of
 
 
+@pytest.mark.timeout(900)
 def test_random_search_in_place_of_auto_misses_the_goal(real, monkeypatch):
     class RandomSearch(real.OurTuner):
         def __init__(self, name, *others):

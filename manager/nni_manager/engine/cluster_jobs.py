@@ -262,7 +262,8 @@ class ClusterJobs:
         self._service.wake(job_id)
         if job_id in self._submitting or self._experiment.transports.is_all_grpc(job_id):
             if job_must_end:
-                self._spawn(self._stop_after_keeper(job_id) if is_connected else self.stop(job_id))
+                has_head_start = is_connected and self._service.stops_at_once
+                self._spawn(self._stop_after_keeper(job_id) if has_head_start else self.stop(job_id))
         else:
             self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
 

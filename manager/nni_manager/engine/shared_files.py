@@ -117,7 +117,7 @@ class SharedFiles:
         _write_sdk(workspace)
         replace_file(workspace.run_sh, run_script.encode())
         replace_file(workspace.manager_json, document.to_bytes())
-        sdk = sorted(workspace.sdk.glob("*/*.py"))
+        sdk = sorted(workspace.sdk.glob("**/*.py"))
         if self.share is not None and code_snapshot is not None:
             self.share.send(workspace.file(code_snapshot), is_fixed=True)
         folders = filter(Path.is_dir, (workspace.trials, workspace.checkpoints))

@@ -56,6 +56,8 @@ class TrainingService(ABC):
     """Seconds between a stop request and the cluster's kill, plus the time to send and detect it; 0: the cluster never kills."""
     run_script: str
     """The content of run.sh: starts the keeper in the job's environment."""
+    stops_at_once: ClassVar[bool] = False
+    """True if a stop request is a signal, which would overtake the message to a connected keeper."""
     runs_as_manager = False
     """True if tasks run as the manager's own user on this machine. The workspace can then be private."""
     share: Share | None = None

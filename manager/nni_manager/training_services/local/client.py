@@ -41,6 +41,7 @@ class LocalTrainingService(TrainingService):
     """One process per job. Its files: jobs/<job>.json (the process identity) and jobs/<job>.log (the keeper's own output)."""
 
     runs_as_manager = True
+    stops_at_once = True
 
     def __init__(
         self,
