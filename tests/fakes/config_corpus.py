@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
 from nni_manager.config.diagnostics import ConfigInvalid
@@ -20,6 +19,7 @@ from nni_manager.config.document import as_yaml
 from nni_manager.config.json_schema import json_schema
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.v2 import is_v2
+from nni_manager.schema_validators import Draft7Validator
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config"
 FILES = sorted((CORPUS / "files").glob("v[12]_*.yml"))
@@ -65,11 +65,11 @@ def _schema_verdict(file: Path) -> str:
 
 
 @functools.cache
-def validator(version: str) -> jsonschema.Draft7Validator:
+def validator(version: str) -> Draft7Validator:
     """The validator that editors use for such files."""
     schema = json_schema("v1" if version == "v1" else "v2")
-    jsonschema.Draft7Validator.check_schema(schema)
-    return jsonschema.Draft7Validator(schema)
+    Draft7Validator.check_schema(schema)
+    return Draft7Validator(schema)
 
 
 if __name__ == "__main__":

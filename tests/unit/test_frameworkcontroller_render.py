@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 from kube_definitions import FRAMEWORK
 from kube_kubelet import expanded
 
@@ -17,6 +16,7 @@ from nni_manager.config.document import read_yaml
 from nni_manager.config.framework_template import read_template
 from nni_manager.config.model import AzureStorage, ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
+from nni_manager.schema_validators import Draft202012Validator
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
-from jsonschema import Draft7Validator
-from jsonschema.exceptions import ValidationError
-
 from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
+from nni_manager.schema_validators import Draft7Validator, ValidationError
 from nni_manager.training_services.openpai.document import JobDocument
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, Violation
 from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS

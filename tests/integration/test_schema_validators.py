@@ -1,0 +1,17 @@
+"""What the validators of JSON Schema import."""
+
+import subprocess
+import sys
+
+
+def test_a_slow_library_of_formats_is_not_imported_and_remains_available(tmp_path):
+    (tmp_path / "rfc3987_syntax.py").write_text("print('imported')\nis_valid_syntax = None\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import nni_manager.training_services.openpai.validation
+print('validation')
+import rfc3987_syntax
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["validation", "imported"]
