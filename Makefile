@@ -8,6 +8,9 @@ SHELL := bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Some containers set it. Each of the thousands of processes that tests start would then compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Each process that computes would otherwise use all cores, and tests run more processes than there are cores.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
 
 # What .ci/run installs for some tests; without it they are skipped.
 OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium nginx curl
@@ -109,10 +112,10 @@ peers: .venv/peers/ray/.installed .venv/peers/callbacks/.installed ## install wh
 frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch that nni_sdk.integrations is tested with, 1.3 GB
 
 quality: .venv/.installed-test ## the models that tuners find on twelve problems of scikit-learn, beside Optuna's TPE; TUNERS="Auto GPTuner" for these
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_problems.py $(TUNERS)
+	python tests/benchmarks/tuner_problems.py $(TUNERS)
 
 quality-functions: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
+	python tests/benchmarks/tuner_quality.py $(TUNERS)
 
 images: .venv/.installed-release ## build both images and their bills of materials in build/; BASE_IMAGE=... names what they are made from
 	@mkdir -p build; version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
@@ -147,7 +150,8 @@ node_modules/.installed: package-lock.json
 
 .venv/.installed-%: pyproject.toml | .venv/bin/pip
 	@echo "installing trial-keeper[$*] into .venv"
-	@python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@# To compile all of it takes a minute. What is used is compiled when it is used.
+	@python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
 	@# The import hook of setuptools costs each process of ours 35 ms; the folders that it stands for cost nothing. The last one is
 	@# what setup.py adds to a wheel.
 	@for pth in .venv/lib/python*/site-packages/__editable__.trial_keeper-*.pth; do \

@@ -270,13 +270,12 @@ def test_a_base_image_with_another_python_is_refused_with_the_remedy(podman):
         podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
 
 
-@pytest.mark.parametrize("kind", ["keeper", "manager"])
-def test_the_bill_of_materials_names_every_package_of_the_image(kind, podman, a_container):
+def test_the_bill_of_materials_names_every_package_of_the_image(podman, a_container):
     installed = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
     python = "/opt/trial-keeper/bin/python"
-    listing = a_container("--entrypoint", python, podman.image(kind), "-I", "-c", installed)
+    listing = a_container("--entrypoint", python, podman.image("keeper"), "-I", "-c", installed)
     assert listing.wait() == 0, listing.stderr
-    bill = a_container("--entrypoint", "cat", podman.image(kind), "/opt/trial-keeper/sbom.cdx.json")
+    bill = a_container("--entrypoint", "cat", podman.image("keeper"), "/opt/trial-keeper/sbom.cdx.json")
     assert bill.wait() == 0, bill.stderr
     content = json.loads(bill.stdout)
     assert content["bomFormat"] == "CycloneDX"
