@@ -18,7 +18,10 @@ from nni_manager import deferred_gc
 
 # isort: split
 
-from nni_manager import grpc_logging  # noqa: F401 - must be the first import of gRPC
+from nni_manager import (
+    grpc_logging,  # noqa: F401 - must be the first import of gRPC
+    single_threaded_blas,  # noqa: F401 - must be the first import of NumPy
+)
 
 # isort: split
 

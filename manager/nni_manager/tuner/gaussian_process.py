@@ -15,11 +15,14 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
-from scipy.optimize import minimize
-from scipy.special import erfcx, ndtr
 
 from nni_manager.errors import InternalError
+from nni_manager.single_threaded_blas import one_blas_thread
+
+with one_blas_thread():
+    from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
+    from scipy.optimize import minimize
+    from scipy.special import erfcx, ndtr
 
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
