@@ -1,8 +1,10 @@
-"""One experiment on a site, with restarts of its manager and with faults."""
+"""One experiment on a site, with restarts of its manager and with faults.
+
+The file is long because all faults act on this one running experiment.
+"""
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import signal
@@ -11,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,9 +26,10 @@ from fault_files import (
     state_files,
     tear,
 )
-from fault_judge import RUN_STRIDE, Harm
+from fault_judge import RUN_STRIDE, TASK, Harm
 from fault_plan import STOPS, Fault, Kind, Plan
-from fault_site import Site, processes_of, wait_until
+from fault_processes import running_guards, running_keepers, running_trials
+from fault_site import Site, wait_until
 from fault_train import TRAIN
 
 from nni_manager.config.reader import read_experiment_file
@@ -37,6 +39,7 @@ from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.writer import Store
+from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.workspace import Workspace
 
 REPORTS, SHORT_REPORTS = 1000, 400
@@ -57,6 +60,7 @@ _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.MANAGER_MOVED,
     Kind.MANAGER_ENDED,
     Kind.STATE_TORN,
+    Kind.MANAGER_KILLED_AT_NOTICE,
 }
 # What another user puts beside the attempts of a trial.
 _PUT = {Kind.ATTEMPT_FORGED: forge_attempts, Kind.SPECIAL_FILES: put_special_files}
@@ -74,7 +78,20 @@ try:
 except NniManagerError as error:
     print(error)
 """
-_Find = Callable[[], list[tuple[str, psutil.Process]]]
+# Like `nnictl trial kill`. A manager that is unreachable receives no such request.
+_CANCEL = """
+import sys
+from pathlib import Path
+from nni_manager.client.manager_client import ManagerClient
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder
+
+folder = ExperimentFolder(Path(sys.argv[1]))
+try:
+    ManagerClient(folder.experiment_id, folder.process()).delete("/trial-jobs", sys.argv[2])
+except NniManagerError as error:
+    print(error)
+"""
 _BUG = re.compile(r"\bbug\b", re.IGNORECASE)
 
 
@@ -295,6 +312,8 @@ class Experiment:
                 return self._hit_manager(fault)
             case Kind.ATTEMPT_FORGED | Kind.SPECIAL_FILES | Kind.METRICS_APPENDED | Kind.ATTEMPT_REMOVED:
                 return self._hit_attempts(fault)
+            case Kind.KEEPER_KILLED_AT_NOTICE | Kind.MANAGER_KILLED_AT_NOTICE:
+                return self._hit_at_notice(fault)
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
@@ -326,7 +345,7 @@ class Experiment:
         return ""
 
     def _hit_attempts(self, fault: Fault) -> str:
-        running = self._wait_for(self._running_trials)
+        running = self._wait_for(running_trials)
         if not running:
             return "none ran"
         if fault.kind in _PUT:
@@ -353,6 +372,64 @@ class Experiment:
         self.attempts_removed.add(trial_id)
         self.note(f"{fault.kind.value}: {trial_id}, {attempt}")
         return ""
+
+    def _hit_at_notice(self, fault: Fault) -> str:
+        """Cancel a running trial, and kill its keeper or the manager as soon as the trial's stop notice is written."""
+        if not self.resume():
+            return "no manager ran"
+        running = self._wait_for(running_trials)
+        if not running:
+            return "none ran"
+        trial_id, process = running[int(fault.pick * len(running))]
+        try:
+            attempt = Path(process.environ()["NNI_SYS_DIR"]).parent.name
+            # It would end while the client starts.
+            process.suspend()
+        except psutil.NoSuchProcess:
+            return f"{trial_id}, process {process.pid}, had just ended"
+        try:
+            # They are found before: a cancelled job may end within half a second.
+            jobs = {trial.job_id for trial in self._trials() if trial.trial_id == trial_id}
+            keepers = [each for each in running_keepers(self.site.name) if each[0] in jobs]
+            missed = self._cancel(trial_id) or self._kill_at_notice(fault, trial_id, attempt, keepers)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        if not missed:
+            self.note(f"{fault.kind.value}: {trial_id}")
+        return missed
+
+    def _kill_at_notice(
+        self, fault: Fault, trial_id: str, attempt: str, keepers: list[tuple[str, psutil.Process]]
+    ) -> str:
+        self.stopped.add(trial_id)
+        notice = self.storage.attempt(AttemptKey(trial_id, attempt, TASK)).stop_notice_json
+        try:
+            wait_until(notice.exists, "a stop notice", _RUNS_TIMEOUT_S)
+        except TimeoutError:
+            return f"{trial_id} had no stop notice"
+        if fault.kind is Kind.MANAGER_KILLED_AT_NOTICE:
+            self.kill_manager()
+            return ""
+        for job_id, keeper in keepers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                keeper.kill()
+                self.keepers_killed.add(job_id)
+                return ""
+        return f"the keeper of {trial_id} had just ended"
+
+    def _cancel(self, trial_id: str) -> str:
+        """Ask the manager to stop a trial; return why it did not."""
+        done = subprocess.run(
+            [*self.site.manager_prefix, sys.executable, "-c", _CANCEL, self.folder.path, trial_id],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_STOPPED_TIMEOUT_S,
+            env=self.site.suite_environ,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.strip()
 
     # ---- stops
 
@@ -417,7 +494,13 @@ class Experiment:
     def heal(self, fault: Fault) -> None:
         """End a fault that affected something."""
         match fault.kind:
-            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED | Kind.MANAGER_ENDED | Kind.STATE_TORN:
+            case (
+                Kind.MANAGER_KILLED
+                | Kind.MANAGER_MOVED
+                | Kind.MANAGER_ENDED
+                | Kind.STATE_TORN
+                | Kind.MANAGER_KILLED_AT_NOTICE
+            ):
                 self.resume()
             case _ if fault.kind in STOPS:
                 self._stop(fault)
@@ -435,7 +518,7 @@ class Experiment:
                 self.note(f"over: {fault.kind.value}")
 
     def _hit_process(self, fault: Fault) -> str:
-        running = self._wait_for(partial(_PROCESSES[fault.kind], self))
+        running = self._wait_for(_PROCESSES[fault.kind])
         if not running:
             return "none ran"
         name, process = running[int(fault.pick * len(running))]
@@ -456,39 +539,13 @@ class Experiment:
         self.note(f"{fault.kind.value}: {name}, process {process.pid}")
         return ""
 
-    def _wait_for(self, find: _Find) -> list[tuple[str, psutil.Process]]:
+    def _wait_for(
+        self, find: Callable[[str], list[tuple[str, psutil.Process]]]
+    ) -> list[tuple[str, psutil.Process]]:
         with contextlib.suppress(TimeoutError):
-            wait_until(find, "a process runs", _RUNS_TIMEOUT_S)  # none does between two trials
-        return find()
-
-    def _keepers(self) -> list[tuple[str, psutil.Process]]:
-        """The running keepers, with their jobs."""
-        return self._keepers_or_guards(are_guards=False)
-
-    def _guards(self) -> list[tuple[str, psutil.Process]]:
-        return self._keepers_or_guards(are_guards=True)
-
-    def _keepers_or_guards(self, *, are_guards: bool) -> list[tuple[str, psutil.Process]]:
-        found = self._running("TRIAL_KEEPER_JOB_ID", "trial_keeper")
-        pids = {process.pid for _, process in found}
-        # Each keeper has a guard, which is a fork of it. Its children are forks until they call exec.
-        return [
-            (job_id, process)
-            for job_id, process in found
-            if _is_guard(process) == are_guards and _parent_of(process) not in pids
-        ]
-
-    def _running_trials(self) -> list[tuple[str, psutil.Process]]:
-        return self._running("NNI_TRIAL_JOB_ID", "train.py")
-
-    def _running(self, variable: str, command: str) -> list[tuple[str, psutil.Process]]:
-        found = []
-        for process in processes_of(self.site.name):
-            with contextlib.suppress(psutil.Error, OSError):
-                environ = process.environ()
-                if variable in environ and process.cmdline()[-1:] == [command]:
-                    found.append((environ[variable], process))
-        return sorted(found, key=lambda each: each[1].pid)
+            # None does between two trials.
+            wait_until(lambda: find(self.site.name), "a process runs", _RUNS_TIMEOUT_S)
+        return find(self.site.name)
 
     @property
     def harm(self) -> Harm:
@@ -503,27 +560,13 @@ class Experiment:
         )
 
 
-_PROCESSES: dict[Kind, Callable[[Experiment], list[tuple[str, psutil.Process]]]] = {
-    Kind.KEEPER_KILLED: Experiment._keepers,
-    Kind.KEEPER_STOPPED: Experiment._keepers,
-    Kind.STOP_WITH_FROZEN_KEEPER: Experiment._keepers,
-    Kind.GUARD_STOPPED: Experiment._guards,
-    Kind.STOP_WITH_FROZEN_GUARD: Experiment._guards,
-    Kind.TRIAL_KILLED: Experiment._running_trials,
-    Kind.TRIAL_STOPPED: Experiment._running_trials,
+_PROCESSES: dict[Kind, Callable[[str], list[tuple[str, psutil.Process]]]] = {
+    Kind.KEEPER_KILLED: running_keepers,
+    Kind.KEEPER_STOPPED: running_keepers,
+    Kind.STOP_WITH_FROZEN_KEEPER: running_keepers,
+    Kind.GUARD_STOPPED: running_guards,
+    Kind.STOP_WITH_FROZEN_GUARD: running_guards,
+    Kind.TRIAL_KILLED: running_trials,
+    Kind.TRIAL_STOPPED: running_trials,
 }
 """The processes that a fault may affect."""
-
-
-def _is_guard(process: psutil.Process) -> bool:
-    """Guards wait at a pipe for the end of their keepers, which have no such input."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
-    return False
-
-
-def _parent_of(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return 0

@@ -52,6 +52,8 @@ class Kind(Enum):
     STOP_WITH_FROZEN_GUARD = "stop with a frozen guard"
     METRICS_APPENDED = "metrics appended"
     SPECIAL_FILES = "special files"
+    KEEPER_KILLED_AT_NOTICE = "keeper killed at a stop notice"
+    MANAGER_KILLED_AT_NOTICE = "manager killed at a stop notice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STOP_ON_FULL_DISK: _Sort("manager", Need.ROOT, 0.5, 2, 10),
     Kind.STOP_WITH_FROZEN_KEEPER: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
     Kind.STOP_WITH_FROZEN_GUARD: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
+    Kind.KEEPER_KILLED_AT_NOTICE: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.MANAGER_KILLED_AT_NOTICE: _Sort("manager", Need.NOTHING, 0.1, 1, 30),
 }
 STOPS = frozenset({Kind.STOP_ON_FULL_DISK, Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD})
 """These last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
