@@ -150,6 +150,8 @@ class Trial:
     """True if a user, not the tuner, proposed the parameters. The tuner receives the result as an additional observation."""
     retries: int = 0
     """How often the trial was started again because the cluster lost it."""
+    continues: str | None = None
+    """The trial whose newest checkpoint this one loads first; None: it starts from the beginning."""
     registered: Attempts = field(default_factory=Attempts, repr=False)
     """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
     remarks: Remarks = NO_REMARKS

@@ -28,6 +28,7 @@ from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.checkpoints import Checkpoint
 from trial_keeper.wire.messages import AttemptKey, RevokeTrial
 from trial_keeper.wire.reasons import ExitReason
 
@@ -174,12 +175,18 @@ class ClusterJobs:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         runtime, call = self._runtime, self._storage_poller.threads.call
+        checkpoints: list[Checkpoint] = []
+        if trial.continues or trial.retries or trial.registered.registered:
+            checkpoints = await call(
+                runtime.files.find_checkpoints, trial, self._storage_poller.signer_of(trial)
+            )
         document = (
             trial,
             runtime.config.trial_command,
             self._service.placement(job.job_id),
             self.code_snapshot,
             trial_seed(runtime.experiment.experiment_id, runtime.config.tuner.seed, trial.sequence_id),
+            checkpoints,
         )
         try:
             await call(runtime.files.write_trial, *document)
