@@ -1,8 +1,8 @@
 """Checkpoints of attempts as documents: what training code saves, what a keeper signs, and what a later attempt may load.
 
-Training code describes a new checkpoint in a manifest in its attempt's folder (`nni_sdk.checkpoints`). Its keeper adds the manifest
-to the attempt's signed checkpoints.json. Only what such a document names may be loaded: a keeper verifies the documents of its own
-job's attempts, and the manager those of all other jobs, which it then names in trial.json.
+Training code describes a new checkpoint in a manifest in its attempt's folder (`nni_sdk.checkpoints`). Its keeper adds the
+manifest to the attempt's signed checkpoints.json. Only what such a document names may be loaded: a keeper verifies the documents
+of its own job's attempts, and the manager those of all other jobs, which it then names in trial.json.
 """
 
 import json

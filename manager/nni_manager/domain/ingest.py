@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nni_sdk import records
-from nni_sdk.records import Decoded, Garbage, Record, decode
+from nni_sdk.records import Decoded, Garbage, Mark, Record, decode
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
@@ -32,8 +32,8 @@ class OffsetGap(ValueError):
 class StreamWrite:
     """Effect: make this durable in one transaction.
 
-    `data`: the bytes of a log, starting at `offset`; metrics have `records` instead. `new_offset`: the durable offset afterwards.
-    `postscript`: a note to store after the last byte of a truncated log, not part of the log.
+    `data`: the bytes of a log, starting at `offset`; metrics have `records` and `marks` instead. `new_offset`: the durable offset
+    afterwards. `postscript`: a note to store after the last byte of a truncated log, not part of the log.
     """
 
     key: AttemptKey
@@ -44,6 +44,7 @@ class StreamWrite:
     records: tuple[Record, ...] = ()
     garbage: tuple[Garbage, ...] = ()
     postscript: bytes = b""
+    marks: tuple[Mark, ...] = ()
 
     @property
     def is_last_collected(self) -> bool:
@@ -143,7 +144,7 @@ class AttemptIngest:
 
     def _pieces(self, decoded: Decoded, start: int) -> Iterator[StreamWrite]:
         """Writes of moderate size, each of complete records and the corrupt spans before and between them."""
-        end, garbage = start + decoded.consumed, deque(decoded.garbage)
+        end, garbage, marks = start + decoded.consumed, deque(decoded.garbage), deque(decoded.marks)
         for first in range(0, max(len(decoded.records), 1), RECORDS_AT_ONCE):
             piece = tuple(decoded.records[first : first + RECORDS_AT_ONCE])
             is_last = first + RECORDS_AT_ONCE >= len(decoded.records)
@@ -151,9 +152,18 @@ class AttemptIngest:
             spans = []
             while garbage and garbage[0].offset < new_offset:
                 spans.append(garbage.popleft())
+            own_marks = []
+            while marks and marks[0].offset < new_offset:
+                own_marks.append(marks.popleft())
             if new_offset > start:
                 yield StreamWrite(
-                    self.key, Stream.METRICS, start, new_offset, records=piece, garbage=tuple(spans)
+                    self.key,
+                    Stream.METRICS,
+                    start,
+                    new_offset,
+                    records=piece,
+                    garbage=tuple(spans),
+                    marks=tuple(own_marks),
                 )
             start = new_offset
 

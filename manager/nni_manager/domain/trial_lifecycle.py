@@ -275,6 +275,22 @@ class TrialLifecycle:
             )
         return effects
 
+    def note_continued(self, event: events.AttemptContinued) -> list[Effect]:
+        """Record that the attempt continues from a checkpoint. An assessor to which it is new gets the results before."""
+        trial, inherited = self.trials[event.key.trial_id], event.inherited
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+            return []
+        is_new = not trial.intermediate_count
+        trial.continue_from(inherited, is_late=event.is_late)
+        effects: list[Effect] = [events.SaveTrial(trial)]
+        if is_new and inherited.numbers:
+            effects.append(
+                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, inherited.numbers)
+            )
+        if event.missing is not None:
+            effects.append(events.DrainSource(event.missing))
+        return effects
+
     def note_usage(self, usage: Usage) -> list[Effect]:
         """Record the usage of an attempt."""
         trial = self.trials[usage.key.trial_id]

@@ -466,7 +466,14 @@ class ClusterJobs:
                 self._ingest.end(each.ended)
         return left
 
-    async def drain_orphaned(self, key: AttemptKey) -> None:
+    async def drain(self, effect: events.DrainAttempt | events.DrainSource) -> None:
+        """Read what is left of an attempt from the workspace."""
+        if isinstance(effect, events.DrainAttempt):
+            await self._drain_orphaned(effect.key)
+        else:
+            await self._drain_source(effect.key)
+
+    async def _drain_orphaned(self, key: AttemptKey) -> None:
         """Drain an orphaned attempt from the workspace: the keeper of the attempt has ended, but the job still runs."""
         trial = self._experiment.trials[key.trial_id]
         try:
@@ -482,6 +489,19 @@ class ClusterJobs:
             self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)
+
+    async def _drain_source(self, key: AttemptKey) -> None:
+        """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues."""
+        trial = self._experiment.trials[key.trial_id]
+        try:
+            await self._storage_poller.drain_source(trial, key)
+        except StoragePermissionDenied as error:
+            log.warning("trial %s: %s", key, error)
+        await asyncio.shield(self._runtime.durable())
+        if self._ingest.is_awaited(key):
+            log.warning(
+                "trial %s: its results before the checkpoint are missing: they are not in the workspace", key
+            )
 
 
 def _runs_in(job: Job, trial: Trial) -> bool:

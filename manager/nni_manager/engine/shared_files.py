@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -229,6 +229,16 @@ class SharedFiles:
         if closed is not None and not keys:
             raise closed  # the unreadable attempt may be valid
         return FoundAttempts(tuple(keys), tuple(rejected))
+
+    def signer_of_attempt(self, key: AttemptKey, signer: Signer) -> Signer | None:
+        """The signer of an attempt of any job of the experiment; None: no keeper has signed it."""
+        content = self._read(self.workspace.attempt(key).attempt_json, 0, MAX_ATTEMPT_JSON_BYTES)
+        try:
+            document = AttemptDocument.from_bytes(content, signer.token_of)
+        except DocumentInvalid:
+            return None
+        is_named = (document.experiment_id, document.key) == (signer.experiment_id, key)
+        return replace(signer, job_id=document.job_id) if is_named else None
 
     def find_checkpoints(self, trial: Trial, signer: Signer) -> list[Checkpoint]:
         """The signed checkpoints of the trial's earlier attempts, and of the trial that it continues; newest first."""

@@ -259,6 +259,21 @@ class SharedStoragePoller:
             else:
                 await asyncio.sleep(_RETRY_DELAY_S)
 
+    async def drain_source(self, trial: Trial, key: AttemptKey) -> None:
+        """Ingest the metrics of an earlier attempt of a trial that its keeper has not delivered.
+
+        Raises:
+            StoragePermissionDenied: the manager has no read permission on the storage.
+        """
+        signer = await self._with_retries(trial, self._files.signer_of_attempt, key, self.signer_of(trial))
+        while signer is not None and not trial.state.is_terminal:
+            offsets = {Stream.METRICS: self._ingest.received(key, Stream.METRICS)}
+            see = partial(self._files.see_attempt, key, offsets, signer, is_over=True)
+            seen = await self._with_retries(trial, see)
+            if not seen.pieces:
+                return
+            await self._ingest_readout(AttemptReadout(key, True, seen.pieces, None))
+
     def _has_all(self, left: AttemptReadout) -> bool:
         sizes = {} if left.ended is None else left.ended.final_sizes
         return all(

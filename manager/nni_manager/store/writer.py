@@ -228,6 +228,8 @@ class Store:
                 ]
                 self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
                 first += count
+        for mark in commit.marks:
+            self._execute("add_mark", rows.mark_columns(key, number, mark))
         columns = rows.columns_of(
             key,
             attempt=number,
