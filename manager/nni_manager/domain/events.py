@@ -49,6 +49,8 @@ class ParametersSuggested:
     parameters: Mapping[str, Any]
     metadata: Mapping[str, Any]
     at_s: float
+    continues: str | None = None
+    """The trial from whose checkpoint it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +272,13 @@ class RemarksChanged:
 class TrialProposed:
     """A user proposes a trial with these parameters, independent of the tuner and of reached limits. The id is new.
 
-    Post it only while the experiment's `accepts_trials` is True.
+    Post it only while the experiment's `accepts_trials` is True. `continues`: the trial from whose checkpoint it continues.
     """
 
     trial_id: str
     parameters: Mapping[str, Any]
     at_s: float
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,13 @@ class TrialLifecycle:
         """
         self.budget.note_suggested()
         trial = Trial(
-            event.trial_id, event.sequence_id, event.parameters, event.metadata, event.at_s, job_id=""
+            event.trial_id,
+            event.sequence_id,
+            event.parameters,
+            event.metadata,
+            event.at_s,
+            job_id="",
+            continues=event.continues,
         )
         self._add(trial)
         if is_running:
@@ -145,7 +151,14 @@ class TrialLifecycle:
         """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
         sequence_id = self.budget.note_proposed()
         trial = Trial(
-            event.trial_id, sequence_id, event.parameters, {}, event.at_s, job_id="", is_customized=True
+            event.trial_id,
+            sequence_id,
+            event.parameters,
+            {},
+            event.at_s,
+            job_id="",
+            is_customized=True,
+            continues=event.continues,
         )
         self._add(trial)
         self.scheduler.jobs.queue.append(trial.trial_id)

@@ -1,0 +1,98 @@
+"""Trials that continue from their checkpoints, with real managers, keepers and trials."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+from real_experiment import wait_until
+
+# The model is a number. Each step changes it, so a step that is missing, or made twice, changes all later results.
+# $PLAN: for each start of the first trial the step and the place at which it waits to be killed.
+TRAIN = """
+import json, os, pathlib, time
+import nni_sdk as nni
+
+STEPS = 12
+ledger = pathlib.Path(os.environ["LEDGER"])
+plan = json.loads(os.environ["PLAN"])
+nni.get_next_parameter()
+number = sum(line.startswith("start") for line in ledger.read_text().splitlines())
+kill_step, kill_place = plan[number] if number < len(plan) else (None, None)
+
+def note(text):
+    with ledger.open("a") as file:
+        file.write(text + "\\n")
+
+def may_be_killed(step, place):
+    if (step, place) == (kill_step, kill_place):
+        note("waits")
+        time.sleep(600)
+
+path = nni.load_checkpoint()
+state = json.loads(pathlib.Path(path, "state").read_text()) if path else {"step": 0, "model": 0.5}
+note(f"start {state['step']}")
+if kill_step is not None:
+    kill_step = max(kill_step, state["step"])
+while state["step"] < STEPS:
+    step = state["step"]
+    model = 3.7 * state["model"] * (1 - state["model"])
+    may_be_killed(step, "before report")
+    nni.report_intermediate_result(model)
+    may_be_killed(step, "after report")
+    state = {"step": step + 1, "model": model}
+
+    def save(folder):
+        pathlib.Path(folder, "state").write_text(json.dumps(state))
+        may_be_killed(step, "in save")
+
+    if step % 2 == 0:
+        nni.save_checkpoint(save)
+    else:
+        may_be_killed(step, "in save")
+    may_be_killed(step, "after save")
+nni.report_final_result(state["model"])
+"""
+PLACES = ("before report", "after report", "in save", "after save")
+KILLS = 10
+
+
+def rows_of(experiment, trial):
+    """The curve without what differs between any two trials."""
+    return [(row.is_final, row.sequence, row.value) for row in experiment.rows(trial["id"])]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experiment, tmp_path, seed):
+    draw = random.Random(seed)
+    plan = [(draw.randrange(12), draw.choice(PLACES)) for _ in range(KILLS)]
+    ledger = tmp_path / "ledger"
+    ledger.touch()
+    experiment = a_real_experiment(
+        TRAIN,
+        trialConcurrency=1,
+        maxTrialNum=2,
+        maxTrialRetry=KILLS,
+        environ={"PLAN": json.dumps(plan), "LEDGER": str(ledger)},
+    )
+    experiment.start()
+    for kills in range(1, KILLS + 1):
+        wait_until(lambda kills=kills: ledger.read_text().count("waits\n") == kills, f"attempt {kills} waits")
+        (trial,) = experiment.get("/trials")
+        job = json.loads((experiment.folder.jobs / f"{trial['jobId']}.json").read_bytes())
+        os.kill(job["pid"], signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    killed, whole = experiment.get("/trials")
+    assert (killed["status"], killed["retries"], whole["retries"]) == ("SUCCEEDED", KILLS, 0)
+    expected = rows_of(experiment, whole)
+    assert [sequence for is_final, sequence, _ in expected if not is_final] == list(range(12))
+    assert rows_of(experiment, killed) == expected
+    assert (killed["value"], killed["intermediateCount"]) == (whole["value"], 12)
+    # It really continued, and the rows are those of several attempts.
+    starts = [int(line.split()[1]) for line in ledger.read_text().splitlines() if line.startswith("start")]
+    assert max(starts[:-1]) > 0
+    assert len({row.attempt for row in experiment.rows(killed["id"])}) > 1
+    assert [each["data"] for each in experiment.get(f"/metric-data/{killed['id']}")] == [
+        each["data"] for each in experiment.get(f"/metric-data/{whole['id']}")
+    ]
