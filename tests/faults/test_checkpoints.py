@@ -63,8 +63,10 @@ def rows_of(experiment, trial):
     return [(row.is_final, row.sequence, row.value) for row in experiment.rows(trial["id"])]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experiment, tmp_path, seed):
+@pytest.mark.parametrize(
+    ("seed", "more"), [(1, {}), (2, {"localConfig": {"reuse": True}})], ids=["plain", "reuse"]
+)
+def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experiment, tmp_path, seed, more):
     draw = random.Random(seed)
     plan = [(draw.randrange(12), draw.choice(PLACES)) for _ in range(KILLS)]
     ledger = tmp_path / "ledger"
@@ -75,13 +77,18 @@ def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experi
         maxTrialNum=2,
         maxTrialRetry=KILLS,
         environ={"PLAN": json.dumps(plan), "LEDGER": str(ledger)},
+        **more,
     )
     experiment.start()
     for kills in range(1, KILLS + 1):
         wait_until(lambda kills=kills: ledger.read_text().count("waits\n") == kills, f"attempt {kills} waits")
         (trial,) = experiment.get("/trials")
         job = json.loads((experiment.folder.jobs / f"{trial['jobId']}.json").read_bytes())
+        if kills == KILLS // 2:
+            experiment.kill_manager()
         os.kill(job["pid"], signal.SIGKILL)
+        if kills == KILLS // 2:
+            experiment.start()
     experiment.wait_for_status("DONE")
     killed, whole = experiment.get("/trials")
     assert (killed["status"], killed["retries"], whole["retries"]) == ("SUCCEEDED", KILLS, 0)
@@ -96,3 +103,92 @@ def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experi
     assert [each["data"] for each in experiment.get(f"/metric-data/{killed['id']}")] == [
         each["data"] for each in experiment.get(f"/metric-data/{whole['id']}")
     ]
+
+
+FAILS_ONCE = """
+import os, pathlib
+import nni_sdk as nni
+
+nni.get_next_parameter()
+path = nni.load_checkpoint()
+first = int(pathlib.Path(path).read_text()) if path else 0
+for step in range(first, 4):
+    nni.report_intermediate_result(step)
+    pathlib.Path("state.txt").write_text(str(step + 1))
+    nni.save_checkpoint("state.txt")
+    if step == 1 and path is None:
+        raise RuntimeError("out of luck")
+nni.report_final_result(first)
+"""
+
+
+def test_a_failed_trial_is_continued_by_hand_in_a_new_trial(a_real_experiment):
+    experiment = a_real_experiment(FAILS_ONCE, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (failed,) = experiment.get("/trials")
+    assert (failed["status"], failed["continues"]) == ("FAILED", None)
+    made = experiment.ask("POST", f"/trials/{failed['id']}/retry", params={"from": "checkpoint"}).json()
+    experiment.wait_for_status("DONE")
+    _, trial = experiment.get("/trials")
+    assert (trial["id"], trial["continues"]) == (made["trialJobId"], failed["id"])
+    assert (trial["status"], trial["value"], trial["parameters"]) == ("SUCCEEDED", 2, failed["parameters"])
+    assert [row.value for row in experiment.rows(trial["id"])] == ["2", "3", "2"]
+    assert [row.value for row in experiment.rows(failed["id"])] == ["0", "1"]
+    # A stopped manager's successor still knows.
+    experiment.kill_manager()
+    experiment.start()
+    assert experiment.get("/trials")[1]["continues"] == failed["id"]
+
+
+def test_a_trial_without_a_checkpoint_cannot_be_continued(a_real_experiment):
+    experiment = a_real_experiment("raise SystemExit(1)", trialConcurrency=1, maxTrialNum=1, failFast=False)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (failed,) = experiment.get("/trials")
+    refusal = experiment.ask("POST", f"/trials/{failed['id']}/retry", params={"from": "checkpoint"})
+    assert refusal.status_code == 409
+    assert "it has no signed checkpoint; let the training code call nni_sdk.save_checkpoint()" in refusal.text
+    refusal = experiment.ask("POST", f"/trials/{failed['id']}/retry", params={"from": "there"})
+    assert (refusal.status_code, refusal.json()["error"]) == (
+        400,
+        "cannot retry from 'there'; write start or checkpoint",
+    )
+
+
+TRAINS_IN_ROUNDS = """
+import pathlib
+import nni_sdk as nni
+
+parameters = nni.get_next_parameter()
+path = nni.load_checkpoint()
+done = int(pathlib.Path(path).read_text()) if path else 0
+for step in range(done, parameters["TRIAL_BUDGET"]):
+    nni.report_intermediate_result(parameters["x"])
+    pathlib.Path(f"state{nni.get_trial_id()}").write_text(str(step + 1))
+    nni.save_checkpoint(f"state{nni.get_trial_id()}")
+nni.report_final_result({"default": parameters["x"], "done": done})
+"""
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["a job each", "reuse"])
+def test_a_promoted_trial_of_hyperband_continues_its_own_trial_of_the_round_before(a_real_experiment, reuse):
+    more = {"localConfig": {"reuse": True}} if reuse else {}
+    experiment = a_real_experiment(
+        TRAINS_IN_ROUNDS,
+        trialConcurrency=2,
+        maxTrialNum=5,
+        tuner={"builtinTunerName": "Hyperband", "classArgs": {"R": 3, "eta": 3, "seed": 1}},
+        **more,
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    by_id = {trial["id"]: trial for trial in experiment.get("/trials")}
+    promoted = [trial for trial in by_id.values() if trial["continues"] is not None]
+    assert promoted
+    for trial in promoted:
+        parent = by_id[trial["continues"]]
+        assert parent["parameters"]["x"] == trial["parameters"]["x"]
+        done = parent["parameters"]["TRIAL_BUDGET"]
+        assert json.loads(trial["finalMetricData"][0]["data"])["done"] == done
+        assert trial["intermediateCount"] == trial["parameters"]["TRIAL_BUDGET"] - done
