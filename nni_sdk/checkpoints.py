@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nni_sdk.trial import TrialContext
 
 MAX_CHECKPOINT_BYTES = 10 << 30
-"""The default limit of one checkpoint. A larger one is more often a mistake (a data set, a whole folder) than a model."""
+"""The default limit of one checkpoint. A larger one is more often an error (a data set, a whole folder) than a model."""
 
 # Only bits that let other users write: what they change after the verification would be loaded.
 _OTHERS_WRITE = 0o022
@@ -116,9 +116,9 @@ def save_checkpoint(
 def load_checkpoint() -> "str | None":
     """Return the path of the newest checkpoint of this trial: the file or the folder that was saved; None if there is none.
 
-    An attempt that starts again, by whatever cause, finds what the attempts before it have saved; a trial that continues another
-    one (of a population, of a bracket of Hyperband, or of `nnictl trial retry --from-checkpoint`) finds that one's. The results
-    that were reported after the checkpoint was saved count no more: this process reports them again. Do not change the files.
+    An attempt that starts again finds what the attempts before it have saved. A trial that continues another one finds that one's:
+    in a population, in a bracket of Hyperband, and by `nnictl trial retry --from-checkpoint`. The results that were reported
+    after the checkpoint was saved count no more: this process reports them again. Do not change the files.
 
     A checkpoint that no keeper of the experiment has signed, that belongs to another user or whose files have changed is refused,
     with a warning on stderr, and the one before it is returned.
@@ -144,7 +144,7 @@ def load_checkpoint() -> "str | None":
         return str(os.path.join(path, source["entry"]) if source["entry"] else path)
     if refusals:
         raise CheckpointInvalid(
-            f"{refusals[0]}; check who writes to the storage. To start from the beginning, remove its folder"
+            f"{refusals[0]}; check who writes to the storage. To start anew, remove its folder"
         )
     return None
 

@@ -4,9 +4,14 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from real_experiment import wait_until
+
+from nni_manager.config.reader import read_experiment_file
 
 # The model is a number. Each step changes it, so a step that is missing, or made twice, changes all later results.
 # $PLAN: for each start of the first trial the step and the place at which it waits to be killed.
@@ -192,3 +197,12 @@ def test_a_promoted_trial_of_hyperband_continues_its_own_trial_of_the_round_befo
         done = parent["parameters"]["TRIAL_BUDGET"]
         assert json.loads(trial["finalMetricData"][0]["data"])["done"] == done
         assert trial["intermediateCount"] == trial["parameters"]["TRIAL_BUDGET"] - done
+
+
+def test_the_example_runs_on_its_own_and_its_file_is_valid(tmp_path):
+    folder = Path(__file__).parents[2] / "examples/checkpoints"
+    assert read_experiment_file(folder / "config.yml").tuner.name == "Hyperband"
+    run = subprocess.run(
+        [sys.executable, folder / "train.py"], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert "Final result" in run.stderr

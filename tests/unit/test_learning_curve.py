@@ -62,7 +62,7 @@ def test_forked_processes_that_write_the_record_of_one_load_drop_nothing():
     assert first_of_load(marks, 1, TASK, "a") == 0
 
 
-def test_a_checkpoint_of_another_trial_or_task_begins_a_new_curve():
+def test_a_checkpoint_of_another_trial_or_task_starts_a_new_curve():
     for source in (key_of(0, "parent"), key_of(0, task="worker-1")):
         marks = [saved(0, 100), continued(1, 40, source)]
         assert curve_of("t", marks, 1, TASK) == LearningCurve((Segment(1, TASK, 40),))

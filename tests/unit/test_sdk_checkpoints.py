@@ -161,13 +161,11 @@ def test_if_every_checkpoint_is_refused_the_load_raises_with_the_remedy(attempt,
     sources = sign_of_one(attempt)[:1]
     damage(tmp_path / "attempts" / FIRST / "0/checkpoints/000002")
     attempt(SECOND, sources)
-    with pytest.raises(
-        CheckpointInvalid, match=r"cannot use checkpoint .*000002: .*To start from the beginning, remove"
-    ):
+    with pytest.raises(CheckpointInvalid, match=r"cannot use checkpoint .*000002: .*To start anew, remove"):
         nni.load_checkpoint()
 
 
-def test_what_the_keeper_has_not_verified_is_not_loaded(attempt):
+def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
     sign_of_one(attempt)
     attempt(SECOND)
     assert nni.load_checkpoint() is None
