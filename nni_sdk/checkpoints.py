@@ -116,7 +116,7 @@ def save_checkpoint(
 def load_checkpoint() -> "str | None":
     """Return the path of the newest checkpoint of this trial: the file or the folder that was saved; None if there is none.
 
-    An attempt that starts again finds what the attempts before it have saved. A trial that continues another one finds that one's:
+    An attempt that starts again finds what those before it have saved. A trial that continues another one finds that one's:
     in a population, in a bracket of Hyperband, and by `nnictl trial retry --from-checkpoint`. The results that were reported
     after the checkpoint was saved count no more: this process reports them again. Do not change the files.
 
