@@ -144,7 +144,7 @@ def load_checkpoint() -> "str | None":
         return str(os.path.join(path, source["entry"]) if source["entry"] else path)
     if refusals:
         raise CheckpointInvalid(
-            f"{refusals[0]}; check who writes to the storage. To start anew, remove its folder"
+            f"{refusals[0]}; check who writes to the storage. To start at the first step, remove its folder"
         )
     return None
 

@@ -161,7 +161,9 @@ def test_if_every_checkpoint_is_refused_the_load_raises_with_the_remedy(attempt,
     sources = sign_of_one(attempt)[:1]
     damage(tmp_path / "attempts" / FIRST / "0/checkpoints/000002")
     attempt(SECOND, sources)
-    with pytest.raises(CheckpointInvalid, match=r"cannot use checkpoint .*000002: .*To start anew, remove"):
+    with pytest.raises(
+        CheckpointInvalid, match=r"cannot use checkpoint .*000002: .*To start at the first step, remove"
+    ):
         nni.load_checkpoint()
 
 

@@ -154,7 +154,7 @@ class Trial:
     retries: int = 0
     """How often the trial was started again because the cluster lost it."""
     continues: str | None = None
-    """The trial whose newest checkpoint this one loads first; None: it starts anew."""
+    """The trial whose newest checkpoint this one loads first; None: it starts at its first step."""
     registered: Attempts = field(default_factory=Attempts, repr=False)
     """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
     remarks: Remarks = NO_REMARKS

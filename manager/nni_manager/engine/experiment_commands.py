@@ -144,7 +144,7 @@ class ExperimentCommands:
             engine.experiment.experiment_id, trial.job_id, partial(token_of, engine.stored.secret)
         )
         found = await asyncio.to_thread(engine.files.find_checkpoints, trial, signer)
-        if not found:  # the new trial would start anew
+        if not found:  # the new trial would start at its first step
             raise FailedPrecondition(
                 f"cannot continue trial {trial.trial_id}: it has no signed checkpoint; let the training code call "
                 "nni_sdk.save_checkpoint(), or retry the trial without --from-checkpoint"

@@ -180,7 +180,7 @@ class ExperimentRoutes:
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
 
-        `from`: whether the new trial starts anew, the default, or from the newest checkpoint of the old one.
+        `from`: whether the new trial starts at its first step, the default, or from the newest checkpoint of the old one.
         """
         given = request.query_params.get("from", RETRY_FROM[0])
         if given not in RETRY_FROM:
