@@ -201,6 +201,22 @@ def test_the_pages_of_other_trials_are_in_their_place(new_store):
     assert [row.attempt for row in rows if row.trial_id == "t"] == [0] * 150 + [1] * 150
 
 
+def test_only_the_marks_that_can_matter_are_stored(new_store):
+    store, reader = new_store()
+    training = Training()
+    training.attempt(0, ["save", "step"])
+    first = training.streams[0]
+    source = {"trial_id": "t", "attempt_id": attempt_id(0), "task": TASK, "checkpoint": "1"}
+    loads = b"".join(training._frame("CONTINUED", json.dumps(source | {"load": str(n)})) for n in range(1200))
+    training.attempt(0, ["save", "step"] * 150)
+    store_streams(store, {0: first + loads + training.streams[0]}, 10_000)
+    marks = reader.marks("t")
+    saves = [int(mark.checkpoint) for mark in marks if mark.source is None]
+    # The first one, from which a process continued, and the newest.
+    assert saves == [1, *range(52, 152)]
+    assert len([mark for mark in marks if mark.source is not None]) == 1000
+
+
 # ---- the trial in the manager's memory
 
 

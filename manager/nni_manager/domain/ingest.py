@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 
 from nni_sdk import records
 from nni_sdk.records import Decoded, Garbage, Mark, Record, decode
+from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
 # The most records in one write: about one chunk of a keeper. Each write takes 2 ms, so many attempts can share the store.
 RECORDS_AT_ONCE = 600
+# A process of a trial rarely loads a checkpoint twice. More loads of one attempt are ignored: every later mark reads them all.
+MAX_CONTINUATIONS = 1000
 _UNFINISHED = "the record is incomplete"
 
 
@@ -67,6 +70,7 @@ class AttemptIngest:
     key: AttemptKey
     _cursors: dict[Stream, _StreamCursor] = field(default_factory=dict)
     _final_sizes: Offsets | None = None
+    _continuations: int = 0
 
     @classmethod
     def restored(cls, key: AttemptKey, durable: Offsets) -> "AttemptIngest":
@@ -163,9 +167,17 @@ class AttemptIngest:
                     new_offset,
                     records=piece,
                     garbage=tuple(spans),
-                    marks=tuple(own_marks),
+                    marks=tuple(self._bounded(own_marks)),
                 )
             start = new_offset
+
+    def _bounded(self, marks: list[Mark]) -> list[Mark]:
+        """Of these marks those that can matter: keepers sign no other checkpoints than the newest ones."""
+        checkpoints = [mark for mark in marks if mark.attempt_id is None][-MAX_CHECKPOINTS:]
+        continuations = [mark for mark in marks if mark.attempt_id is not None]
+        continuations = continuations[: MAX_CONTINUATIONS - self._continuations]
+        self._continuations += len(continuations)
+        return sorted([*checkpoints, *continuations], key=lambda mark: mark.offset)
 
     def _ends_with(self, cursor: _StreamCursor) -> bool:
         """True if the attempt has ended and all metrics up to its final size have arrived."""

@@ -105,6 +105,18 @@ SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
 INSERT INTO mark (trial_id, attempt, task, record_offset, checkpoint, source_trial_id, source_attempt_id, source_task, load)
 VALUES (:trial_id, :attempt, :task, :record_offset, :checkpoint, :source_trial_id, :source_attempt_id, :source_task, :load);
 
+-- name: remove_old_marks -- all but the newest checkpoints of one attempt, and those from which one of its processes continued
+DELETE FROM mark WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NULL
+    AND record_offset < (
+        SELECT record_offset FROM mark AS newer
+        WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NULL
+        ORDER BY record_offset DESC LIMIT 1 OFFSET :kept - 1
+    )
+    AND checkpoint NOT IN (
+        SELECT checkpoint FROM mark AS continuation
+        WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NOT NULL
+    );
+
 -- name: get_marks -- all marks of one trial, those of each task of an attempt in order
 SELECT mark.*, attempt_id FROM mark JOIN attempt USING (trial_id, task, attempt)
 WHERE trial_id = :trial_id ORDER BY attempt, task, record_offset;
