@@ -181,22 +181,19 @@ def test_a_promoted_trial_of_hyperband_continues_its_own_trial_of_the_round_befo
     more = {"localConfig": {"reuse": True}} if reuse else {}
     experiment = a_real_experiment(
         TRAINS_IN_ROUNDS,
-        trialConcurrency=2,
-        maxTrialNum=5,
+        trialConcurrency=1,  # the fourth trial is the promoted one
+        maxTrialNum=4,
         tuner={"builtinTunerName": "Hyperband", "classArgs": {"R": 3, "eta": 3, "seed": 1}},
         **more,
     )
     experiment.start()
     experiment.wait_for_status("DONE")
-    by_id = {trial["id"]: trial for trial in experiment.get("/trials")}
-    promoted = [trial for trial in by_id.values() if trial["continues"] is not None]
-    assert promoted
-    for trial in promoted:
-        parent = by_id[trial["continues"]]
-        assert parent["parameters"]["x"] == trial["parameters"]["x"]
-        done = parent["parameters"]["TRIAL_BUDGET"]
-        assert json.loads(trial["finalMetricData"][0]["data"])["done"] == done
-        assert trial["intermediateCount"] == trial["parameters"]["TRIAL_BUDGET"] - done
+    *first, promoted = experiment.get("/trials")
+    assert [trial["continues"] for trial in first] == [None, None, None]
+    (parent,) = [trial for trial in first if trial["id"] == promoted["continues"]]
+    assert parent["parameters"] == {"x": promoted["parameters"]["x"], "TRIAL_BUDGET": 1}
+    assert json.loads(promoted["finalMetricData"][0]["data"])["done"] == 1
+    assert promoted["intermediateCount"] == 2
 
 
 def test_the_example_runs_on_its_own_and_its_file_is_valid(tmp_path):

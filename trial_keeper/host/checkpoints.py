@@ -45,7 +45,8 @@ class CheckpointSigner:
             names = os.listdir(self._folder.checkpoints)
         except (FileNotFoundError, NotADirectoryError):  # of most trials: they save no checkpoints
             return []
-        found = sorted((name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)), key=_age)
+        manifests = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+        found = sorted(manifests, key=_age)[-MAX_CHECKPOINTS:]
         kept = {name: self._signed[name] for name in found if name in self._signed}
         new = {}
         for name in found:
@@ -53,13 +54,13 @@ class CheckpointSigner:
                 new[name] = manifest
         if not new and len(kept) == len(self._signed):
             return []
-        manifests = dict(sorted((kept | new).items(), key=lambda item: _age(item[0]))[-MAX_CHECKPOINTS:])
+        signed = {name: (kept | new)[name] for name in found if name in kept or name in new}
         settings = self._settings
         content = checkpoints_to_bytes(
-            settings.experiment_id, settings.job_id, self._key, manifests.values(), settings.token
+            settings.experiment_id, settings.job_id, self._key, signed.values(), settings.token
         )
         replace_file(self._folder.checkpoints_json, content)
-        self._signed = manifests
+        self._signed = signed
         return list(new)
 
     def _read(self, name: str) -> Manifest | None:

@@ -91,6 +91,8 @@ class _Attempt:
     folder: AttemptFolder
     tail: Tail
     signer: CheckpointSigner
+    cannot_sign: str = ""
+    """Why its new checkpoints cannot be signed at present; empty if they can."""
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
@@ -167,6 +169,19 @@ class Host:
         self._attempts[key] = _Attempt(key, trial, folder, Tail(folder), signer)
         self._writing(partial(self._offer_checkpoints, trial, key))
         self._handle(events.TrialAssigned(key))
+
+    def _sign_checkpoints(self, attempt: _Attempt) -> None:
+        """Sign the trial's new checkpoints. The next poll repeats a failed attempt; a failure is logged once."""
+        before, attempt.cannot_sign = attempt.cannot_sign, ""
+        try:
+            attempt.signer.sign_new()
+        except OSError as error:
+            attempt.cannot_sign = str(error)
+            if attempt.cannot_sign != before:
+                text = (
+                    f"cannot sign the new checkpoints, so they cannot be loaded: {error}; check the storage"
+                )
+                self._log(text, attempt.key)
 
     def _offer_checkpoints(self, trial: TrialDocument, key: AttemptKey) -> None:
         sources, refusals = offer_checkpoints(self._workspace, self._settings, trial, key)
@@ -265,7 +280,7 @@ class Host:
         if process is None or attempt is None or status is None:
             return
         leftovers = process.leftovers()
-        self._writing(attempt.signer.sign_new)
+        self._sign_checkpoints(attempt)
         self._process = self._current = None
         if self._reaper is not None:
             # The warm interpreter continues. It detects the keeper's death only after its imports.
@@ -350,7 +365,7 @@ class Host:
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_POLL_S if is_silent else SLOW_POLL_S
                 # A mark in the metrics precedes each checkpoint, so their growth wakes this loop.
-                self._writing(attempt.signer.sign_new)
+                self._sign_checkpoints(attempt)
             for forwarder in self._forwarders.values():
                 forwarder.poll()
             await self._watcher.wait(grew=grew, longest_s=longest_s)
