@@ -82,13 +82,15 @@ def save_checkpoint(
         number = 1 + max([int(name) for name in _names_in(folder)] or [0])
         new = os.path.join(folder, f".new-{os.getpid()}-{number}")
         shutil.rmtree(new, ignore_errors=True)
-        os.mkdir(new, 0o755)
+        # Closed until its digest is known: with a umask of 0 other users could change what is signed.
+        os.mkdir(new, 0o700)
     except OSError as error:
         _not_saved(folder, error)
     try:
         entry = _fill(source, new)
         try:
             digest, size = _digest(new, max_bytes=max_bytes, is_new=True)
+            os.chmod(new, os.stat(folder).st_mode & 0o777)
             name = _named(new, folder, number)
         except OSError as error:
             _not_saved(folder, error)

@@ -236,11 +236,18 @@ def test_a_link_cannot_be_part_of_a_checkpoint(attempt):
 
 def test_no_other_user_may_write_to_a_checkpoint(attempt):
     attempt()
+    closed = []
+
+    def save(folder):
+        closed.append(os.stat(folder).st_mode & 0o777)
+        saving("1")(folder)
+
     before = os.umask(0)
     try:
-        path = nni.save_checkpoint(saving("1"))
+        path = nni.save_checkpoint(save)
     finally:
         os.umask(before)
+    assert closed == [0o700]
     modes = [os.stat(each).st_mode & 0o777 for each in (path, os.path.join(path, "model"))]
     assert modes == [0o755, 0o644]
 
