@@ -80,8 +80,7 @@ def save_checkpoint(
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
         number = 1 + max([int(name) for name in _names_in(folder)] or [0])
-        new = os.path.join(folder, f".new-{os.getpid()}-{number}")
-        shutil.rmtree(new, ignore_errors=True)
+        new = os.path.join(folder, f".new-{os.urandom(8).hex()}")  # threads may save at the same time
         # Closed until its digest is known: with a umask of 0 other users could change what is signed.
         os.mkdir(new, 0o700)
     except OSError as error:

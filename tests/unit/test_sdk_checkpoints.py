@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 import nni_sdk as nni
 from nni_sdk.errors import CheckpointInvalid, CheckpointNotSaved, CheckpointTooLarge
@@ -260,6 +262,42 @@ def test_a_save_that_was_killed_is_not_loaded(attempt):
     (folder / "checkpoints/.new-1-3").mkdir()
     assert nni.load_checkpoint().endswith("000001")
     assert nni.save_checkpoint(saving("next")).endswith("000003")
+
+
+def test_threads_that_save_at_the_same_time_save_different_checkpoints(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(1)
+    both = threading.Barrier(2)
+
+    def save(path):
+        both.wait(DEADLINE_S)
+        saving("1")(path)
+
+    threads = [threading.Thread(target=nni.save_checkpoint, args=(save,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir()) == [
+        "000001",
+        "000002",
+    ]
+    assert sorted(stream(folder)[1:]) == ["000001", "000002"]
+
+
+def test_a_save_that_ends_before_its_manifest_is_named_by_no_attempt(attempt, monkeypatch):
+    folder = attempt()
+    nni.report_intermediate_result(1)
+    nni.save_checkpoint(saving("whole"))
+    nni.report_intermediate_result(2)
+    with monkeypatch.context() as patched:
+        patched.setattr("nni_sdk.checkpoints._replace", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nni.save_checkpoint(saving("without a manifest"))
+    sources = sign(folder)
+    attempt(SECOND, sources)
+    assert [source["name"] for source in sources] == ["000001"]
+    assert loaded() == "whole"
 
 
 def test_a_trial_has_a_folder_for_files_of_its_own(attempt, tmp_path):
