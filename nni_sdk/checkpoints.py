@@ -307,16 +307,18 @@ def _verified(attempt: str) -> "list[dict[str, Any]]":
 
 
 def _continue_from(context: "TrialContext", source: "dict[str, Any]") -> None:
-    """Name the source in a record before the next report, and count the reports from there."""
+    """Name the source in a record before the next report, and count the trial's reports from there."""
     if context.is_standalone:
         return
     import binascii
 
-    context.next_sequence = count(source["reports"]).__next__
+    own_id = context.variable("NNI_TRIAL_JOB_ID")
+    if source["trial_id"] in (None, own_id):  # results of another trial are not this one's
+        context.next_sequence = count(source["reports"]).__next__
     context.continues(
         json.dumps(
             {
-                "trial_id": source["trial_id"] or context.variable("NNI_TRIAL_JOB_ID"),
+                "trial_id": source["trial_id"] or own_id,
                 "attempt_id": source["attempt_id"],
                 "task": source["task"],
                 "checkpoint": source["name"],

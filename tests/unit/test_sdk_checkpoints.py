@@ -111,6 +111,17 @@ def test_the_next_attempt_continues_from_the_mark_and_names_it_before_its_first_
     assert saved.attempt_id is None
 
 
+def test_a_trial_that_continues_another_one_counts_its_own_results(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(0.1)
+    nni.save_checkpoint(saving("parent's"))
+    sources = [source | {"trial_id": "parent"} for source in sign(folder)]
+    folder = attempt(SECOND, sources)
+    assert loaded() == "parent's"
+    nni.report_intermediate_result(0.2)
+    assert stream(folder) == ["000001", (0, "0.2")]
+
+
 def test_a_process_that_loads_and_reports_nothing_leaves_no_record(attempt):
     sources = sign_of_one(attempt)
     folder = attempt(SECOND, sources)
