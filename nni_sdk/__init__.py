@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from nni_sdk import assessor as assessor
     from nni_sdk import tuner as tuner
     from nni_sdk import utils as utils
+    from nni_sdk.checkpoints import checkpoint_dir as checkpoint_dir
+    from nni_sdk.checkpoints import load_checkpoint as load_checkpoint
+    from nni_sdk.checkpoints import save_checkpoint as save_checkpoint
     from nni_sdk.seeds import seed_everything as seed_everything
     from nni_sdk.tuner import NoMoreTrialError as NoMoreTrialError
     from nni_sdk.utils import ClassArgsValidator as ClassArgsValidator
@@ -58,7 +61,14 @@ __all__ = [
 
 # Imported on first use, as in NNI: `nni.utils` works without its own import, as do the names for custom tuners.
 _MODULES = ("utils", "tuner", "assessor")
-_HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils", "seed_everything": "seeds"}
+_HOMES = {
+    "NoMoreTrialError": "tuner",
+    "ClassArgsValidator": "utils",
+    "seed_everything": "seeds",
+    "checkpoint_dir": "checkpoints",
+    "load_checkpoint": "checkpoints",
+    "save_checkpoint": "checkpoints",
+}
 
 
 def __getattr__(name):  # type: (str) -> object

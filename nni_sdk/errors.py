@@ -43,3 +43,15 @@ class MetricAbsent(SdkError, LookupError):
 
 class ObjectiveUnusable(SdkError):
     """The file with the function of this trial could be another user's: the function is not loaded."""
+
+
+class CheckpointInvalid(SdkError):
+    """A checkpoint was refused: its files have changed, belong to another user, or are not files."""
+
+
+class CheckpointTooLarge(SdkError, ValueError):
+    """The checkpoint exceeds the limit; save less, or raise `max_bytes`."""
+
+
+class CheckpointNotSaved(SdkError, OSError):
+    """The checkpoint could not be written. `__cause__` is the system's error."""

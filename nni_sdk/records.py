@@ -16,14 +16,14 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from nni_sdk.frame import MAX_PAYLOAD_BYTES, encode
 
-__all__ = ["MAX_FRAME_BYTES", "MAX_PAYLOAD_BYTES", "Decoded", "Garbage", "Record", "decode", "encode"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_PAYLOAD_BYTES", "Decoded", "Garbage", "Mark", "Record", "decode", "encode"]
 
 HEADER_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_PAYLOAD_BYTES
@@ -40,6 +40,8 @@ _PLAIN = re.compile(
     re.MULTILINE,
 )
 _match_plain = _PLAIN.fullmatch
+# Ids are shorter: each can be the name of a folder.
+_MAX_NAME = 240
 _HEADER = re.compile(r"ME([0-9]{6})\{")
 # The wrapper json.loads takes longer than the parsing.
 _parse = json.JSONDecoder().raw_decode
@@ -66,6 +68,22 @@ class Record(NamedTuple):
 _new_record: Callable[[Iterable[object]], Record] = partial(tuple.__new__, Record)
 
 
+class Mark(NamedTuple):
+    """A checkpoint of this attempt; or, with `attempt_id`, where a process continued from a checkpoint of that attempt.
+
+    `offset` and `size` are as in `Record`. `checkpoint` is unique among those of its attempt. `load` is unique for each load of a
+    checkpoint: processes that were forked after it write the same record again.
+    """
+
+    offset: int
+    size: int
+    checkpoint: str
+    trial_id: str = ""
+    attempt_id: str | None = None
+    task: str = ""
+    load: str = ""
+
+
 class Garbage(NamedTuple):
     """A span of the file without a record, and the reason."""
 
@@ -81,6 +99,7 @@ class Decoded:
     records: list[Record]
     consumed: int
     garbage: list[Garbage]
+    marks: list[Mark] = field(default_factory=list)
 
 
 class _NoRecord(Exception):
@@ -95,6 +114,7 @@ def decode(data: bytes, offset: int) -> Decoded:
     merged. Never raises.
     """
     garbage: list[Garbage] = []
+    marks: list[Mark] = []
     # Latin-1 maps each byte to one character, so positions in the text are positions in the file.
     text = data.decode("latin-1")
     lines = text.split("\n")
@@ -102,13 +122,13 @@ def decode(data: bytes, offset: int) -> Decoded:
     consumed = len(data) - len(unfinished)
     records = _plain_records(text[:consumed], lines, offset)
     if records is None:
-        records = _any_records(lines, offset, garbage)
+        records = _any_records(lines, offset, garbage, marks)
     # The newline is missing, so a frame of the maximum size may still lack one byte.
     surplus = len(unfinished) - (MAX_FRAME_BYTES - 1)
     if surplus > 0:
         _skip(garbage, offset + consumed, surplus, "no frame is as long as this line")
         consumed += surplus
-    return Decoded(records, consumed, garbage)
+    return Decoded(records, consumed, garbage, marks)
 
 
 def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | None:
@@ -138,8 +158,8 @@ def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | N
     return list(map(_new_record, zip(*columns, strict=False)))
 
 
-def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[Record]:
-    """Decode the lines one by one; lines without a record are added to `garbage`."""
+def _any_records(lines: list[str], offset: int, garbage: list[Garbage], marks: list[Mark]) -> list[Record]:
+    """Decode the lines one by one; lines without a record are added to `garbage`, or to `marks`."""
     records: list[Record] = []
     for line in lines:
         size = len(line) + 1
@@ -151,17 +171,25 @@ def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[
             try:
                 record = _record(line, 0, offset)
             except _NoRecord:
-                _salvage(line, offset, records, garbage)
+                _salvage(line, offset, records, garbage, marks)
             else:
-                if record is not None:
-                    records.append(record)
+                _add(record, records, marks)
         else:
-            _salvage(line, offset, records, garbage)
+            _salvage(line, offset, records, garbage, marks)
         offset += size
     return records
 
 
-def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbage]) -> None:
+def _add(found: Record | Mark | None, records: list[Record], marks: list[Mark]) -> None:
+    if isinstance(found, Mark):
+        marks.append(found)
+    elif found is not None:
+        records.append(found)
+
+
+def _salvage(
+    line: str, offset: int, records: list[Record], garbage: list[Garbage], marks: list[Mark]
+) -> None:
     """Find the frame at the end of a line that is more than a frame; without one, add the line to `garbage`."""
     reason = "no frame ends here"
     for start in _candidates(line):
@@ -172,8 +200,7 @@ def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbag
             continue
         if start:
             _skip(garbage, offset, start, "a partial frame or other bytes before a whole frame")
-        if record is not None:
-            records.append(record)
+        _add(record, records, marks)
         return
     _skip(garbage, offset, len(line) + 1, reason)
 
@@ -193,8 +220,8 @@ def _skip(garbage: list[Garbage], offset: int, length: int, reason: str) -> None
     garbage.append(Garbage(offset, length, reason))
 
 
-def _record(line: str, start: int, line_offset: int) -> Record | None:
-    """Parse the record in the frame from `start` to the end of the line; None for a frame that is no metric.
+def _record(line: str, start: int, line_offset: int) -> Record | Mark | None:
+    """Parse the record in the frame from `start` to the end of the line; None for a frame that is neither metric nor mark.
 
     Raises:
         _NoRecord: the JSON is invalid, or not a metric's.
@@ -221,6 +248,8 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
         value = content["value"]
     except (KeyError, TypeError):
         raise _NoRecord("a frame whose JSON is not an object with all keys of a metric") from None
+    if type_ in ("CHECKPOINT", "CONTINUED"):
+        return _mark(type_, value, line_offset + start, len(line) + 1 - start)
     if type_ not in ("PERIODICAL", "FINAL"):
         raise _NoRecord("a frame of unknown type")
     # Not in functions: the calls would take as long as the parsing.
@@ -238,6 +267,23 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
     return Record(
         line_offset + start, parameter_id, trial_job_id, type_, sequence, value, len(line) + 1 - start
     )
+
+
+def _mark(type_: str, value: object, offset: int, size: int) -> Mark:
+    try:
+        content = json.loads(value)  # type: ignore[arg-type]
+        if type_ == "CHECKPOINT":
+            texts = [content]
+            mark = Mark(offset, size, content)
+        else:
+            names = ("checkpoint", "trial_id", "attempt_id", "task", "load")
+            texts = [content[name] for name in names]
+            mark = Mark(offset, size, *texts)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _NoRecord(f"a {type_} record whose value is invalid") from None
+    if not all(type(text) is str and len(text) <= _MAX_NAME and _is_utf8(text) for text in texts):
+        raise _NoRecord(f"a {type_} record whose value is invalid")
+    return mark
 
 
 def _is_utf8(text: str) -> bool:

@@ -60,6 +60,8 @@ class TrialContext:
         self.has_warned_of_number = False
         self.stop_notice = ""
         self.metrics_fd = _NOT_OPEN
+        self.continuation: list[bytes] = []
+        """The record that names the checkpoint from which this process continues, until it is written."""
         self.periodical_head = self.final_head = ""
 
     @property
@@ -140,8 +142,39 @@ class TrialContext:
         parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
         self.periodical_head = frame_head(parameter_id, trial_id, "PERIODICAL")
         self.final_head = frame_head(parameter_id, trial_id, "FINAL")
+        if self.continuation:
+            self._append_first(self.continuation[0])
         self.metrics_fd = self._opened_metrics()
         return True
+
+    def _append_first(self, data: bytes) -> None:
+        descriptor = self._opened_metrics()
+        try:
+            # A partial record would only hide the one after it, and each report retries with a whole one.
+            if os.write(descriptor, data) == len(data):
+                self.continuation.clear()
+        except OSError as error:
+            raise self._not_written(error) from error
+        finally:
+            os.close(descriptor)
+
+    def append_mark(self, type_: str, value: str) -> None:
+        """Append a record that is no metric: CHECKPOINT or CONTINUED. `value`: its JSON text."""
+        if self.metrics_fd == _NOT_OPEN:
+            self.reporting_starts()
+        parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
+        self.append(frame(frame_head(parameter_id, trial_id, type_), 0, value))
+
+    def continues(self, value: str) -> None:
+        """Record before the next report that this process continues from a checkpoint. `value`: the record's JSON text.
+
+        A process that never reports, such as that of another rank, writes no such record.
+        """
+        if self.metrics_fd != _NOT_OPEN:
+            self.append_mark("CONTINUED", value)
+            return
+        parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
+        self.continuation[:] = [frame(frame_head(parameter_id, trial_id, "CONTINUED"), 0, value)]
 
     def _opened_metrics(self) -> int:
         path = self.metrics_path

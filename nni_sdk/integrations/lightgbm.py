@@ -6,6 +6,7 @@ Source: LightGBM 3 and later, lightgbm.callback.
 from lightgbm.callback import EarlyStopException
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -17,14 +18,17 @@ class NNICallback:
     """Reports a metric after each boosting round, and the final result; a stop ends training after the round.
 
     `metric`: data set and metric, such as `valid_0-auc`; `auc` is enough if only one data set has it. `best`: "min" or "max"
-    makes the lowest or highest value the final result; None the last.
+    makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each round. `training` has
+    the number of rounds and the model of the attempts before:
+    `train(..., num_boost_round=100 - callback.training.rounds, init_model=callback.training.model)`.
 
     The final result is reported after the last round. LightGBM does not announce that `early_stopping` ends training: the final
     result is then reported when Python exits, or by `report_final_result`.
     """
 
-    def __init__(self, metric: str, best: "str | None" = None) -> None:
+    def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         self._reporter = MetricReporter(metric, best)
+        self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         # After `record_evaluation` (20), whose log is then complete, and before `early_stopping` (30), which ends training.
         self.order = 25
         self._is_first_process = is_first_process()
@@ -36,6 +40,7 @@ class NNICallback:
         results = env.evaluation_result_list or []
         if self._is_first_process:
             self._reporter.report({f"{data}-{name}": value for data, name, value, *_ in results})
+            self.training.round_ended(env.model.save_model)
         stops = nni_sdk.should_stop()
         if stops or env.iteration + 1 == env.end_iteration:
             self.report_final_result()

@@ -33,14 +33,15 @@ class MetricReporter:
             )
         self.metric = metric
         self._choose = _CHOICES.get(best or "")
-        self._final = None  # type: float | None
+        self.final = None  # type: float | None
+        """The last or best value so far; None: there is none."""
         self._is_finished = False
         self._reported_of_history = 0
 
     @property
     def has_reported(self) -> bool:
         """True from the first intermediate result on."""
-        return self._final is not None
+        return self.final is not None
 
     def report(self, metrics: "Mapping[str, Any]") -> None:
         """Report the metric as an intermediate result. `metrics`: what the framework has measured, by name.
@@ -50,10 +51,10 @@ class MetricReporter:
         """
         value = float(metrics[self._name_in(metrics)])
         nni_sdk.report_intermediate_result(value)
-        if self._final is None or self._choose is None:
-            self._final = value
+        if self.final is None or self._choose is None:
+            self.final = value
         else:
-            self._final = self._choose(self._final, value)
+            self.final = self._choose(self.final, value)
 
     def report_history(self, history: "Mapping[str, Mapping[str, Sequence[Any]]]") -> None:
         """Report what was not reported before. `history`: all values so far, by data set and metric.
@@ -73,9 +74,9 @@ class MetricReporter:
         `final`: in place of the last or best value. A trial that the assessor has stopped has none: its tuner learns from the
         intermediate results, and a value of unfinished training would count as that of a complete one.
         """
-        if self._final is not None and not self._is_finished and nni_sdk.stop_reason() != "early stopped":
+        if self.final is not None and not self._is_finished and nni_sdk.stop_reason() != "early stopped":
             self._is_finished = True
-            nni_sdk.report_final_result(self._final if final is None else final)
+            nni_sdk.report_final_result(self.final if final is None else final)
 
     def finish(self, names: "Iterable[str]") -> None:
         """Report the final result at the end of training. `names`: the metrics that it had.

@@ -12,6 +12,7 @@ except ImportError:  # before XGBoost 1.7
     from xgboost import rabit as collective
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -23,12 +24,15 @@ class NNICallback(TrainingCallback):
     """Reports a metric after each boosting round and the final result after training; a stop ends training after the round.
 
     `metric`: data set and metric as XGBoost prints them, such as `valid-auc`; `auc` is enough if only one data set has it.
-    `best`: "min" or "max" makes the lowest or highest value the final result; None the last.
+    `best`: "min" or "max" makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each
+    round. `training` has the number of rounds and the model of the attempts before:
+    `train(..., num_boost_round=100 - callback.training.rounds, xgb_model=callback.training.model)`.
     """
 
-    def __init__(self, metric: str, best: "str | None" = None) -> None:
+    def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         super().__init__()
         self._reporter = MetricReporter(metric, best)
+        self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._history = {}  # type: Any
 
     def after_iteration(self, model: "Any", epoch: int, evals_log: "Any") -> bool:
@@ -36,6 +40,7 @@ class NNICallback(TrainingCallback):
         self._history = evals_log
         if self._is_first_process():
             self._reporter.report_history(evals_log)
+            self.training.round_ended(model.save_model)
         stops = nni_sdk.should_stop()
         if collective.get_world_size() == 1:
             return stops
@@ -46,7 +51,8 @@ class NNICallback(TrainingCallback):
         """See XGBoost."""
         if self._is_first_process():
             # A callback before this one that ended training has kept the last round from it.
-            self._reporter.report_history(self._history)
+            if self._history or not self.training.rounds:
+                self._reporter.report_history(self._history)
             self._reporter.report_final_result()
         return model
 

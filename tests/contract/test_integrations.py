@@ -105,3 +105,14 @@ def test_a_stop_ends_both_processes_after_the_same_step_where_the_framework_can_
 
 def test_the_callback_has_the_usual_name_of_its_framework(trained):
     assert trained["alias"]
+
+
+def test_a_training_that_was_killed_continues_from_its_checkpoint_with_the_same_results(trained):
+    if "killed" not in trained:
+        pytest.skip("its callback saves no checkpoints")
+    killed, whole = trained["killed"], trained["best"]
+    assert (killed["status"], killed["second"]["error"]) == (9, None)
+    assert len(killed["first"]["intermediate"]) == STOP_AFTER
+    both = killed["first"]["intermediate"] + killed["second"]["intermediate"]
+    assert both == pytest.approx(whole["intermediate"], rel=1e-5)
+    assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5)

@@ -46,6 +46,22 @@ while not os.path.exists(f"{gates}/{{nni_sdk.get_sequence_id()}}"):
 nni_sdk.report_final_result(x)
 """
 
+# The first trial fails after its second step, which is saved.
+FAILS_AFTER_A_CHECKPOINT = """\
+import pathlib
+import nni_sdk
+nni_sdk.get_next_parameter()
+path = nni_sdk.load_checkpoint()
+first = int(pathlib.Path(path, "step").read_text()) if path else 0
+for step in range(first, 4):
+    nni_sdk.report_intermediate_result(step)
+    nni_sdk.save_checkpoint(lambda folder: pathlib.Path(folder, "step").write_text(str(step + 1)))
+    pathlib.Path(nni_sdk.checkpoint_dir(), "own").touch()
+    if step == 1 and not path:
+        raise SystemExit(1)
+nni_sdk.report_final_result(first)
+"""
+
 
 class Running:
     """An experiment with a running manager."""
@@ -241,6 +257,24 @@ def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_r
         await manage(platform, experiment, third)
 
     run(work())
+
+
+@on_every_platform
+def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
+    experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
+
+    async def play(running):
+        await running.is_over()
+        assert running.statuses() == ["FAILED"]
+        (failed,) = running.engine.experiment.trials.values()
+        await running.engine.changes.retry(failed, from_checkpoint=True)
+        await running.has("FAILED", "SUCCEEDED")
+        trial = running.trials()[1]
+        assert (trial["continues"], trial["value"]) == (failed.trial_id, 2)
+        assert values(experiment.rows(trial["id"])) == [2, 3, 2]
+        await running.is_over()
+
+    run(manage(platform, experiment, play))
 
 
 @on_every_platform

@@ -527,6 +527,53 @@ def test_hyperband_promotes_the_best_of_a_round_to_a_larger_budget(optimize_mode
     assert third == [best(first)]
 
 
+def continued_parents(tuner, keys):
+    """Run trials, and return for each trial that continues another one (its key, that one's key)."""
+    pairs = []
+    for key in keys:
+        suggestion = tuner.ask(key)
+        if suggestion.continues is not None:
+            pairs.append((key, int(suggestion.continues.removeprefix("trial"))))
+        tuner.tell_result(key, Observation(f"trial{key}", float(key % 5), None, has_succeeded=True))
+    return pairs
+
+
+def test_a_promoted_trial_continues_its_own_trial_of_the_round_before():
+    tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
+    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3; trial 10 has the best of the second.
+    assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
+
+
+def test_a_member_of_a_population_continues_its_parent():
+    tuner = a_population()
+    assert continued_parents(tuner, range(8)) == [(4, 0), (5, 1), (6, 2), (7, 0)]
+
+
+@pytest.mark.parametrize("name", DIVIDE_A_BUDGET)
+def test_a_restored_tuner_knows_the_trials_that_others_continue(name):
+    def new():
+        return (
+            a_population()
+            if name == "PBTTuner"
+            else make_of(name, TWO_FLOATS, R=9)
+            if name == "Hyperband"
+            else (make_of(name, TWO_FLOATS, min_budget=1, max_budget=9))
+        )
+
+    tuner, past = new(), []
+    for key in range(12):
+        suggestion = tuner.ask(key)
+        tuner.tell_result(key, Observation(f"trial{key}", float(key % 5), None, has_succeeded=True))
+        past.append(
+            PastTrial(key, suggestion.parameters, suggestion.metadata, float(key % 5), True, f"trial{key}")
+        )
+    rebuilt = new()
+    rebuilt.restore(past)
+    following = tuner.ask(12)
+    assert following.continues is not None
+    assert rebuilt.ask(12) == following
+
+
 def test_hyperband_starts_the_next_bracket_while_trials_run():
     tuner = make_of("Hyperband", TWO_FLOATS, R=9)
     asked = [tuner.ask(key).parameters for key in range(20)]

@@ -40,6 +40,7 @@ def check_prediction(predicted):
 class XGBoost:
     module, metric, names, best = "xgboost", "valid-logloss", ["train-logloss", "valid-logloss"], "min"
     other = "XGBoostPruningCallback"
+    continues = True
     agrees = True
 
     def train(self, callback):
@@ -71,7 +72,8 @@ class XGBoost:
         model = xgboost.train(
             {"objective": "binary:logistic", "eta": 1.5, "nthread": 1},
             train,
-            ROUNDS,
+            ROUNDS - callback.training.rounds,
+            xgb_model=callback.training.model,
             evals=[(train, "train"), (valid, "valid")],
             callbacks=[callback],
             evals_result=log,
@@ -84,6 +86,7 @@ class XGBoost:
 class LightGBM:
     module, metric, names, best = "lightgbm", "valid_0-binary_logloss", ["valid_0-binary_logloss"], "min"
     other = "LightGBMPruningCallback"
+    continues = True
 
     def train(self, callback):
         import lightgbm
@@ -94,7 +97,8 @@ class LightGBM:
         model = lightgbm.train(
             {"objective": "binary", "learning_rate": 1.5, "verbose": -1, "num_threads": 1},
             train,
-            ROUNDS,
+            ROUNDS - callback.training.rounds,
+            init_model=callback.training.model,
             valid_sets=[lightgbm.Dataset(valid_x, valid_y, reference=train)],
             callbacks=[lightgbm.record_evaluation(log), callback],
         )
@@ -132,14 +136,15 @@ class CatBoost:
 class ScikitLearn:
     module, metric, names, best = "sklearn", "accuracy", ["accuracy", "neg_log_loss"], "max"
     other = "NNICallback"
+    continues = True
 
     def train(self, callback):
         from sklearn.linear_model import SGDClassifier
 
         x, y, valid_x, valid_y = data()
         model, log = SGDClassifier(loss="log_loss", random_state=1), []
-        for number in callback.passes(range(ROUNDS), model, valid_x, valid_y):
-            if number > 0:
+        for _ in callback.passes(range(ROUNDS), model, valid_x, valid_y):
+            if hasattr(model, "coef_"):
                 log.append(model.score(valid_x, valid_y))
             model.partial_fit(x, y, classes=[0, 1])
         check_prediction(model.predict_proba(valid_x))
@@ -148,6 +153,7 @@ class ScikitLearn:
 
 class ScikitLearnFolds(ScikitLearn):
     averages = True
+    continues = False
 
     def train(self, callback):
         from sklearn.linear_model import LogisticRegression
@@ -390,6 +396,33 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
     return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
 
 
+def run_killed(framework, folder):
+    """An attempt that dies before its third report, and the one that continues from its checkpoint: what each has reported."""
+    attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
+    for attempt in attempts:
+        attempt.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        report, left = nni_sdk.report_intermediate_result, iter(range(STOP_AFTER))
+
+        def report_or_die(value):
+            if next(left, None) is None:
+                os._exit(9)
+            report(value)
+
+        nni_sdk.report_intermediate_result = report_or_die
+        run_as_trial(framework, str(attempts[0]), checkpoints=True, best=framework.best)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    folder = attempts[0] / "checkpoints"
+    manifests = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), reverse=True)]
+    origin = {"folder": str(folder), "trial_id": "tRiAl", "attempt_id": "01", "task": "0"}
+    sources = json.dumps({"checkpoints": [manifest | origin for manifest in manifests]})
+    (attempts[1] / "checkpoint_sources.json").write_text(sources)
+    second = run_as_trial(framework, str(attempts[1]), checkpoints=True, best=framework.best)
+    return {"status": os.waitstatus_to_exitcode(status), "first": reports_in(attempts[0]), "second": second}
+
+
 def reports_in(folder):
     path = Path(folder, ".nni/metrics")
     records = decode(path.read_bytes(), 0).records if path.exists() else []
@@ -457,6 +490,8 @@ def main(name):
         "agrees": hasattr(framework, "agrees"),
         "alias": getattr(own, framework.other) is own.NNICallback,
     }
+    if getattr(framework, "continues", False):
+        scenarios["killed"] = lambda folder: run_killed(framework, folder)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
             found[scenario] = run(folder)

@@ -63,6 +63,7 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
     (folder.workspace.root / "checkpoints/0/model").write_text("weights")
     (output.parent / "code").mkdir()
     (output.parent / "code/copy.py").write_text("of the code\n")
+    (output.parent / "checkpoints/000001").mkdir(parents=True)
     (folder.path / "tls.pem").write_text("a key")
     folder.manager_log.write_text("decided\n")
     assert main.run(["experiment", "save", "abc", "--path", str(here / "x.tar.gz"), *options]) == 0

@@ -1,10 +1,12 @@
 """The engine with scripted training services: its behaviour when something fails."""
 
 import asyncio
+import json
 
 import pytest
 from attempts import attempt_id, sign_attempt
 from deadlines import DEADLINE_S
+from real_experiment import values
 from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
@@ -20,6 +22,7 @@ from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
+from nni_sdk.frame import frame, frame_head
 from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
@@ -735,6 +738,73 @@ def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a
         sign_attempt(experiment.folder, key, trial.job_id)
         await until(lambda: trial.intermediate_count)
         assert states(engine) == ["RUNNING"]
+        await engine.close()
+
+    play(scenario)
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize("was_delivered", [True, False], ids=["delivered", "only in the workspace"])
+def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
+    a_real_experiment, was_delivered
+):
+    experiment = a_real_experiment(
+        NOTHING, trialConcurrency=1, maxTrialNum=1, assessor={"builtinAssessorName": "Medianstop"}
+    )
+
+    def frames(*records):
+        return b"".join(
+            frame(frame_head(0, "t", type_), number, json.dumps(value))
+            for number, (type_, value) in enumerate(records)
+        )
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, lost, keeper = await a_connected_keeper(engine, service)
+        sign_attempt(experiment.folder, lost)
+        path = experiment.folder.workspace.attempt(lost).stream(Stream.METRICS)
+        path.parent.mkdir()
+        first = frames(("PERIODICAL", 1))
+        written = first + frames(("PERIODICAL", 2), ("CHECKPOINT", "000001"), ("PERIODICAL", 30))
+        path.write_bytes(written)
+        keeper.send(Chunk(lost, Stream.METRICS, 0, written if was_delivered else first))
+        await engine.durable()
+
+        # The cluster restarts the container.
+        key = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
+        source = {"trial_id": trial.trial_id, "attempt_id": lost.attempt_id, "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        keeper.send(TrialStarted(key, 11.0))
+        keeper.send(Chunk(key, Stream.METRICS, 0, frames(("CONTINUED", source), ("PERIODICAL", 3))))
+        await until(lambda: trial.intermediate_count == 3)
+        assert trial.intermediate == "3"
+        assert values(experiment.rows(trial.trial_id)) == [1, 2, 3]
+        assert [row.attempt for row in experiment.rows(trial.trial_id)] == [0, 0, 1]
+
+        # Another manager finds the same.
+        (restored,) = engine.reader.trials()
+        assert (restored.intermediate_count, restored.intermediate) == (3, "3")
+        curves = engine.history.learning_curves([restored])
+        assert [list(curve.learning_curve) for curve in curves] == [[1.0, 2.0, 3.0]]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_results_before_a_checkpoint_that_are_nowhere_are_reported(a_real_experiment, caplog):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, key, keeper = await a_connected_keeper(engine, service)
+        source = {"trial_id": trial.trial_id, "attempt_id": attempt_id(7), "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        keeper.send(
+            Chunk(key, Stream.METRICS, 0, frame(frame_head(0, "t", "CONTINUED"), 0, json.dumps(source)))
+        )
+        await until(lambda: "its results before the checkpoint are missing" in caplog.text)
         await engine.close()
 
     play(scenario)

@@ -196,6 +196,7 @@ def test_a_trial_has_the_containers_and_nni_variables_but_none_of_the_keeper(sit
         "NNI_TRIAL_SEQ_ID": "7",
         "NNI_SYS_DIR": str(folder),
         "NNI_OUTPUT_DIR": str(folder / "output"),
+        "NNI_CHECKPOINT_DIR": str(folder.parents[2] / "checkpoints"),
         "NNI_CODE_DIR": str(site.code),
     }
     assert environ["PYTHONUNBUFFERED"] == "1"

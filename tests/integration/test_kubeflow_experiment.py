@@ -27,14 +27,21 @@ if os.environ.get("JOB_COMPLETION_INDEX", "0") == "0":
     nni_sdk.report_final_result(x)
 """
 KILLED_ONCE = """\
-import pathlib, time
+import os, pathlib, time
 import nni_sdk
 ready = pathlib.Path({ready!r})
+signed = pathlib.Path(os.environ["NNI_SYS_DIR"], "checkpoints.json")
 nni_sdk.get_next_parameter()
 if ready.exists():
+    assert nni_sdk.load_checkpoint()
+    nni_sdk.report_intermediate_result(2)
     nni_sdk.report_final_result(2)
 else:
     nni_sdk.report_intermediate_result(1)
+    nni_sdk.save_checkpoint(lambda folder: None)
+    nni_sdk.report_intermediate_result(1.5)
+    while not signed.exists():
+        time.sleep(0.02)
     ready.touch()
     time.sleep(100)
 """
@@ -145,7 +152,7 @@ def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(p
         assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}
 
 
-def test_a_replica_restarted_by_the_operator_is_a_new_attempt(place):
+def test_a_replica_restarted_by_the_operator_is_a_new_attempt_that_continues_from_the_checkpoint(place):
     """trial-keeper requests no such restart, but a cluster's policy may."""
     store, ready = place.cluster.store, place.folder / "ready"
     (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))
@@ -168,3 +175,5 @@ def test_a_replica_restarted_by_the_operator_is_a_new_attempt(place):
     attempts = workspace.trials / trial / "attempts"
     assert len(list(attempts.iterdir())) == 2
     assert re.search(rf"{trial} +2 ", done.stdout), "the result must come from the second attempt"
+    exported = place.nnictl("experiment", "export", "--type", "json", "--intermediate")
+    assert json.loads(exported.stdout)[0]["intermediate"] == [1, 2]

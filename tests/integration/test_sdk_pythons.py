@@ -112,6 +112,23 @@ lr = 0.5
 '''
 
 
+CHECKPOINTS = r"""
+import os
+import nni_sdk as nni
+
+def save(folder):
+    with open(os.path.join(folder, "state"), "w") as file:
+        file.write("1")
+
+nni.report_intermediate_result(1)
+nni.save_checkpoint(save)
+path = nni.load_checkpoint()
+with open(os.path.join(path, "state")) as file:
+    print(*os.listdir(path), file.read())
+nni.report_intermediate_result(2)
+"""
+
+
 @pytest.fixture
 def run(tmp_path):
     """Run a script as a trial in a Python; return its exit code, stdout, the messages on stderr, and its metrics."""
@@ -156,6 +173,16 @@ def test_callbacks_are_read_and_report_the_same_in_every_python(run, python):
     expected = run(sys.executable, CALLBACKS, {"lr": 0.25}, "here")
     assert (expected[0], expected[2], expected[3].count(b"\n")) == (0, [], 4), expected
     assert run(python, CALLBACKS, {"lr": 0.25}, "there") == expected
+
+
+@pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
+def test_checkpoints_are_saved_and_loaded_in_every_python(run, python):
+    expected = run(sys.executable, CHECKPOINTS, {}, "here")
+    assert (expected[:3], expected[3].count(b"\n")) == ((0, "state 1\n", []), 4), expected
+    code, out, err, metrics = run(python, CHECKPOINTS, {}, "there")
+    assert (code, out, err) == expected[:3]
+    # Each load has a number of its own, and the folders have different names.
+    assert [line[8:90] for line in metrics.splitlines()] == [line[8:90] for line in expected[3].splitlines()]
 
 
 @pytest.mark.parametrize("python", each_of(NEW_ENOUGH))

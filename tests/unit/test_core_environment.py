@@ -25,6 +25,7 @@ def test_a_trial_gets_the_variables_that_nni_documents() -> None:
         "NNI_TRIAL_SEQ_ID": "7",
         "NNI_SYS_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0",
         "NNI_OUTPUT_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0/output",
+        "NNI_CHECKPOINT_DIR": "/mnt/exp/trials/abcde/checkpoints",
         "NNI_CODE_DIR": "/code/digits/",
         "PYTHONPATH": "/mnt/exp/sdk",
         "PYTHONUNBUFFERED": "1",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trial_keeper.settings import without_settings
-from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialDocument, TrialFolder, Workspace
 
 
 def trial_environ(
@@ -27,6 +27,7 @@ def trial_environ(
         "NNI_TRIAL_SEQ_ID": str(trial.sequence_id),
         MARKER: str(folder.path),
         "NNI_OUTPUT_DIR": str(folder.output),
+        "NNI_CHECKPOINT_DIR": str(TrialFolder(workspace.trials / trial.trial_id).checkpoints),
         "NNI_CODE_DIR": trial.code_dir,
         # An empty entry would put the current folder on the path.
         "PYTHONPATH": ":".join(filter(None, (container.get("PYTHONPATH"), str(workspace.sdk)))),

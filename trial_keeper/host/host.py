@@ -25,6 +25,7 @@ from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial, try_read_trial
 from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
+from trial_keeper.host.checkpoints import CheckpointSigner, offer_checkpoints
 from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
@@ -89,6 +90,9 @@ class _Attempt:
     trial: TrialDocument
     folder: AttemptFolder
     tail: Tail
+    signer: CheckpointSigner
+    cannot_sign: str = ""
+    """Why its new checkpoints cannot be signed at present; empty if they can."""
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
@@ -161,8 +165,31 @@ class Host:
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
         """Start a prepared trial. In a job without reuse, called before `run` for its single trial."""
-        self._attempts[key] = _Attempt(key, trial, folder, Tail(folder))
+        signer = CheckpointSigner(self._settings, key, folder)
+        self._attempts[key] = _Attempt(key, trial, folder, Tail(folder), signer)
+        self._writing(partial(self._offer_checkpoints, trial, key))
         self._handle(events.TrialAssigned(key))
+
+    def _sign_checkpoints(self, attempt: _Attempt) -> None:
+        """Sign the trial's new checkpoints. The next poll repeats a failed attempt; a failure is logged once."""
+        before, attempt.cannot_sign = attempt.cannot_sign, ""
+        try:
+            attempt.signer.sign_new()
+        except OSError as error:
+            attempt.cannot_sign = str(error)
+            if attempt.cannot_sign != before:
+                text = (
+                    f"cannot sign the new checkpoints, so they cannot be loaded: {error}; check the storage"
+                )
+                self._log(text, attempt.key)
+
+    def _offer_checkpoints(self, trial: TrialDocument, key: AttemptKey) -> None:
+        sources, refusals = offer_checkpoints(self._workspace, self._settings, trial, key)
+        for refusal in refusals:
+            self._log(refusal, key)
+        if sources:
+            newest = sources[0]
+            self._log(f"the newest verified checkpoint is {newest.name} of attempt {newest.key}", key)
 
     async def run(self) -> int:
         """Run until the keeper decides to exit, and return its exit code. Any exception ends the trial's processes too."""
@@ -253,6 +280,7 @@ class Host:
         if process is None or attempt is None or status is None:
             return
         leftovers = process.leftovers()
+        self._sign_checkpoints(attempt)
         self._process = self._current = None
         if self._reaper is not None:
             # The warm interpreter continues. It detects the keeper's death only after its imports.
@@ -336,6 +364,8 @@ class Host:
                 # The group's last process need not be the keeper's child, so no signal reports its end.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_POLL_S if is_silent else SLOW_POLL_S
+                # A mark in the metrics precedes each checkpoint, so their growth wakes this loop.
+                self._sign_checkpoints(attempt)
             for forwarder in self._forwarders.values():
                 forwarder.poll()
             await self._watcher.wait(grew=grew, longest_s=longest_s)
@@ -603,7 +633,7 @@ class Host:
         self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
         self._stderr.poll()
 
-    def _writing(self, write: Callable[[], None]) -> None:
+    def _writing(self, write: Callable[[], object]) -> None:
         """Run a write to the workspace. An error is only logged to stderr, as the link still delivers the data."""
         try:
             write()

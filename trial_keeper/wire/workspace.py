@@ -16,6 +16,9 @@
                 stop_notice.json            why the trial is to end, for nni_sdk.should_stop
                 .nni/awaits_stop_notice     written by nni_sdk: SIGTERM may follow the notice later
                 output/{stdout, stderr, trial.log}
+                checkpoints/                what training code saved to continue from: nni_sdk.checkpoints
+                checkpoints.json            these checkpoints, signed by the keeper
+                checkpoint_sources.json     the verified checkpoints from which this attempt may continue
                 code/                       the unpacked snapshot of this attempt
 
 Manager and keeper have the same tree at different mount points, so each side makes a `Workspace` from its own root.
@@ -31,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
+from trial_keeper.wire.checkpoints import Checkpoint, checkpoint_of
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.safe_open import MAX_DOCUMENT_BYTES, read_beneath
@@ -110,6 +114,13 @@ class AttemptFolder:
     exit_json = _Inside("path", "exit.json")
     """The record of the attempt's end, signed by its keeper; absent before the end."""
 
+    checkpoints = _Inside("path", "checkpoints")
+    """The checkpoints that the training code has saved."""
+    checkpoints_json = _Inside("path", "checkpoints.json")
+    """The saved checkpoints that may be loaded, signed by the attempt's keeper; absent before the first."""
+    checkpoint_sources_json = _Inside("path", "checkpoint_sources.json")
+    """The verified checkpoints from which the attempt may continue; absent if there are none."""
+
     stop_notice_json = _Inside("path", "stop_notice.json")
     """Tells training code that asks `nni_sdk.should_stop` why the trial is to end; absent before the stop."""
     awaits_stop_notice = _Inside("path", ".nni/awaits_stop_notice")
@@ -134,6 +145,8 @@ class TrialFolder:
     """The stop request for the trial; exists only if one of its keepers had no stream to receive the request."""
     attempts = _Inside("path", "attempts")
     """One folder per attempt, named by its id."""
+    checkpoints = _Inside("path", "checkpoints")
+    """For files that training code writes, in whatever attempt: NNI_CHECKPOINT_DIR. Nothing here reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +320,7 @@ class TrialDocument:
     `command` is executed by bash. `code_dir` is the working directory, as a path in the container; it is empty if
     `code_snapshot`, the name of a file in the workspace, has to be unpacked first. `gpu_indices` is None if the trial may use
     all GPUs of the container, and empty if the trial may use none. `seed`: for the training code; None: an earlier manager.
+    `checkpoints`: those of attempts of other jobs from which the trial may continue; the manager has verified their signatures.
     """
 
     trial_id: str
@@ -316,12 +330,14 @@ class TrialDocument:
     gpu_indices: tuple[int, ...] | None = None
     code_snapshot: str | None = None
     seed: int | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The file's content."""
         document = _fields_of(self)
+        checkpoints = [asdict(each) for each in document.pop("checkpoints")]
         document["gpu_indices"] = document.pop("gpu_indices")  # the last one in the file
-        return _dump(document)
+        return _dump(document | {"checkpoints": checkpoints} if checkpoints else document)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "TrialDocument":
@@ -498,6 +514,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "exit_code": _exit_code,
     "final_sizes": lambda value: {Stream(word): _typed(size, int) for word, size in value.items()},
     "metrics_size_at_stop": _of(int, type(None)),
+    "checkpoints": lambda value: tuple(map(checkpoint_of, _typed(value, list))),
     "warnings": lambda value: _tuple_of(str, value),
 }
 _ADDED_LATER: dict[str, Any] = {
@@ -506,5 +523,6 @@ _ADDED_LATER: dict[str, Any] = {
     "seed": None,
     "metrics_size_at_stop": None,
     "warnings": [],
+    "checkpoints": [],
 }
 """The values of fields that documents of earlier managers and keepers do not have."""

@@ -61,8 +61,10 @@ _WORKSPACE = (_TRIALS, "checkpoints")
 _FOLDERS = ("log", "code", "code-with-annotations")
 # Keys of the config, at any depth, whose path may lie in the code folder.
 _IN_CODE = ("code_dir", "config_path", "job_file")
-# Depth of a trial's copy of the code below its attempt's folder. The copy is left out: the code has its own member.
-_CODE_DEPTH = 4
+# Depth of an attempt's folder below `trials`, and its folders that are left out: the code has its own member, and no keeper of
+# another secret accepts the signatures of checkpoints, which may be pickles.
+_ATTEMPT_DEPTH = 4
+_NOT_OF_ATTEMPTS = ("code", "checkpoints")
 # A manifest has three short fields.
 _MAX_MANIFEST_BYTES = 4096
 # Linux refuses longer arguments (MAX_ARG_STRLEN), so no experiment has a longer command.
@@ -156,8 +158,8 @@ def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
     left_out = 0
     for above, folders, files in os.walk(root):
         here = Path(above).relative_to(root)
-        if name == _TRIALS and len(here.parts) == _CODE_DEPTH and "code" in folders:
-            folders.remove("code")
+        if name == _TRIALS and len(here.parts) == _ATTEMPT_DEPTH:
+            folders[:] = [each for each in folders if each not in _NOT_OF_ATTEMPTS]
         folders.sort()
         left_out += sum((Path(above) / each).is_symlink() for each in folders)
         member = tarfile.TarInfo(str(Path(name) / here))

@@ -164,16 +164,26 @@ def add(path: Path, experiment_id: str | None) -> None:
         )
 
 
-@trial.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
+@trial.command(
+    epilog=example(
+        "nnictl trial retry --trial-id aB3dE",
+        "nnictl trial retry GvTf2bVe -T aB3dE",
+        "nnictl trial retry -T aB3dE --from-checkpoint",
+    )
+)
 @experiment_argument
 @trial_option("A trial that has ended without success.")
-def retry(experiment_id: str | None, trial_id: str) -> None:
+@click.option("--from-checkpoint", is_flag=True, help="The new trial continues from the newest checkpoint that the old one "
+              "saved with nni_sdk.save_checkpoint().")  # fmt: skip
+def retry(experiment_id: str | None, trial_id: str, from_checkpoint: bool) -> None:
     """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
     known, client = _running(experiment_id, "start a trial of")
     trial_id = known.trial_id(trial_id)
-    started = client.post("/trials", trial_id, "retry")
+    query = {"from": "checkpoint"} if from_checkpoint else {}
+    started = client.post("/trials", trial_id, "retry", **query)
+    what = "continues from the checkpoint" if from_checkpoint else "has the parameters"
     output.info(
-        f"Trial {started['trialJobId']} (no. {started['sequenceId']}) has the parameters of trial {trial_id}; "
+        f"Trial {started['trialJobId']} (no. {started['sequenceId']}) {what} of trial {trial_id}; "
         f"`nnictl trial ls {known.experiment_id}` shows both"
     )
 

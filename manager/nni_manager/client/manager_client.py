@@ -67,9 +67,9 @@ class ManagerClient:
         """Send a PUT request with the document; `path` and errors as for `get`."""
         return self._request("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
 
-    def post(self, path: str, *names: str, document: Any = None) -> Any:
+    def post(self, path: str, *names: str, document: Any = None, **query: str) -> Any:
         """Send a POST request with the document; other arguments and errors as for `get`."""
-        return self._request("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document)
+        return self._request("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
 
     def patch(self, path: str, *names: str, document: Any) -> Any:
         """Send a PATCH request with the document; other arguments and errors as for `get`."""

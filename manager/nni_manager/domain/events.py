@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.learning_curve import InheritedResults
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import StopStage
@@ -48,6 +49,8 @@ class ParametersSuggested:
     parameters: Mapping[str, Any]
     metadata: Mapping[str, Any]
     at_s: float
+    continues: str | None = None
+    """The trial from whose checkpoint it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,20 @@ class MetricsStored:
     key: AttemptKey
     records: tuple[tuple[bool, str], ...]
     final_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContinued:
+    """A process of an attempt has continued from a checkpoint: its reports follow the results up to the checkpoint.
+
+    `is_late`: these results are stored only now, and the attempt may have reported since. `missing`: the attempt whose results up
+    to the checkpoint are not stored yet.
+    """
+
+    key: AttemptKey
+    inherited: InheritedResults
+    is_late: bool = False
+    missing: AttemptKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +272,13 @@ class RemarksChanged:
 class TrialProposed:
     """A user proposes a trial with these parameters, independent of the tuner and of reached limits. The id is new.
 
-    Post it only while the experiment's `accepts_trials` is True.
+    Post it only while the experiment's `accepts_trials` is True. `continues`: the trial from whose checkpoint it continues.
     """
 
     trial_id: str
     parameters: Mapping[str, Any]
     at_s: float
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +301,7 @@ Event = (
     | ProblemFound
     | KeeperIdle
     | AttemptOrphaned
+    | AttemptContinued
     | AttemptLost
     | JobTerminated
     | JobProcessesEnded
@@ -442,6 +461,10 @@ class CloseAttempt(_OfAttempt):
     """After the trial is stored, notify the keeper that no data of the attempt needs to be resent."""
 
 
+class DrainSource(_OfAttempt):
+    """Read the metrics of an attempt that has ended from the workspace: a later attempt continues from its checkpoint."""
+
+
 class DrainAttempt(_OfAttempt):
     """Read the end and the remaining streams of an orphaned attempt from the workspace."""
 
@@ -484,6 +507,7 @@ Effect = (
     | CancelTrial
     | CloseAttempt
     | DrainAttempt
+    | DrainSource
     | DetachTrial
     | Finish
 )

@@ -227,6 +227,8 @@ class Experiment:
                 return []
             case events.MetricsStored():
                 return lifecycle.note_metrics(event, now_s)
+            case events.AttemptContinued():
+                return lifecycle.note_continued(event)
             case events.AttemptStarted():
                 return lifecycle.note_started(
                     event, now_s, is_stopping=self.state is ExperimentState.STOPPING

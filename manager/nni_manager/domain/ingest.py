@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nni_sdk import records
-from nni_sdk.records import Decoded, Garbage, Record, decode
+from nni_sdk.records import Decoded, Garbage, Mark, Record, decode
+from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
 # The most records in one write: about one chunk of a keeper. Each write takes 2 ms, so many attempts can share the store.
 RECORDS_AT_ONCE = 600
+# A process of a trial rarely loads a checkpoint twice. More loads of one attempt are ignored: every later mark reads them all.
+MAX_CONTINUATIONS = 1000
 _UNFINISHED = "the record is incomplete"
 
 
@@ -32,8 +35,8 @@ class OffsetGap(ValueError):
 class StreamWrite:
     """Effect: make this durable in one transaction.
 
-    `data`: the bytes of a log, starting at `offset`; metrics have `records` instead. `new_offset`: the durable offset afterwards.
-    `postscript`: a note to store after the last byte of a truncated log, not part of the log.
+    `data`: the bytes of a log, starting at `offset`; metrics have `records` and `marks` instead. `new_offset`: the durable offset
+    afterwards. `postscript`: a note to store after the last byte of a truncated log, not part of the log.
     """
 
     key: AttemptKey
@@ -44,6 +47,7 @@ class StreamWrite:
     records: tuple[Record, ...] = ()
     garbage: tuple[Garbage, ...] = ()
     postscript: bytes = b""
+    marks: tuple[Mark, ...] = ()
 
     @property
     def is_last_collected(self) -> bool:
@@ -66,6 +70,7 @@ class AttemptIngest:
     key: AttemptKey
     _cursors: dict[Stream, _StreamCursor] = field(default_factory=dict)
     _final_sizes: Offsets | None = None
+    _continuations: int = 0
 
     @classmethod
     def restored(cls, key: AttemptKey, durable: Offsets) -> "AttemptIngest":
@@ -143,7 +148,7 @@ class AttemptIngest:
 
     def _pieces(self, decoded: Decoded, start: int) -> Iterator[StreamWrite]:
         """Writes of moderate size, each of complete records and the corrupt spans before and between them."""
-        end, garbage = start + decoded.consumed, deque(decoded.garbage)
+        end, garbage, marks = start + decoded.consumed, deque(decoded.garbage), deque(decoded.marks)
         for first in range(0, max(len(decoded.records), 1), RECORDS_AT_ONCE):
             piece = tuple(decoded.records[first : first + RECORDS_AT_ONCE])
             is_last = first + RECORDS_AT_ONCE >= len(decoded.records)
@@ -151,11 +156,28 @@ class AttemptIngest:
             spans = []
             while garbage and garbage[0].offset < new_offset:
                 spans.append(garbage.popleft())
+            own_marks = []
+            while marks and marks[0].offset < new_offset:
+                own_marks.append(marks.popleft())
             if new_offset > start:
                 yield StreamWrite(
-                    self.key, Stream.METRICS, start, new_offset, records=piece, garbage=tuple(spans)
+                    self.key,
+                    Stream.METRICS,
+                    start,
+                    new_offset,
+                    records=piece,
+                    garbage=tuple(spans),
+                    marks=tuple(self._bounded(own_marks)),
                 )
             start = new_offset
+
+    def _bounded(self, marks: list[Mark]) -> list[Mark]:
+        """Of these marks those that can matter: keepers sign no other checkpoints than the newest ones."""
+        checkpoints = [mark for mark in marks if mark.attempt_id is None][-MAX_CHECKPOINTS:]
+        continuations = [mark for mark in marks if mark.attempt_id is not None]
+        continuations = continuations[: MAX_CONTINUATIONS - self._continuations]
+        self._continuations += len(continuations)
+        return sorted([*checkpoints, *continuations], key=lambda mark: mark.offset)
 
     def _ends_with(self, cursor: _StreamCursor) -> bool:
         """True if the attempt has ended and all metrics up to its final size have arrived."""

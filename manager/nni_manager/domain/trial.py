@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
-from nni_manager.domain.metrics import reason_without_reward
+from nni_manager.domain.learning_curve import InheritedResults
+from nni_manager.domain.metrics import reason_without_reward, reward, truncate_for_display
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
@@ -69,6 +70,8 @@ NO_NUMBER_IN_FINAL_RESULT = (
 SEVERAL_FINAL_RESULTS = (
     "it reported several final results, and only the first counts; call report_final_result once"
 )
+OFFSET_OF_INHERITED = -1
+"""`final_offset` of a final result that an earlier attempt reported: it precedes any stop of this one."""
 METRICS_ARE_CUT = "its metrics are cut"
 """The prefix of the warning about truncated metrics."""
 NO_FINAL_RESULT_BEFORE_THE_CUT = (
@@ -150,6 +153,8 @@ class Trial:
     """True if a user, not the tuner, proposed the parameters. The tuner receives the result as an additional observation."""
     retries: int = 0
     """How often the trial was started again because the cluster lost it."""
+    continues: str | None = None
+    """The trial whose newest checkpoint this one loads first; None: it starts at its first step."""
     registered: Attempts = field(default_factory=Attempts, repr=False)
     """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
     remarks: Remarks = NO_REMARKS
@@ -165,7 +170,7 @@ class Trial:
     was_returned: bool = False
     """True if a job crashed when this trial was the next to start there; not stored."""
     final_offset: int | None = None
-    """The offset of the record of `final` in the reporter's metrics file; stored in the metric's row."""
+    """The offset of the record of `final` in the reporter's metrics file; stored in the metric's row. See OFFSET_OF_INHERITED."""
     start_received_at_s: float | None = None
     """When this manager received the start, by its monotonic clock; not stored."""
 
@@ -350,6 +355,21 @@ class Trial:
         self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
         self.ended = self.reason = self.exit_code = self.ended_at_s = None
         self.message = ""
+
+    def continue_from(self, inherited: InheritedResults, *, is_late: bool) -> None:
+        """Record that a process of the attempt continues from a checkpoint: its earlier reports count no more.
+
+        `is_late`: the inherited results are stored only now, and later reports are recorded already.
+        """
+        if not is_late:
+            self.final = self.final_offset = self.value = self.intermediate = None
+            self.intermediate_count = 0
+        self.intermediate_count += inherited.intermediate_count
+        if self.intermediate is None and inherited.intermediate is not None:
+            self.intermediate = truncate_for_display(inherited.intermediate)
+        if self.final is None and inherited.final is not None:
+            self.final, self.value = inherited.final, reward(inherited.final)
+            self.final_offset = OFFSET_OF_INHERITED
 
     def restore_attempts(self, registered: Attempts) -> None:
         """Restore the attempts that an earlier manager registered for an unfinished trial."""

@@ -130,7 +130,13 @@ class TrialLifecycle:
         """
         self.budget.note_suggested()
         trial = Trial(
-            event.trial_id, event.sequence_id, event.parameters, event.metadata, event.at_s, job_id=""
+            event.trial_id,
+            event.sequence_id,
+            event.parameters,
+            event.metadata,
+            event.at_s,
+            job_id="",
+            continues=event.continues,
         )
         self._add(trial)
         if is_running:
@@ -145,7 +151,14 @@ class TrialLifecycle:
         """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
         sequence_id = self.budget.note_proposed()
         trial = Trial(
-            event.trial_id, sequence_id, event.parameters, {}, event.at_s, job_id="", is_customized=True
+            event.trial_id,
+            sequence_id,
+            event.parameters,
+            {},
+            event.at_s,
+            job_id="",
+            is_customized=True,
+            continues=event.continues,
         )
         self._add(trial)
         self.scheduler.jobs.queue.append(trial.trial_id)
@@ -273,6 +286,22 @@ class TrialLifecycle:
             effects.append(
                 events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, tuple(numbers))
             )
+        return effects
+
+    def note_continued(self, event: events.AttemptContinued) -> list[Effect]:
+        """Record that the attempt continues from a checkpoint. An assessor to which it is new gets the results before."""
+        trial, inherited = self.trials[event.key.trial_id], event.inherited
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+            return []
+        is_new = not trial.intermediate_count
+        trial.continue_from(inherited, is_late=event.is_late)
+        effects: list[Effect] = [events.SaveTrial(trial)]
+        if is_new and inherited.numbers:
+            effects.append(
+                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, inherited.numbers)
+            )
+        if event.missing is not None:
+            effects.append(events.DrainSource(event.missing))
         return effects
 
     def note_usage(self, usage: Usage) -> list[Effect]:

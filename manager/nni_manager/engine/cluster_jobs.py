@@ -28,6 +28,7 @@ from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.checkpoints import Checkpoint
 from trial_keeper.wire.messages import AttemptKey, RevokeTrial
 from trial_keeper.wire.reasons import ExitReason
 
@@ -174,12 +175,18 @@ class ClusterJobs:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         runtime, call = self._runtime, self._storage_poller.threads.call
+        checkpoints: list[Checkpoint] = []
+        if trial.continues or trial.retries or trial.registered.registered:
+            checkpoints = await call(
+                runtime.files.find_checkpoints, trial, self._storage_poller.signer_of(trial)
+            )
         document = (
             trial,
             runtime.config.trial_command,
             self._service.placement(job.job_id),
             self.code_snapshot,
             trial_seed(runtime.experiment.experiment_id, runtime.config.tuner.seed, trial.sequence_id),
+            checkpoints,
         )
         try:
             await call(runtime.files.write_trial, *document)
@@ -459,7 +466,14 @@ class ClusterJobs:
                 self._ingest.end(each.ended)
         return left
 
-    async def drain_orphaned(self, key: AttemptKey) -> None:
+    async def drain(self, effect: events.DrainAttempt | events.DrainSource) -> None:
+        """Read what is left of an attempt from the workspace."""
+        if isinstance(effect, events.DrainAttempt):
+            await self._drain_orphaned(effect.key)
+        else:
+            await self._drain_source(effect.key)
+
+    async def _drain_orphaned(self, key: AttemptKey) -> None:
         """Drain an orphaned attempt from the workspace: the keeper of the attempt has ended, but the job still runs."""
         trial = self._experiment.trials[key.trial_id]
         try:
@@ -475,6 +489,19 @@ class ClusterJobs:
             self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)
+
+    async def _drain_source(self, key: AttemptKey) -> None:
+        """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues."""
+        trial = self._experiment.trials[key.trial_id]
+        try:
+            await self._storage_poller.drain_source(trial, key)
+        except StoragePermissionDenied as error:
+            log.warning("trial %s: %s", key, error)
+        await asyncio.shield(self._runtime.durable())
+        if self._ingest.is_awaited(key):
+            log.warning(
+                "trial %s: its results before the checkpoint are missing: they are not in the workspace", key
+            )
 
 
 def _runs_in(job: Job, trial: Trial) -> bool:

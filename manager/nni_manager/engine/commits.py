@@ -340,7 +340,7 @@ class GroupCommit:
 def _size_of(write: Write) -> int:
     match write:
         case StreamWrite():
-            spans = len(write.records) + len(write.garbage)
+            spans = len(write.records) + len(write.garbage) + len(write.marks)
             return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
         case UsageRow():
             return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)

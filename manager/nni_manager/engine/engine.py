@@ -15,7 +15,7 @@ from nni_manager.domain.events import Effect
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
-from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial import OFFSET_OF_INHERITED, Trial, TrialState
 from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.connected_keepers import ConnectedKeepers
@@ -111,7 +111,8 @@ class Engine(Runtime):
         """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
         for row in next(pages, [])[:1]:  # a trial may have millions of rows
-            trial.final, trial.value, trial.final_offset = row.value, reward(row.value), row.record_offset
+            trial.final, trial.value = row.value, reward(row.value)
+            trial.final_offset = row.record_offset if row.attempt == trial.attempt else OFFSET_OF_INHERITED
 
     async def _restore_tasks(self, trial: Trial) -> None:
         """Restore the state of the tasks from the workspace: the store lacks the ends of single tasks."""
@@ -285,8 +286,8 @@ class Engine(Runtime):
                 self.jobs.escalate(effect.job, effect.stage)
             case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
-            case events.DrainAttempt():
-                self.spawn(self.jobs.drain_orphaned(effect.key))
+            case events.DrainAttempt() | events.DrainSource():
+                self.spawn(self.jobs.drain(effect))
             case events.DetachTrial():
                 self.ingest.forget_trial(effect.trial, effect.job_id)
             case events.Finish():

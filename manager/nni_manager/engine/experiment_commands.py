@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from nni_manager.config.changes import changed
@@ -16,7 +17,9 @@ from nni_manager.domain.remarks import Remarks, RemarksChange
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.history import History
 from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import Signer
 from nni_manager.engine.snapshot import limits_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.rows import config_row, imported_rows
 
@@ -86,8 +89,10 @@ class ExperimentCommands:
         log.info("imported %d results; the tuner uses %d of them", len(results), used)
         return {"imported": len(results), "used": used}
 
-    async def propose(self, parameters: Mapping[str, Any]) -> Trial:
+    async def propose(self, parameters: Mapping[str, Any], continues: str | None = None) -> Trial:
         """Create a trial with these parameters, independent of the tuner and of reached limits.
+
+        `continues`: the trial from whose checkpoint it continues.
 
         Raises:
             FailedPrecondition: the experiment starts no trials in its present state.
@@ -99,7 +104,7 @@ class ExperimentCommands:
                 f"cannot start a trial: experiment {name} is {state}; resume it first with `nnictl resume {name}`"
             )
         trial_id = engine.new_trial_id()
-        engine.post(TrialProposed(trial_id, parameters, time.time()))
+        engine.post(TrialProposed(trial_id, parameters, time.time(), continues))
         await asyncio.shield(engine.durable())
         return engine.experiment.trials[trial_id]
 
@@ -118,15 +123,30 @@ class ExperimentCommands:
         await asyncio.shield(engine.durable())
         return after
 
-    async def retry(self, trial: Trial) -> Trial:
+    async def retry(self, trial: Trial, *, from_checkpoint: bool = False) -> Trial:
         """Create a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
 
+        `from_checkpoint`: the new trial continues from the newest checkpoint of the old one.
+
         Raises:
-            FailedPrecondition: the trial is not terminal or has succeeded, or the experiment starts no trials at present.
+            FailedPrecondition: the trial is not terminal or has succeeded, or the experiment starts no trials at present; or
+                it has no checkpoint from which to continue.
         """
         if not trial.state.is_terminal or trial.state is TrialState.SUCCEEDED:
             raise FailedPrecondition(
                 f"cannot retry trial {trial.trial_id}: its state is {trial.state.value}; only trials that ended without "
                 "success can be retried"
             )
-        return await self.propose(trial.parameters)
+        if not from_checkpoint:
+            return await self.propose(trial.parameters)
+        engine = self._engine
+        signer = Signer(
+            engine.experiment.experiment_id, trial.job_id, partial(token_of, engine.stored.secret)
+        )
+        found = await asyncio.to_thread(engine.files.find_checkpoints, trial, signer)
+        if not found:  # the new trial would start at its first step
+            raise FailedPrecondition(
+                f"cannot continue trial {trial.trial_id}: it has no signed checkpoint; let the training code call "
+                "nni_sdk.save_checkpoint(), or retry the trial without --from-checkpoint"
+            )
+        return await self.propose(trial.parameters, found[0].trial_id)

@@ -3,17 +3,27 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from nni_manager.domain import events
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
+from nni_manager.domain.learning_curve import (
+    InheritedResults,
+    LearningCurve,
+    Segment,
+    curve_of,
+    first_of_load,
+)
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.runtime import Runtime
+from nni_sdk.records import Mark
 from trial_keeper.wire import messages
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Stream
@@ -44,6 +54,8 @@ class KeeperIngest:
         self._post = runtime.post
         self._receivers: dict[AttemptKey, AttemptIngest] = {}
         self._garbage_lines: dict[AttemptKey, int] = {}
+        self._awaiting: dict[AttemptKey, AttemptKey] = {}
+        """Attempts that continue from a checkpoint whose mark is not stored yet, by the attempt that saved it."""
 
     # ---- messages of keepers
 
@@ -167,7 +179,7 @@ class KeeperIngest:
             )
 
     def _store(self, receiver: AttemptIngest, commits: list[StreamWrite]) -> None:
-        if any(commit.records for commit in commits):
+        if any(commit.records or any(map(_is_continuation, commit.marks)) for commit in commits):
             # Posted first, so that the task whose metrics count is stored no later than its records.
             self._post(events.TaskReported(receiver.key))
         for commit in commits:
@@ -191,12 +203,60 @@ class KeeperIngest:
         receiver.committed(commit)
         self._log_garbage(commit)
         self._ack(AttemptOffsets(key, dict(receiver.durable)))
-        records = tuple((record.type == "FINAL", record.value) for record in commit.records)
+        first = self._note_marks(commit) if commit.marks else 0
+        counted = [record for record in commit.records if record.offset >= first]
+        records = tuple((record.type == "FINAL", record.value) for record in counted)
         if records:
-            final_offset = next((record.offset for record in commit.records if record.type == "FINAL"), None)
+            final_offset = next((record.offset for record in counted if record.type == "FINAL"), None)
             self._post(events.MetricsStored(key, records, final_offset))
         if receiver.is_complete:
             self._post(events.AttemptDelivered(key))
+
+    # ---- checkpoints
+
+    def is_awaited(self, source: AttemptKey) -> bool:
+        """True if an attempt continues from a checkpoint of this one whose mark is not stored."""
+        return source in self._awaiting
+
+    def _note_marks(self, commit: StreamWrite) -> int:
+        """Report the last continuation in a stored write; returns the offset from which the records of the write count."""
+        key = commit.key
+        marks = self._reader.marks(key.trial_id)
+        number = next((mark.attempt for mark in marks if mark.attempt_id == key.attempt_id), 0)
+        first = None
+        for mark in filter(_is_continuation, commit.marks):
+            if first_of_load(marks, number, key.task, mark.load) == mark.offset:
+                first = mark.offset
+        if first is not None:
+            self._report_continuation(key, curve_of(key.trial_id, marks, number, key.task, first + 1))
+        if (successor := self._awaiting.get(key)) is not None:
+            number = next(mark.attempt for mark in marks if mark.attempt_id == successor.attempt_id)
+            curve = curve_of(key.trial_id, marks, number, successor.task)
+            if curve.missing != key:
+                del self._awaiting[key]
+                self._report_continuation(successor, curve, is_late=True)
+        return first or 0
+
+    def _report_continuation(self, key: AttemptKey, curve: LearningCurve, *, is_late: bool = False) -> None:
+        """`curve`: that of the attempt, whose last segment is its own."""
+        if curve.missing is not None:
+            self._awaiting[curve.missing] = key
+        inherited = self._inherited(key.trial_id, curve.segments[:-1])
+        self._post(events.AttemptContinued(key, inherited, is_late, curve.missing))
+
+    def _inherited(self, trial_id: str, segments: Sequence[Segment]) -> InheritedResults:
+        lifecycle = self._experiment.lifecycle
+        count, newest, final = 0, None, None
+        numbers: list[float] = []
+        for segment in segments:
+            for row in chain.from_iterable(self._reader.segment_pages(trial_id, segment)):
+                if row.is_final:
+                    final = row.value if final is None else final
+                    continue
+                count, newest = count + 1, row.value
+                if lifecycle.is_assessed and (number := lifecycle.seen_by_assessor(row.value)) is not None:
+                    numbers.append(number)
+        return InheritedResults(count, newest, tuple(numbers), final)
 
     def _drop(self, key: AttemptKey) -> None:
         self._receivers.pop(key, None)
@@ -226,6 +286,10 @@ class KeeperIngest:
                 self._post(events.AttemptSeen(key))
             receiver = self._receivers[key] = AttemptIngest.restored(key, self._reader.offsets(key))
         return receiver
+
+
+def _is_continuation(mark: Mark) -> bool:
+    return mark.attempt_id is not None
 
 
 def _closed(key: AttemptKey) -> messages.Ack:

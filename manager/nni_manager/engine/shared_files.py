@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import stat
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,12 @@ from nni_manager.store.folders import WORLD_WRITABLE_STICKY
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
 from trial_keeper.wire.attempt_ids import is_attempt_id
+from trial_keeper.wire.checkpoints import (
+    MAX_CHECKPOINTS_BYTES,
+    Checkpoint,
+    checkpoints_from_bytes,
+    newest_first,
+)
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.safe_open import OthersMayWrite, UnsafePath, open_beneath, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -37,6 +44,8 @@ from trial_keeper.wire.workspace import (
     replace_file,
     stop_to_bytes,
 )
+
+log = logging.getLogger(__name__)
 
 _READ_BYTES = 256 * 1024
 _FETCHED_BYTES = 2**20
@@ -130,8 +139,11 @@ class SharedFiles:
         placement: Placement,
         code_snapshot: str | None,
         seed: int | None = None,
+        checkpoints: Sequence[Checkpoint] = (),
     ) -> None:
         """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
+
+        `checkpoints`: see `find_checkpoints`.
 
         Raises:
             OSError: the storage cannot be written, or another user has created the trial's folder.
@@ -141,9 +153,11 @@ class SharedFiles:
         owners = {self.workspace.root.stat().st_uid, os.geteuid()}
         _make_own(folder.path, owners)
         _make_own(folder.attempts, owners)
+        _make_own(folder.checkpoints, owners)
         if placement.code_dir is None and not self.is_private:
             # The container runs as another user, who creates the attempts' folders.
             folder.attempts.chmod(WORLD_WRITABLE_STICKY)
+            folder.checkpoints.chmod(WORLD_WRITABLE_STICKY)
         replace_file(folder.parameter_cfg, json.dumps(parameters_view(trial)).encode())
         document = TrialDocument(
             trial.trial_id,
@@ -153,9 +167,10 @@ class SharedFiles:
             placement.gpu_indices,
             code_snapshot if placement.code_dir is None else None,
             seed,
+            tuple(checkpoints),
         )
         replace_file(folder.trial_json, document.to_bytes())
-        self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
+        self._send(folder.attempts, folder.checkpoints, folder.parameter_cfg, folder.trial_json)
 
     def has_folder_of_attempts(self, trial_id: str) -> bool:
         """False if the folder of a trial's attempts is gone, or something else is in its place."""
@@ -214,6 +229,33 @@ class SharedFiles:
         if closed is not None and not keys:
             raise closed  # the unreadable attempt may be valid
         return FoundAttempts(tuple(keys), tuple(rejected))
+
+    def signer_of_attempt(self, key: AttemptKey, signer: Signer) -> Signer | None:
+        """The signer of an attempt of any job of the experiment; None: no keeper has signed it."""
+        content = self._read(self.workspace.attempt(key).attempt_json, 0, MAX_ATTEMPT_JSON_BYTES)
+        try:
+            document = AttemptDocument.from_bytes(content, signer.token_of)
+        except DocumentInvalid:
+            return None
+        is_named = (document.experiment_id, document.key) == (signer.experiment_id, key)
+        return replace(signer, job_id=document.job_id) if is_named else None
+
+    def find_checkpoints(self, trial: Trial, signer: Signer) -> list[Checkpoint]:
+        """The signed checkpoints of the trial's earlier attempts, and of the trial that it continues; newest first."""
+        found: list[Checkpoint] = []
+        for trial_id in filter(None, (trial.trial_id, trial.continues)):
+            try:
+                keys = self.workspace.attempts_of(trial_id, self._folders_in)
+            except PermissionError:
+                continue
+            for key in keys:
+                content = self._read(self.workspace.attempt(key).checkpoints_json, 0, MAX_CHECKPOINTS_BYTES)
+                try:
+                    if content:
+                        found += checkpoints_from_bytes(content, signer.experiment_id, key, signer.token_of)
+                except DocumentInvalid as error:
+                    log.warning("trial %s: refused the checkpoints of attempt %s: %s", trial_id, key, error)
+        return newest_first(found, trial.trial_id)
 
     def see_attempt(
         self, key: AttemptKey, offsets: Offsets, signer: Signer, *, is_over: bool = False

@@ -99,7 +99,7 @@ class SharedStoragePoller:
         try:
             for trial in self._trials_of(job_id):
                 found = await self.threads.call(
-                    self._files.find_attempts, trial.trial_id, self._signer(trial)
+                    self._files.find_attempts, trial.trial_id, self.signer_of(trial)
                 )
                 self._note_rejected(trial, found)
                 for key in found.newest:
@@ -120,7 +120,7 @@ class SharedStoragePoller:
             if not self._is_wanted(job_id, trial, key):
                 return
             seen = await self.threads.call(
-                self._files.see_attempt, key, self._offsets(key), self._signer(trial)
+                self._files.see_attempt, key, self._offsets(key), self.signer_of(trial)
             )
             if not seen.has_started or not self._is_wanted(job_id, trial, key):
                 return
@@ -142,7 +142,7 @@ class SharedStoragePoller:
             and self._transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
-    def _signer(self, trial: Trial) -> Signer:
+    def signer_of(self, trial: Trial) -> Signer:
         """The valid signer of the trial's attempts: the keepers of its job."""
         return Signer(
             self._experiment.experiment_id,
@@ -174,7 +174,7 @@ class SharedStoragePoller:
     async def report_rejected(self, trial: Trial) -> None:
         """Report rejected attempts of a trial whose job has ended."""
         try:
-            found = await self.threads.call(self._files.find_attempts, trial.trial_id, self._signer(trial))
+            found = await self.threads.call(self._files.find_attempts, trial.trial_id, self.signer_of(trial))
         except (OSError, RetryableError) as error:  # only a warning is lost
             log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
@@ -218,7 +218,7 @@ class SharedStoragePoller:
         """
         deadline_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
         while True:
-            signer = self._signer(trial)
+            signer = self.signer_of(trial)
             found = await self._with_retries(trial, self._files.find_attempts, trial.trial_id, signer)
             self._note_rejected(trial, found)
             keys = [key for key in found.newest if trial.is_current(key)]
@@ -241,7 +241,11 @@ class SharedStoragePoller:
         deadline_s = time.monotonic() + STORAGE_LAG_S
         while True:
             see = partial(
-                self._files.see_attempt, left.key, self._offsets(left.key), self._signer(trial), is_over=True
+                self._files.see_attempt,
+                left.key,
+                self._offsets(left.key),
+                self.signer_of(trial),
+                is_over=True,
             )
             seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
@@ -254,6 +258,21 @@ class SharedStoragePoller:
                 return
             else:
                 await asyncio.sleep(_RETRY_DELAY_S)
+
+    async def drain_source(self, trial: Trial, key: AttemptKey) -> None:
+        """Ingest the metrics of an earlier attempt of a trial that its keeper has not delivered.
+
+        Raises:
+            StoragePermissionDenied: the manager has no read permission on the storage.
+        """
+        signer = await self._with_retries(trial, self._files.signer_of_attempt, key, self.signer_of(trial))
+        while signer is not None and not trial.state.is_terminal:
+            offsets = {Stream.METRICS: self._ingest.received(key, Stream.METRICS)}
+            see = partial(self._files.see_attempt, key, offsets, signer, is_over=True)
+            seen = await self._with_retries(trial, see)
+            if not seen.pieces:
+                return
+            await self._ingest_readout(AttemptReadout(key, True, seen.pieces, None))
 
     def _has_all(self, left: AttemptReadout) -> bool:
         sizes = {} if left.ended is None else left.ended.final_sizes

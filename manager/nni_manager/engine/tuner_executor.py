@@ -116,7 +116,11 @@ class TunerExecutor:
             else:
                 trial_id, at_s = self._new_trial_id(), time.time()
                 parameters, metadata = suggestion.parameters, suggestion.metadata
-                self._post(events.ParametersSuggested(trial_id, sequence_id, parameters, metadata, at_s))
+                self._post(
+                    events.ParametersSuggested(
+                        trial_id, sequence_id, parameters, metadata, at_s, suggestion.continues
+                    )
+                )
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""

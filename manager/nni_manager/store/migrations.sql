@@ -83,3 +83,19 @@ CREATE TABLE remarks (
     tags     TEXT NOT NULL,
     note     TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- to: 9 -- checkpoints: marks in the metrics, and trials that continue others
+ALTER TABLE trial ADD COLUMN continues TEXT;
+CREATE TABLE mark (
+    trial_id          TEXT NOT NULL,
+    attempt           INTEGER NOT NULL,
+    task              TEXT NOT NULL,
+    record_offset     INTEGER NOT NULL,
+    checkpoint        TEXT NOT NULL,
+    source_trial_id   TEXT,
+    source_attempt_id TEXT,
+    source_task       TEXT,
+    load              TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (trial_id, attempt, task, record_offset)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX continued ON mark (trial_id) WHERE source_attempt_id IS NOT NULL;

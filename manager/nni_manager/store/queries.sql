@@ -28,10 +28,10 @@ SELECT * FROM imported ORDER BY position;
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, metadata, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
     stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning, is_customized, retries,
-    stop_asked_at_s)
+    stop_asked_at_s, continues)
 VALUES (:trial_id, :sequence_id, :parameters, :metadata, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
     :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning, :is_customized, :retries,
-    :stop_asked_at_s)
+    :stop_asked_at_s, :continues)
 ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
@@ -101,6 +101,31 @@ ON CONFLICT DO UPDATE SET durable_offset = excluded.durable_offset,
 INSERT INTO metric (trial_id, attempt, task, stored_at_s, record_offset, is_final, parameter_id, sequence, value)
 SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
 
+-- name: add_mark -- a mark of one attempt; a duplicate offset is a bug and fails
+INSERT INTO mark (trial_id, attempt, task, record_offset, checkpoint, source_trial_id, source_attempt_id, source_task, load)
+VALUES (:trial_id, :attempt, :task, :record_offset, :checkpoint, :source_trial_id, :source_attempt_id, :source_task, :load);
+
+-- name: remove_old_marks -- all but the newest checkpoints of one attempt, and those from which one of its processes continued
+DELETE FROM mark WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NULL
+    AND record_offset < (
+        SELECT record_offset FROM mark AS newer
+        WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NULL
+        ORDER BY record_offset DESC LIMIT 1 OFFSET :kept - 1
+    )
+    AND checkpoint NOT IN (
+        SELECT checkpoint FROM mark AS continuation
+        WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND source_attempt_id IS NOT NULL
+    );
+
+-- name: get_marks -- all marks of one trial, those of each task of an attempt in order
+SELECT mark.*, attempt_id FROM mark JOIN attempt USING (trial_id, task, attempt)
+WHERE trial_id = :trial_id ORDER BY attempt, task, record_offset;
+
+-- name: get_continued -- the trials in a range whose counting attempt has continued from a checkpoint
+SELECT DISTINCT trial.trial_id, sequence_id, trial.attempt, reporter FROM mark CROSS JOIN trial USING (trial_id)
+WHERE source_attempt_id IS NOT NULL AND mark.attempt = trial.attempt AND mark.task = trial.reporter
+    AND sequence_id BETWEEN :first_sequence_id AND :last_sequence_id ORDER BY sequence_id;
+
 -- name: get_offsets -- the durable offsets of an attempt's streams
 SELECT stream, durable_offset FROM stream JOIN attempt USING (trial_id, task, attempt)
 WHERE trial_id = :trial_id AND task = :task AND attempt_id = :attempt_id;
@@ -117,6 +142,17 @@ WHERE metric.attempt = trial.attempt AND metric.task = trial.reporter AND (:is_f
     AND sequence_id BETWEEN :first_sequence_id AND :last_sequence_id
     AND record_offset > CASE sequence_id WHEN :first_sequence_id THEN :after_offset ELSE -1 END
 ORDER BY sequence_id, record_offset LIMIT :most;
+
+-- name: get_segment -- a page of the records of one task of an attempt between two offsets
+SELECT * FROM metric
+WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND record_offset > :after_offset
+    AND record_offset < :end_offset AND (:is_final IS NULL OR is_final = :is_final)
+ORDER BY record_offset LIMIT :most;
+
+-- name: get_progress_of_segment -- the number of intermediate results of a segment, and the newest of them
+SELECT metric.*, count(*) AS count, max(record_offset) FROM metric
+WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task AND record_offset > :after_offset
+    AND record_offset < :end_offset AND NOT is_final;
 
 -- name: get_sequence_id -- the sequence number of a trial
 SELECT sequence_id FROM trial WHERE trial_id = :trial_id;

@@ -1,10 +1,12 @@
 """Reads the database, concurrently with its writer."""
 
+from __future__ import annotations
+
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +15,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttempt
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.learning_curve import LearningCurve, Segment, StoredMark, curve_of
 from nni_manager.domain.metrics import reward, truncate_for_display
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
@@ -28,6 +31,7 @@ from nni_manager.store.rows import (
     TrialTotals,
     UsageRow,
     columns_of,
+    mark_of,
     trial_of,
 )
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
@@ -38,6 +42,15 @@ BUSY_WAIT_MS = 5000
 ROWS_OF_A_PAGE = 100
 
 Record = TypeVar("Record", StoredExperiment, SeenJob, MetricRow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Continued:
+    """A trial that continued from a checkpoint."""
+
+    trial_id: str
+    sequence_id: int
+    curve: LearningCurve
 
 
 class StoreReader:
@@ -72,7 +85,7 @@ class StoreReader:
             self._connection.row_factory = sqlite3.Row
             self._resources = resources.pop_all()
 
-    def __enter__(self) -> "StoreReader":
+    def __enter__(self) -> StoreReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,6 +170,10 @@ class StoreReader:
             row["trial_id"]: (truncate_for_display(row["value"]), row["count"])
             for row in self._rows(progress_query, values)
         }
+        for continued in self._continued(trial_id=values.get("trial_id")):
+            last, count = self._progress_of(continued)
+            if last is not None:
+                progress[continued.trial_id] = truncate_for_display(last["value"]), count
         all_remarks = self.all_remarks(values.get("trial_id"))
         trials = []
         for row in self._rows(query, values):
@@ -238,8 +255,59 @@ class StoreReader:
     ) -> Iterator[list[MetricRow]]:
         """Yield the same records, of a range of trials, in pages: a trial may have more than fits into memory.
 
-        No read transaction stays open between two pages, so a slow consumer does not block the writer.
+        No read transaction stays open between two pages, so a slow consumer does not block the writer. Of a trial that continued
+        from a checkpoint these are the records of its learning curve, in the order of the curve.
         """
+        for trial in self._continued(first_sequence_id, last_sequence_id):
+            yield from self._plain_pages(is_final, first_sequence_id, trial.sequence_id - 1)
+            for segment in trial.curve.segments:
+                yield from self.segment_pages(trial.trial_id, segment, is_final)
+            first_sequence_id = trial.sequence_id + 1
+        yield from self._plain_pages(is_final, first_sequence_id, last_sequence_id)
+
+    def segment_pages(
+        self, trial_id: str, segment: Segment, is_final: bool | None = None
+    ) -> Iterator[list[MetricRow]]:
+        """Yield the records of one segment of a trial's learning curve, in pages."""
+        values = {"trial_id": trial_id, "is_final": is_final, "most": ROWS_OF_A_PAGE} | asdict(segment)
+        while rows := self._rows("get_segment", values):
+            yield [_metric_of(row) for row in rows]
+            values["after_offset"] = rows[-1]["record_offset"]
+
+    def marks(self, trial_id: str) -> list[StoredMark]:
+        """All marks in the metrics of a trial's attempts, those of a task in order."""
+        return [mark_of(row) for row in self._rows("get_marks", {"trial_id": trial_id})]
+
+    def _continued(
+        self, first_sequence_id: int = 0, last_sequence_id: int = 2**62, trial_id: str | None = None
+    ) -> list[_Continued]:
+        """The trials in a range, or the one with this id, whose counting attempt has continued from a checkpoint."""
+        if trial_id is not None:
+            first_sequence_id, last_sequence_id = self.place_of(trial_id)
+        values = {"first_sequence_id": first_sequence_id, "last_sequence_id": last_sequence_id}
+        return [
+            _Continued(
+                row["trial_id"],
+                row["sequence_id"],
+                curve_of(row["trial_id"], self.marks(row["trial_id"]), row["attempt"], row["reporter"]),
+            )
+            for row in self._rows("get_continued", values)
+        ]
+
+    def _progress_of(self, trial: _Continued) -> tuple[sqlite3.Row | None, int]:
+        """The newest intermediate record of a trial's learning curve, and the number of these records."""
+        newest, count = None, 0
+        for segment in trial.curve.segments:
+            values = {"trial_id": trial.trial_id} | asdict(segment)
+            for row in self._rows("get_progress_of_segment", values):
+                if row["count"]:
+                    newest, count = row, count + row["count"]
+        return newest, count
+
+    def _plain_pages(
+        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+    ) -> Iterator[list[MetricRow]]:
+        """Yield the records of the counting attempts of trials of which none continued from a checkpoint."""
         values: dict[str, Any] = {"is_final": is_final, "most": ROWS_OF_A_PAGE, "after_offset": -1}
         values |= {"first_sequence_id": first_sequence_id, "last_sequence_id": last_sequence_id}
         while rows := self._rows("get_metrics", values):
@@ -253,7 +321,10 @@ class StoreReader:
 
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
-        return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
+        latest = {row["trial_id"]: row for row in self._rows("get_latest_intermediates")}
+        newest = {trial.trial_id: self._progress_of(trial)[0] for trial in self._continued()}
+        latest |= {trial_id: row for trial_id, row in newest.items() if row is not None}
+        return [_metric_of(row) for row in latest.values()]
 
     def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with read_errors(self._path):

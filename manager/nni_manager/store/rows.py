@@ -12,10 +12,12 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
+from nni_sdk.records import Mark
 from trial_keeper.wire.messages import AttemptKey, Usage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -173,6 +175,37 @@ class MetricRow:
     sequence: int
     value: str
     stored_at_s: float
+
+
+def mark_columns(key: AttemptKey, number: int, mark: Mark) -> dict[str, Any]:
+    """The columns of a mark in the metrics of an attempt."""
+    is_load = mark.attempt_id is not None
+    return columns_of(
+        key,
+        attempt=number,
+        record_offset=mark.offset,
+        checkpoint=mark.checkpoint,
+        source_trial_id=mark.trial_id if is_load else None,
+        source_attempt_id=mark.attempt_id,
+        source_task=mark.task if is_load else None,
+        load=mark.load,
+    )
+
+
+def mark_of(row: sqlite3.Row) -> StoredMark:
+    """The mark in a row of table `mark`."""
+    source = None
+    if row["source_attempt_id"] is not None:
+        source = AttemptKey(row["source_trial_id"], row["source_attempt_id"], row["source_task"])
+    return StoredMark(
+        row["attempt"],
+        row["attempt_id"],
+        row["task"],
+        row["record_offset"],
+        row["checkpoint"],
+        source,
+        row["load"],
+    )
 
 
 def columns_of(key: AttemptKey, **others: Any) -> dict[str, Any]:

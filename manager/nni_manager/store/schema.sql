@@ -43,7 +43,8 @@ CREATE TABLE trial (
     warning       TEXT NOT NULL DEFAULT '',
     is_customized INTEGER NOT NULL DEFAULT 0,      -- 1 if a person set its parameters
     retries       INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster lost it
-    stop_asked_at_s REAL                           -- when the stop was requested
+    stop_asked_at_s REAL,                          -- when the stop was requested
+    continues     TEXT                             -- the trial whose checkpoint this one loads first
 ) STRICT;
 
 -- Every attempt with stored data. Its id is its identity; the number represents it in the tables below, and for people.
@@ -88,6 +89,21 @@ CREATE TABLE metric (
     stored_at_s   REAL NOT NULL,
     PRIMARY KEY (trial_id, attempt, task, record_offset)
 ) STRICT, WITHOUT ROWID;
+
+-- The marks in the metrics of attempts: see nni_manager.domain.learning_curve.
+CREATE TABLE mark (
+    trial_id          TEXT NOT NULL,
+    attempt           INTEGER NOT NULL,
+    task              TEXT NOT NULL,
+    record_offset     INTEGER NOT NULL,
+    checkpoint        TEXT NOT NULL,               -- its name, unique in its attempt
+    source_trial_id   TEXT,                        -- NULL: the checkpoint was saved here; else a process continued here
+    source_attempt_id TEXT,                        --   from this checkpoint of this attempt
+    source_task       TEXT,
+    load              TEXT NOT NULL DEFAULT '',    -- the same in all marks of one load
+    PRIMARY KEY (trial_id, attempt, task, record_offset)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX continued ON mark (trial_id) WHERE source_attempt_id IS NOT NULL;
 
 -- Resource usage of trials' tasks, sampled every few seconds.
 CREATE TABLE usage (

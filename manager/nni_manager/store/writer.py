@@ -23,6 +23,7 @@ from nni_manager.store.migrations import SCHEMA_VERSION, migrate
 from nni_manager.store.owner_lock import opened
 from nni_manager.store.queries import QUERIES, sql_text
 from nni_manager.store.reader import BUSY_WAIT_MS
+from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import safe_name
 
@@ -228,6 +229,11 @@ class Store:
                 ]
                 self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
                 first += count
+        for mark in commit.marks:
+            self._execute("add_mark", rows.mark_columns(key, number, mark))
+        if commit.marks:
+            kept = rows.columns_of(key, attempt=number, kept=MAX_CHECKPOINTS)
+            self._execute("remove_old_marks", kept)
         columns = rows.columns_of(
             key,
             attempt=number,

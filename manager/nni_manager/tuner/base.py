@@ -21,11 +21,13 @@ Place = TypeVar("Place")
 class Suggestion:
     """Parameters for one trial, in the form in which `nni.get_next_parameter()` returns them to training code.
 
-    `metadata` is private to the tuner; after a restart, `PastTrial` returns it. Both fields can be encoded as JSON.
+    `metadata` is private to the tuner; after a restart, `PastTrial` returns it. Both fields can be encoded as JSON. `continues`:
+    the id of the trial whose checkpoint the training code is to load, if it saves any; None: it starts at its first step.
     """
 
     parameters: dict[str, Any]
     metadata: dict[str, JsonScalar]
+    continues: str | None = None
 
 
 class Later(Enum):

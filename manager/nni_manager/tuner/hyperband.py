@@ -2,8 +2,8 @@
 
 A bracket starts with n parameter sets and a budget r. When all trials of a round have ended, the best third (for `eta` 3) run
 again with three times the budget, up to R. Brackets differ in their start: from many sets with a small budget to few with the
-full budget R. Training code receives its budget as the parameter TRIAL_BUDGET. While a round is unfinished, the next
-bracket starts.
+full budget R. Training code receives its budget as the parameter TRIAL_BUDGET, and may continue from the checkpoint that the
+parameter set's trial of the round before has saved. While a round is unfinished, the next bracket starts.
 
 Source: L. Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, 2018.
 """
@@ -13,12 +13,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from nni_manager.config.algorithms import HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, natural, reading_metadata_of
+from nni_manager.tuner.base import (
+    JsonScalar,
+    Observation,
+    PastTrial,
+    Suggestion,
+    natural,
+    reading_metadata_of,
+)
 from nni_manager.tuner.optuna_backed import SeededTuner, seed_of_trial
 
 BUDGET = "TRIAL_BUDGET"
@@ -104,6 +111,8 @@ class Hyperband(SeededTuner[_Place]):
         self._most_rounds = int(math.log(args.R / smallest_budget) / math.log(args.eta) + _ROUNDING)
         self._brackets: list[_Bracket] = []
         self._first_open = 0
+        self._trial_ids: dict[_Place, str] = {}
+        """The ended trials, by id: a promoted parameter set continues from the trial of the round before."""
 
     def propose(self, trial_key: int) -> Suggestion:
         """See `KeyedTuner`; never exhausted."""
@@ -115,7 +124,17 @@ class Hyperband(SeededTuner[_Place]):
         bracket.asked(place, draws)
         self.note(trial_key, place)
         metadata = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
-        return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata)
+        before = self._trial_ids.get(replace(place, round=place.round - 1))
+        return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata, before)
+
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner`."""
+        self._note_id(trial_key, result.trial_id)
+        super().tell_result(trial_key, result)
+
+    def _note_id(self, trial_key: int, trial_id: str) -> None:
+        if trial_id and trial_key in self.place_of:
+            self._trial_ids[self.place_of[trial_key]] = trial_id
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
         """Draws for a new parameter set, from the trial's own random generator."""
@@ -137,6 +156,7 @@ class Hyperband(SeededTuner[_Place]):
             self._brackets[place.bracket].asked(place, draws)
             self.note(trial.key, place)
             if trial.ended:
+                self._note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
     def _next_place(self) -> _Place:

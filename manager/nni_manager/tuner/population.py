@@ -5,7 +5,8 @@ members continue from their own checkpoint with their own parameters. The worst 
 the best, with slightly changed parameters. While all trials of an unfinished generation are assigned, `ask` returns `LATER`.
 
 Training code receives the paths of checkpoints as the parameters `load_checkpoint_dir` and `save_checkpoint_dir`. In the first
-generation, `load_checkpoint_dir` has no checkpoint.
+generation, `load_checkpoint_dir` has no checkpoint. Code that uses `nni_sdk.load_checkpoint` instead needs no paths: a trial
+continues from the signed checkpoint of its parent.
 
 Source: M. Jaderberg et al., Population Based Training of Neural Networks, 2017; NNI v2.10 for names and folders.
 """
@@ -24,7 +25,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from nni_manager.config.algorithms import PbtArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, natural, reading_metadata_of
+from nni_manager.tuner.base import (
+    JsonScalar,
+    Later,
+    Observation,
+    PastTrial,
+    Suggestion,
+    natural,
+    reading_metadata_of,
+)
 from nni_manager.tuner.optuna_backed import PROBABILITY, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
@@ -63,6 +72,8 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
+        self._trial_ids: dict[tuple[int, int], str] = {}
+        """The ended trials, by generation and member."""
         self._generations = [_Generation([_Plan("", None)] * args.population_size)]
 
     def propose(self, trial_key: int) -> Suggestion | Later:
@@ -81,7 +92,21 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
             SAVE: str(own / str(number)),
         }
         metadata = {"generation": number, "member": member, "loads": plan.loads, **used}
-        return Suggestion({**parameters, **folders}, metadata)
+        return Suggestion({**parameters, **folders}, metadata, self._parent_of(plan))
+
+    def _parent_of(self, plan: _Plan) -> str | None:
+        """The id of the trial whose checkpoint a member loads."""
+        parent, _, generation = plan.loads.partition("/")
+        return self._trial_ids.get((int(generation), int(parent))) if plan.loads else None
+
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner`."""
+        self._note_id(trial_key, result.trial_id)
+        super().tell_result(trial_key, result)
+
+    def _note_id(self, trial_key: int, trial_id: str) -> None:
+        if trial_id and trial_key in self.place_of:
+            self._trial_ids[self.place_of[trial_key]] = trial_id
 
     def learn(self, place: tuple[int, int], value: float | None) -> None:
         """See `KeyedTuner`."""
@@ -100,6 +125,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 self._begin_next(len(self._generations) - 1)
             self._start(trial.key, number, member, plan)
             if trial.ended:
+                self._note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
     def _start(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:

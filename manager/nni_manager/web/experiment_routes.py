@@ -28,6 +28,8 @@ MAX_CHANGE_BYTES = 4 * 1024 * 1024
 # Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
+# The query parameter `from` of a retry.
+RETRY_FROM = ("start", "checkpoint")
 _LAST_SEQUENCE_ID = 2**62
 # The query parameter `type` of metrics; None: both types.
 _IS_FINAL = {None: None, "FINAL": True, "PERIODICAL": False}
@@ -60,6 +62,7 @@ class ExperimentRoutes:
         }
         params = {"type": "object", "required": ["params"], "properties": {"params": MAPPING}}
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
+        retry_from = {"from": {"type": "string", "enum": list(RETRY_FROM)}}
         tags = {"type": "array", "items": {"type": "string"}}
         remarks = {
             "type": "object",
@@ -90,7 +93,7 @@ class ExperimentRoutes:
             Operation("/trial-jobs", self.propose, ONE, "POST", body=MAPPING, refusals=(409,)),
             Operation(at, self.trial, ONE, refusals=(404,)),
             Operation("/trial-jobs/{trial_id}", self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
-            Operation(f"{at}/retry", self.retry, ONE, "POST", refusals=(404, 409)),
+            Operation(f"{at}/retry", self.retry, ONE, "POST", query=retry_from, refusals=(404, 409)),
             Operation(
                 f"{at}/remarks", self.change_remarks_of_trial, ONE, "PATCH", refusals=(404,), body=remarks
             ),
@@ -175,8 +178,16 @@ class ExperimentRoutes:
         return self._started(await changes.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
-        """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
-        return self._started(await self._engine.changes.retry(self._reads.trial_of(request)))
+        """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
+
+        `from`: whether the new trial starts at its first step, the default, or from the newest checkpoint of the old one.
+        """
+        given = request.query_params.get("from", RETRY_FROM[0])
+        if given not in RETRY_FROM:
+            raise HTTPException(400, f"cannot retry from {given!r}; write {' or '.join(RETRY_FROM)}")
+        trial = self._reads.trial_of(request)
+        is_continued = given == RETRY_FROM[1]
+        return self._started(await self._engine.changes.retry(trial, from_checkpoint=is_continued))
 
     async def change_remarks(self, request: Request) -> Response:
         """Add and remove tags of the experiment, or set its note. A repeated request has no further effect."""

@@ -63,6 +63,7 @@
  * @property {string} warning
  * @property {number | null} attempt
  * @property {number} retries
+ * @property {?string} continues
  * @property {boolean} isCustomized
  * @property {string[]} tags
  * @property {string} note

@@ -1,0 +1,122 @@
+"""Joins the records of a trial's attempts: those up to a checkpoint, then those of the attempt that continued from there.
+
+Records stay under their own attempt. A checkpoint leaves a mark at its place in the metrics of its attempt. A process that
+continues from it leaves a mark that names attempt and checkpoint, before its next report. From the attempt that counts, the curve
+is followed backwards from mark to mark. What an attempt reported after the checkpoint is reported again, so it counts no more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trial_keeper.wire.messages import AttemptKey
+
+NO_END = 2**62
+"""The end of a segment to which records may still be added."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMark:
+    """A mark in the metrics of an attempt: a checkpoint; with `source`, where a process continued from that attempt's one.
+
+    `offset` is that of its record. `load`: the same in all marks of one load, of which the first counts.
+    """
+
+    attempt: int
+    attempt_id: str
+    task: str
+    offset: int
+    checkpoint: str
+    source: AttemptKey | None = None
+    load: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The records of an attempt's task between two offsets, both excluded."""
+
+    attempt: int
+    task: str
+    after_offset: int = -1
+    end_offset: int = NO_END
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurve:
+    """The segments of a trial's records that count, in order.
+
+    `missing`: the attempt whose records before the first segment are not stored, up to the checkpoint from which that segment
+    continues; None: none are missing.
+    """
+
+    segments: tuple[Segment, ...]
+    missing: AttemptKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InheritedResults:
+    """The results before the checkpoint from which an attempt continues.
+
+    `intermediate`: the newest of the `intermediate_count` intermediate ones, `final`: the first final one, both as JSON text.
+    `numbers`: the intermediate ones in the form that the assessor receives; empty without an assessor.
+    """
+
+    intermediate_count: int = 0
+    intermediate: str | None = None
+    numbers: tuple[float, ...] = ()
+    final: str | None = None
+
+
+def curve_of(
+    trial_id: str, marks: Sequence[StoredMark], attempt: int, task: str, end_offset: int = NO_END
+) -> LearningCurve:
+    """The curve that ends in a task of an attempt, before `end_offset`. `marks`: all of the trial, those of a task in order.
+
+    Records of another trial, or of another task, belong to no curve of this one.
+    """
+    segments: list[Segment] = []
+    missing = None
+    followed: set[StoredMark] = set()
+    while True:
+        start = _last_continuation(marks, attempt, task, end_offset)
+        segments.append(Segment(attempt, task, -1 if start is None else start.offset, end_offset))
+        if start is None or start.source is None:
+            break
+        source = start.source
+        if (source.trial_id, source.task) != (trial_id, task):
+            break
+        mark = _checkpoint(marks, source, start)
+        if mark is None:
+            missing = source
+            break
+        if mark in followed:  # only a forged mark leads back
+            break
+        followed.add(mark)
+        attempt, end_offset = mark.attempt, mark.offset
+    return LearningCurve(tuple(reversed(segments)), missing)
+
+
+def first_of_load(marks: Sequence[StoredMark], attempt: int, task: str, load: str) -> int | None:
+    """The offset of the first mark of a load in an attempt's task; None: there is none."""
+    return next(
+        (each.offset for each in marks if (each.attempt, each.task, each.load) == (attempt, task, load)), None
+    )
+
+
+def _last_continuation(
+    marks: Sequence[StoredMark], attempt: int, task: str, end_offset: int
+) -> StoredMark | None:
+    firsts: dict[str, StoredMark] = {}
+    for each in marks:
+        if each.source is not None and (each.attempt, each.task) == (attempt, task):
+            firsts.setdefault(each.load, each)
+    before = [each for each in firsts.values() if each.offset < end_offset]
+    return max(before, key=lambda each: each.offset, default=None)
+
+
+def _checkpoint(marks: Sequence[StoredMark], source: AttemptKey, start: StoredMark) -> StoredMark | None:
+    for each in marks:
+        is_named = each.source is None and each.checkpoint == start.checkpoint
+        if is_named and (each.attempt_id, each.task) == (source.attempt_id, source.task):
+            is_later = each.attempt == start.attempt and each.offset > start.offset
+            return None if is_later else each
+    return None

@@ -1,0 +1,45 @@
+"""What a callback saves after each round, so that the next attempt continues: the model, and what the reporter knows."""
+
+import json
+import os
+
+import nni_sdk
+from nni_sdk.integrations.reporter import MetricReporter, is_first_process
+
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ContinuedTraining:
+    """The rounds of a training over all attempts of a trial.
+
+    `rounds`: the number of complete rounds. `model`: the path of the model after them, in the framework's own format; None for a
+    training that starts at its first round.
+    """
+
+    def __init__(self, reporter: MetricReporter, *, is_saved: bool) -> None:
+        """Load the newest checkpoint, if checkpoints are saved at all."""
+        self.rounds = 0
+        self.model = None  # type: str | None
+        self._reporter = reporter
+        self._is_saved = is_saved
+        path = nni_sdk.load_checkpoint() if is_saved else None
+        if path is not None:
+            with open(os.path.join(path, "training.json"), encoding="utf-8") as file:
+                state = json.load(file)
+            self.rounds, reporter.final = state["rounds"], state["final"]
+            self.model = os.path.join(path, "model")
+
+    def round_ended(self, save_model: "Callable[[str], object]") -> None:
+        """Save a checkpoint after a round that was reported. `save_model` writes the model to a path."""
+        self.rounds += 1
+        if not (self._is_saved and is_first_process()):
+            return
+
+        def save(folder: str) -> None:
+            save_model(os.path.join(folder, "model"))
+            with open(os.path.join(folder, "training.json"), "w", encoding="utf-8") as file:
+                json.dump({"rounds": self.rounds, "final": self._reporter.final}, file)
+
+        nni_sdk.save_checkpoint(save)

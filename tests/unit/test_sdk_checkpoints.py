@@ -1,0 +1,326 @@
+"""Checkpoints in the training process: saved whole or not at all, verified before they are loaded, and limited."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from deadlines import DEADLINE_S
+
+import nni_sdk as nni
+from nni_sdk.errors import CheckpointInvalid, CheckpointNotSaved, CheckpointTooLarge
+from nni_sdk.records import Mark, decode
+from nni_sdk.trial import TrialContext
+
+FIRST, SECOND = "01ARZ3NDEKTSV4RRFFQ69G5FA1", "01ARZ3NDEKTSV4RRFFQ69G5FA2"
+
+
+@pytest.fixture
+def attempt(tmp_path, monkeypatch):
+    """Makes this process an attempt of the trial, and returns the attempt's folder."""
+
+    def started(attempt_id=FIRST, sources=()):
+        folder = tmp_path / "attempts" / attempt_id / "0"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "parameter.cfg").write_text('{"parameter_id": 5, "parameters": {}}')
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        if sources:
+            (folder / "checkpoint_sources.json").write_text(json.dumps({"checkpoints": sources}))
+        environ = {
+            "NNI_PLATFORM": "local",
+            "NNI_TRIAL_JOB_ID": "tRiAl",
+            "NNI_SYS_DIR": str(folder),
+            "NNI_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+        }
+        monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
+        return folder
+
+    return started
+
+
+def sign(folder):
+    """What the keeper does with each new manifest, without the signature. Returns the sources of a successor."""
+    manifests = [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").glob("*.json"))]
+    (folder / "checkpoints.json").write_text(json.dumps({"checkpoints": manifests}))
+    origin = {"trial_id": "tRiAl", "attempt_id": folder.parent.name, "task": folder.name}
+    return [manifest | origin | {"folder": str(folder / "checkpoints")} for manifest in reversed(manifests)]
+
+
+def stream(folder):
+    """The values and marks of the attempt's metrics, in order."""
+    decoded = decode((folder / ".nni/metrics").read_bytes(), 0)
+    assert decoded.garbage == []
+    found = sorted([*decoded.records, *decoded.marks])
+    return [each.checkpoint if isinstance(each, Mark) else (each.sequence, each.value) for each in found]
+
+
+def loaded(name="model"):
+    return Path(nni.load_checkpoint(), name).read_text()
+
+
+def saving(text):
+    def save(folder):
+        with open(os.path.join(folder, "model"), "w") as file:
+            file.write(text)
+
+    return save
+
+
+def test_a_file_a_folder_and_what_a_function_writes_are_returned_as_they_were_saved(attempt, tmp_path):
+    attempt()
+    model = tmp_path / "model.pt"
+    model.write_text("weights")
+    nni.save_checkpoint(model)
+    assert os.path.basename(nni.load_checkpoint()) == "model.pt"
+    assert Path(nni.load_checkpoint()).read_text() == "weights"
+
+    (tmp_path / "all/inner").mkdir(parents=True)
+    (tmp_path / "all/inner/a").write_text("1")
+    nni.save_checkpoint(str(tmp_path / "all"))
+    assert loaded("inner/a") == "1"
+
+    nni.save_checkpoint(saving("written"))
+    assert loaded() == "written"
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(attempt):
+    folder = attempt()
+    assert nni.load_checkpoint() is None
+    nni.report_intermediate_result(1)
+    assert stream(folder) == [(0, "1")]
+
+
+def test_the_next_attempt_continues_from_the_mark_and_names_it_before_its_first_report(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(0.1)
+    nni.save_checkpoint(saving("after step 0"))
+    nni.report_intermediate_result(0.2)
+    assert stream(folder) == [(0, "0.1"), "000001", (1, "0.2")]
+
+    sources = sign(folder)
+    folder = attempt(SECOND, sources)
+    assert loaded() == "after step 0"
+    nni.report_intermediate_result(0.2)
+    nni.save_checkpoint(saving("after step 1"))
+    assert stream(folder) == ["000001", (1, "0.2"), "000001"]
+    (continued, saved) = decode((folder / ".nni/metrics").read_bytes(), 0).marks
+    assert (continued.offset, continued.attempt_id, continued.task) == (0, FIRST, "0")
+    assert continued.load
+    assert saved.attempt_id is None
+
+
+def test_a_trial_that_continues_another_one_counts_its_own_results(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(0.1)
+    nni.save_checkpoint(saving("parent's"))
+    sources = [source | {"trial_id": "parent"} for source in sign(folder)]
+    folder = attempt(SECOND, sources)
+    assert loaded() == "parent's"
+    nni.report_intermediate_result(0.2)
+    assert stream(folder) == ["000001", (0, "0.2")]
+
+
+def test_a_process_that_loads_and_reports_nothing_leaves_no_record(attempt):
+    sources = sign_of_one(attempt)
+    folder = attempt(SECOND, sources)
+    assert nni.load_checkpoint()
+    assert not (folder / ".nni/metrics").exists()
+
+
+def test_a_process_may_return_to_its_own_checkpoint(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(1)
+    nni.save_checkpoint(saving("good"))
+    nni.report_intermediate_result(2)
+    assert "good" in loaded()
+    nni.report_intermediate_result(3)
+    assert stream(folder) == [(0, "1"), "000001", (1, "2"), "000001", (1, "3")]
+
+
+def sign_of_one(attempt):
+    folder = attempt()
+    nni.save_checkpoint(saving("first"))
+    nni.save_checkpoint(saving("second"))
+    return sign(folder)
+
+
+def test_changed_files_are_refused_and_the_checkpoint_before_is_loaded(attempt, capfd):
+    sources = sign_of_one(attempt)
+    with open(os.path.join(sources[0]["folder"], "000002/model"), "a") as file:
+        file.write("!")
+    attempt(SECOND, sources)
+    assert loaded() == "first"
+    assert "000002: its files have changed since they were saved" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "model", 1),
+        lambda folder: (folder / "model").unlink(),
+        lambda folder: (folder / "model").rename(folder / "other"),
+        lambda folder: (folder / "more").touch(),
+        lambda folder: ((folder / "model").unlink(), (folder / "model").mkdir()),
+        lambda folder: (
+            (folder / "model").rename(folder.parent / "x"),
+            (folder / "model").symlink_to("../x"),
+        ),
+    ],
+    ids=["truncated", "removed", "renamed", "added", "replaced", "linked"],
+)
+def test_if_every_checkpoint_is_refused_the_load_raises_with_the_remedy(attempt, tmp_path, damage):
+    sources = sign_of_one(attempt)[:1]
+    damage(tmp_path / "attempts" / FIRST / "0/checkpoints/000002")
+    attempt(SECOND, sources)
+    with pytest.raises(
+        CheckpointInvalid, match=r"cannot use checkpoint .*000002: .*To start at the first step, remove"
+    ):
+        nni.load_checkpoint()
+
+
+def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
+    sign_of_one(attempt)
+    attempt(SECOND)
+    assert nni.load_checkpoint() is None
+
+
+def test_the_newest_checkpoints_stay_and_always_a_signed_one(attempt):
+    folder = attempt()
+
+    def names():
+        return sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
+
+    nni.save_checkpoint(saving("1"), keep=1)
+    sign(folder)
+    nni.save_checkpoint(saving("2"), keep=1)
+    assert names() == ["000001", "000002"]  # the second is not signed yet
+    sign(folder)
+    nni.save_checkpoint(saving("3"), keep=1)
+    assert names() == ["000002", "000003"]
+    nni.save_checkpoint(saving("4"), keep=3)
+    assert names() == ["000002", "000003", "000004"]
+
+
+def test_the_checkpoints_of_earlier_attempts_go_once_there_are_enough_new_ones(attempt):
+    sources = sign_of_one(attempt)
+    old = sources[0]["folder"]
+    folder = attempt(SECOND, sources)
+    nni.save_checkpoint(saving("1"))
+    sign(folder)
+    assert os.path.exists(old)
+    nni.save_checkpoint(saving("2"))
+    assert not os.path.exists(old)
+    assert "2" in loaded()
+
+
+def test_a_checkpoint_above_the_limit_is_not_saved(attempt):
+    folder = attempt()
+    with pytest.raises(CheckpointTooLarge, match="more than 3 bytes; save less, or raise the limit"):
+        nni.save_checkpoint(saving("four"), max_bytes=3)
+    assert os.listdir(folder / "checkpoints") == []
+    assert nni.load_checkpoint() is None
+
+
+def test_an_error_of_the_training_code_leaves_nothing(attempt):
+    folder = attempt()
+
+    def fails(path):
+        saving("half")(path)
+        raise KeyError("lr")
+
+    with pytest.raises(KeyError):
+        nni.save_checkpoint(fails)
+    assert os.listdir(folder / "checkpoints") == []
+
+
+def test_a_source_that_does_not_exist_is_named(attempt, tmp_path):
+    attempt()
+    with pytest.raises(CheckpointNotSaved, match=r"cannot save a checkpoint: .*/absent: No such file"):
+        nni.save_checkpoint(tmp_path / "absent")
+
+
+def test_a_link_cannot_be_part_of_a_checkpoint(attempt):
+    attempt()
+    with pytest.raises(CheckpointInvalid, match="cannot save 'model': it is a link"):
+        nni.save_checkpoint(lambda folder: os.symlink("/etc/passwd", os.path.join(folder, "model")))
+
+
+def test_no_other_user_may_write_to_a_checkpoint(attempt):
+    attempt()
+    closed = []
+
+    def save(folder):
+        closed.append(os.stat(folder).st_mode & 0o777)
+        saving("1")(folder)
+
+    before = os.umask(0)
+    try:
+        path = nni.save_checkpoint(save)
+    finally:
+        os.umask(before)
+    assert closed == [0o700]
+    modes = [os.stat(each).st_mode & 0o777 for each in (path, os.path.join(path, "model"))]
+    assert modes == [0o755, 0o644]
+
+
+def test_a_save_that_was_killed_is_not_loaded(attempt):
+    folder = attempt()
+    nni.save_checkpoint(saving("whole"))
+    # After the rename of the files and before that of the manifest.
+    shutil.copytree(folder / "checkpoints/000001", folder / "checkpoints/000002")
+    (folder / "checkpoints/.new-1-3").mkdir()
+    assert nni.load_checkpoint().endswith("000001")
+    assert nni.save_checkpoint(saving("next")).endswith("000003")
+
+
+def test_threads_that_save_at_the_same_time_save_different_checkpoints(attempt):
+    folder = attempt()
+    nni.report_intermediate_result(1)
+    both = threading.Barrier(2)
+
+    def save(path):
+        both.wait(DEADLINE_S)
+        saving("1")(path)
+
+    threads = [threading.Thread(target=nni.save_checkpoint, args=(save,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir()) == [
+        "000001",
+        "000002",
+    ]
+    assert sorted(stream(folder)[1:]) == ["000001", "000002"]
+
+
+def test_a_save_that_ends_before_its_manifest_is_named_by_no_attempt(attempt, monkeypatch):
+    folder = attempt()
+    nni.report_intermediate_result(1)
+    nni.save_checkpoint(saving("whole"))
+    nni.report_intermediate_result(2)
+    with monkeypatch.context() as patched:
+        patched.setattr("nni_sdk.checkpoints._replace", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nni.save_checkpoint(saving("without a manifest"))
+    sources = sign(folder)
+    attempt(SECOND, sources)
+    assert [source["name"] for source in sources] == ["000001"]
+    assert loaded() == "whole"
+
+
+def test_a_trial_has_a_folder_for_files_of_its_own(attempt, tmp_path):
+    attempt()
+    assert nni.checkpoint_dir() == str(tmp_path / "checkpoints")
+
+
+def test_outside_an_experiment_checkpoints_last_as_long_as_the_process(monkeypatch):
+    monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
+    assert os.path.isdir(nni.checkpoint_dir())
+    assert nni.load_checkpoint() is None
+    nni.save_checkpoint(saving("1"), keep=1)
+    nni.save_checkpoint(saving("2"), keep=1)
+    assert loaded() == "2"
+    assert len(os.listdir(os.path.join(nni.checkpoint_dir(), "checkpoints"))) == 2
