@@ -68,14 +68,19 @@ class TrialLifecycle:
     # ---- for the tuner and the assessor
 
     def reward_of(self, trial: Trial) -> float | None:
-        """The number that the tuner receives for a terminal trial; None: it receives none."""
+        """The number that the tuner receives for a terminal trial; None: it receives none.
+
+        With several objectives, the number of the first one.
+        """
+        objectives = self.leaderboard.objectives
         if trial.result is not None and trial.value is not None:
             return trial.value
-        return reward(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
+        return objectives.value_of(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
 
     def seen_by_assessor(self, value: str) -> float | None:
         """An intermediate result in the form that the assessor receives; None: it does not receive it."""
-        return MetricValue(value) if self.assessor_sees_all else reward(value)
+        metric = self.leaderboard.objectives.first.metric
+        return MetricValue(value) if self.assessor_sees_all else reward(value, metric)
 
     def metric_of(self, trial: Trial) -> str | None:
         """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
@@ -260,9 +265,7 @@ class TrialLifecycle:
                 if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
             elif trial.final is None:  # later final results are stored as rows, but the first one counts
-                trial.final = value
-                trial.value = reward(value)
-                trial.final_offset = event.final_offset
+                trial.set_final(value, event.final_offset, self.leaderboard.objectives)
                 has_changed = True
             else:
                 has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed

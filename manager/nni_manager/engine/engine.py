@@ -13,7 +13,6 @@ from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.cluster_jobs import ClusterJobs
@@ -111,7 +110,7 @@ class Engine(Runtime):
         """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
         for row in next(pages, [])[:1]:  # a trial may have millions of rows
-            trial.final, trial.value, trial.final_offset = row.value, reward(row.value), row.record_offset
+            trial.set_final(row.value, row.record_offset, self.experiment.leaderboard.objectives)
 
     async def _restore_tasks(self, trial: Trial) -> None:
         """Restore the state of the tasks from the workspace: the store lacks the ends of single tasks."""

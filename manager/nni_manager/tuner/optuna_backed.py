@@ -28,8 +28,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from nni_manager.config import search_space
-from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.objectives import OptimizeMode
 from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
