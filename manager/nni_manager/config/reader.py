@@ -366,7 +366,8 @@ class _Reading:
         if self._own(proposer) is None and class_args is not None:
             name = self._name_of(proposer)
             if len(metrics) > 1 and name not in FOR_SEVERAL_OBJECTIVES:
-                why = f"{name} can search for one objective only; use one of {', '.join(FOR_SEVERAL_OBJECTIVES)}, or your own class"
+                others = ", ".join(FOR_SEVERAL_OBJECTIVES)
+                why = f"{name} can search for one objective only; use one of {others}, or your own class"
                 self._refuse((proposer, "name"), why)
             if "optimize_mode" in class_args.model_fields_set:
                 why = "«objectives» says what is maximized and minimized; remove optimize_mode"

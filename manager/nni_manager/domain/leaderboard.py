@@ -35,7 +35,10 @@ class Leaderboard:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best final result; among equals the first. None: no trial has one, or there are several objectives."""
+        """The trial with the best final result; among equals the first. None: no trial has one.
+
+        With several objectives it is always None: see `front`.
+        """
         return self.top[0] if self.top else None
 
     @property

@@ -97,7 +97,7 @@ class Engine(Runtime):
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.scheduler.restore(*self.reader.jobs())
-        imported = self.reader.imported()
+        imported = self.reader.imported(self.experiment.leaderboard.objectives)
         self.changes.imported = len(imported)
         if trials or imported:
             await self.algorithms.restore(
