@@ -67,7 +67,10 @@ NO_NUMBER_IN_FINAL_RESULT = (
     "the final result has no finite number for the tuner: it is {}; report a number, "
     'or a dict with a number under "default"'
 )
-NO_NUMBERS_IN_FINAL_RESULT = "the final result has not all numbers of objectives and constraints: it is {}; report a dict with a number under {}"
+NO_NUMBERS_IN_FINAL_RESULT = (
+    "the final result has not all numbers of objectives and constraints: it is {}; "
+    "report a dict with a number under {}"
+)
 SEVERAL_FINAL_RESULTS = (
     "it reported several final results, and only the first counts; call report_final_result once"
 )

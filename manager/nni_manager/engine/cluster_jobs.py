@@ -174,12 +174,14 @@ class ClusterJobs:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         runtime, call = self._runtime, self._storage_poller.threads.call
+        objectives = runtime.config.all_objectives
         document = (
             trial,
             runtime.config.trial_command,
             self._service.placement(job.job_id),
             self.code_snapshot,
             trial_seed(runtime.experiment.experiment_id, runtime.config.tuner.seed, trial.sequence_id),
+            () if objectives.is_plain else objectives.metrics,
         )
         try:
             await call(runtime.files.write_trial, *document)

@@ -130,6 +130,7 @@ class SharedFiles:
         placement: Placement,
         code_snapshot: str | None,
         seed: int | None = None,
+        result_metrics: tuple[str, ...] = (),
     ) -> None:
         """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
 
@@ -153,6 +154,7 @@ class SharedFiles:
             placement.gpu_indices,
             code_snapshot if placement.code_dir is None else None,
             seed,
+            result_metrics,
         )
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
