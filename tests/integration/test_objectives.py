@@ -66,6 +66,11 @@ def test_the_front_is_the_same_everywhere_and_after_a_restart(a_real_experiment,
     assert trials[3]["values"] == [0.5, 50]
     # Trial 2 is the slowest, trial 0 too large, and trial 1 has no result.
     expected = {each["id"] for each in trials[2:] if each["sequenceId"] != 2 or each["parameters"]["x"] > 1}
+    params = experiment.get("/experiment")["params"]
+    assert (params["objectives"], params["constraints"]) == (
+        OBJECTIVES,
+        [{"metric": "size_mb", "atMost": 50}],
+    )
     summary = experiment.get("/summary")
     assert {*summary["front"]["ids"]} == expected
     assert summary["front"]["count"] == len(expected) == 3

@@ -60,6 +60,7 @@ def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
         "maxTrialRetry": limits.max_retries,
         "failFast": limits.fail_fast or False,
         "searchSpace": config.search_space_raw,
+        **_objectives_of(config),
         "trainingServicePlatform": config.training_service,
         "versionCheck": config.version_check,
         "logCollection": config.log_collection,
@@ -100,11 +101,24 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             "experimentWorkingDirectory": str(config.log_dir),
             "tuner": _algorithm_of_v2(config.tuner),
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
+            **_objectives_of(config),
             "trainingService": without_none(
                 {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
                 | ({} if config.pai is None else _pai_of_v2(config.pai))
             ),
         }
+    )
+
+
+def _objectives_of(config: ExperimentSpec) -> dict[str, Any]:
+    """The objectives and constraints that the experiment file names."""
+    objectives = [{"metric": each.metric, "mode": each.mode} for each in config.objectives]
+    constraints = [
+        without_none({"metric": each.metric, "atMost": each.at_most, "atLeast": each.at_least})
+        for each in config.constraints
+    ]
+    return ({"objectives": objectives} if objectives else {}) | (
+        {"constraints": constraints} if constraints else {}
     )
 
 

@@ -222,8 +222,11 @@ def row_parameters(trial: Trial) -> dict[str, Any]:
 
 
 def latest_of(trial: Trial) -> float | None:
-    """The number of the newest intermediate result."""
-    return None if trial.intermediate is None else reward(trial.intermediate)
+    """The number of the newest intermediate result: that of the first objective, or the result itself."""
+    if trial.intermediate is None:
+        return None
+    named = reward(trial.intermediate, trial.metric)
+    return reward(trial.intermediate) if named is None else named
 
 
 def row_message(trial: Trial) -> str:
