@@ -43,6 +43,16 @@ PARAMETERS_WERE_TAKEN = "NNI_SDK_PARAMETERS_WERE_TAKEN"
 """Set in the environment of child processes, which may report what this process has asked for."""
 
 
+def _is_number(value: "Any") -> bool:
+    """True if a value of JSON is a finite number."""
+    import math
+
+    try:
+        return not isinstance(value, (bool, str)) and math.isfinite(float(value))
+    except (TypeError, OverflowError):  # a list or null, or an int beyond the range of floats
+        return False
+
+
 class TrialContext:
     """The trial of this process, or no trial (`is_standalone`).
 
@@ -188,21 +198,24 @@ class TrialContext:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def warn_without_number(self, metric: object, value: str) -> None:
-        """Warn on stderr, once, of a result that tuner and assessor cannot use. `value`: its JSON text."""
+    def warn_without_number(self, metric: object, value: str, is_final: bool = False) -> None:
+        """Warn on stderr, once, of a result that tuner and assessor cannot use. `value`: its JSON text.
+
+        In an experiment with objectives or constraints of its own, only the final result must have their numbers.
+        """
+        names = self._environ.get("NNI_RESULT_METRICS")
+        if names:
+            if is_final:
+                self._warn_without_numbers(names, value)
+            return
         # Without the imports below; NaN is in no range.
         if type(metric) in (int, float) and -_MAX_NUMBER < metric < _MAX_NUMBER:  # type: ignore[operator]
             return
         import json
-        import math
 
         reported = json.loads(value)
-        number = reported.get("default") if isinstance(reported, dict) else reported  # type: Any
-        try:
-            is_number = not isinstance(number, (bool, str)) and math.isfinite(float(number))
-        except (TypeError, OverflowError):  # a list or null, or an int beyond the range of floats
-            is_number = False
-        if is_number or self.has_warned_of_number:
+        number = reported.get("default") if isinstance(reported, dict) else reported
+        if _is_number(number) or self.has_warned_of_number:
             return
         self.has_warned_of_number = True
         where = "has no number under 'default'" if isinstance(reported, dict) else "is no number"
@@ -211,6 +224,22 @@ class TrialContext:
             value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
             where,
         )
+
+    def _warn_without_numbers(self, names: str, value: str) -> None:
+        import json
+
+        reported = json.loads(value)
+        if not isinstance(reported, dict):
+            reported = {"default": reported}
+        missing = [repr(name) for name in json.loads(names) if not _is_number(reported.get(name))]
+        if missing and not self.has_warned_of_number:
+            self.has_warned_of_number = True
+            _log().warning(
+                "cannot use the result %s: it has no number under %s, so the trial has no result; "
+                "report a dict with these numbers",
+                value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
+                ", ".join(missing),
+            )
 
     def append(self, data: bytes) -> None:
         """Append one record to the open file."""
@@ -329,7 +358,7 @@ def report_final_result(metric: object) -> None:
     if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
         _log().info("Final result: %s", value)
         return
-    trial.warn_without_number(metric, value)
+    trial.warn_without_number(metric, value, is_final=True)
     data = frame(trial.final_head, 0, value)
     if trial.final_was_reported and not trial.has_warned:
         trial.has_warned = True

@@ -17,6 +17,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import contains, parse_search_space
+from nni_manager.domain.objectives import single
 from nni_manager.errors import InternalError
 from nni_manager.tuner.base import Later, Observation, PastTrial
 from nni_manager.tuner.hyperband import Hyperband
@@ -88,7 +89,7 @@ SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
 
 def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
     args = CLASS_ARGS[name].model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
-    return TUNERS[name](parse_search_space(raw), args, CHECKPOINTS)
+    return TUNERS[name](parse_search_space(raw), args, CHECKPOINTS, single(args.optimize_mode))
 
 
 @pytest.fixture(params=kinds(*ENUMERATING))

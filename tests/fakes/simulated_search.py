@@ -42,6 +42,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.objectives import MAXIMIZE, Objectives
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
     Trial,
@@ -171,7 +172,7 @@ class SimulatedSearch:
         after = Experiment(
             before.experiment_id,
             before.budget.limits,
-            before.leaderboard.maximize,
+            before.leaderboard.objectives,
             state=before.state,
             active_s=before.budget.duration_s(self.now_s),
             any_compatible_keeper=before.scheduler.any_compatible_keeper,
@@ -186,13 +187,13 @@ def new_search(
     concurrency: int = 2,
     max_trials: int | None = 5,
     max_duration_s: float | None = None,
-    maximize: bool = True,
+    objectives: Objectives = MAXIMIZE,
     is_ready: bool = True,
     **limits: Any,
 ) -> SimulatedSearch:
     """A search that has started, or with `is_ready=False` one whose manager has not."""
     limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
-    search = SimulatedSearch(Experiment("exp", Limits(concurrency, **limits), maximize))
+    search = SimulatedSearch(Experiment("exp", Limits(concurrency, **limits), objectives))
     if is_ready:
         search.handle(ManagerReady())
     return search
@@ -211,7 +212,9 @@ class SimulatedReuse:
             max_retries=options.pop("max_retries", 0),
         )
         completion = options.pop("completion", Completion())
-        self.experiment = Experiment("exp", limits, True, reuses_jobs=True, completion=completion, **options)
+        self.experiment = Experiment(
+            "exp", limits, MAXIMIZE, reuses_jobs=True, completion=completion, **options
+        )
         self.experiment.jobs.tasks = completion.tasks
         self.effects: list[Effect] = []
         self.handle(ManagerReady())
@@ -289,7 +292,9 @@ class SimulatedReuse:
         """The same experiment in the next manager, restored from stored fields only."""
         before = self.experiment
         after = SimulatedReuse.__new__(SimulatedReuse)
-        after.experiment = Experiment("exp", before.budget.limits, True, reuses_jobs=True, state=before.state)
+        after.experiment = Experiment(
+            "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, state=before.state
+        )
         after.effects = []
         for trial in before.trials.values():
             trial.ended = None

@@ -109,3 +109,19 @@ def test_wrong_arguments_of_a_search_are_named(place):
         search(len, SPACE, concurrency=0)
     with pytest.raises(UserError, match="cannot use seed=1 together with a configured tuner"):
         search(len, SPACE, tuner=AlgorithmConfig(name="TPE"), seed=1)
+
+
+def test_a_search_with_several_objectives_returns_the_front(place):
+    def both(parameters):
+        return {"gain": parameters["x"], "cost": parameters["x"] ** 2}
+
+    objectives = [{"metric": "gain", "mode": "maximize"}, {"metric": "cost", "mode": "minimize"}]
+    space = {"x": {"_type": "uniform", "_value": [0, 1]}}
+    found = search(both, space, trials=4, seed=3, concurrency=2, objectives=objectives)
+    assert found.best is None
+    assert [each.values for each in found.front] == [
+        (each.value, pytest.approx(each.value**2)) for each in found.front
+    ]
+    assert [each.value for each in found.front] == sorted((each.value for each in found.front), reverse=True)
+    assert "4 on the Pareto front" in repr(found)
+    assert len(found.plot_history().data) == 2

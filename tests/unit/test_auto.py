@@ -12,6 +12,7 @@ import pytest
 from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
+from nni_manager.domain.objectives import single
 from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.registry import TUNERS
@@ -33,7 +34,7 @@ NESTED = {
 
 def auto(raw, seed=1, optimize_mode="minimize"):
     args = CLASS_ARGS["Auto"].model_validate({"optimize_mode": optimize_mode, "seed": seed})
-    return TUNERS["Auto"](parse_search_space(raw), args, Path("checkpoints"))
+    return TUNERS["Auto"](parse_search_space(raw), args, Path("checkpoints"), single(args.optimize_mode))
 
 
 def run(tuner, keys, value_of):

@@ -202,3 +202,17 @@ def test_a_table_is_aligned_and_its_last_column_wraps(capsys, monkeypatch):
 def test_control_characters_in_output_of_a_trial_are_escaped(capsys):
     output.print_table(["why"], [["red \x1b[31m\x07 and\ttwo\nlines"]])
     assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"
+
+
+def test_with_several_objectives_the_front_is_shown_in_place_of_the_best():
+    on_front = BEST | {"values": [0.9, 12.0]}
+    objectives = [{"metric": "acc", "mode": "maximize"}, {"metric": "ms", "mode": "minimize"}]
+    summary = a_summary(
+        "DONE", counts={"SUCCEEDED": 3}, objectives=objectives, front={"count": 2, "ids": []}, top=[on_front]
+    )
+    assert watch.verdict(summary) is None
+    text = drawn(summary)
+    assert "2 trials on the Pareto front" in text
+    assert "acc=0.9 ms=12" in text
+    without = a_summary("DONE", counts={"SUCCEEDED": 3}, objectives=objectives, front={"count": 0, "ids": []})
+    assert watch.verdict(without) is not None

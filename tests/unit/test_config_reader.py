@@ -194,7 +194,8 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "maxTrialDuration, maxTrialRetry, failFast, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, "
         "logDir, debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, trial, trainingServicePlatform, localConfig)",
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, objectives, constraints, trial, "
+        "trainingServicePlatform, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "
         'write a hyper-parameter as {"_type": "uniform", "_value": [0, 1]}',

@@ -39,6 +39,15 @@ def test_a_trial_of_this_manager_gets_a_seed() -> None:
     )
 
 
+def test_the_code_of_a_trial_with_objectives_gets_the_names_of_their_metrics() -> None:
+    trial = TrialDocument("abcde", 7, "python train.py", "/code/", result_metrics=("accuracy", "ms"))
+    assert TrialDocument.from_bytes(trial.to_bytes()) == trial
+    around = {"NNI_RESULT_METRICS": '["outer"]'}
+    made = trial_environ(around, "expABCDE", trial, FOLDER, WORKSPACE)
+    assert made["NNI_RESULT_METRICS"] == '["accuracy", "ms"]'
+    assert "NNI_RESULT_METRICS" not in environ(around)
+
+
 def test_the_containers_own_variables_are_unchanged() -> None:
     container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
     assert environ(container).items() >= container.items()

@@ -22,6 +22,7 @@ from nni_manager.domain.events import (
     UsageReported,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
     TERMINAL_STATE,
@@ -38,7 +39,7 @@ class ExperimentLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.search = SimulatedSearch(Experiment("exp", Limits(3, 8, 500.0), maximize=True))
+        self.search = SimulatedSearch(Experiment("exp", Limits(3, 8, 500.0), MAXIMIZE))
         self.late: list[tuple[str, int]] = []
         """Attempts whose keepers have reported, and may report again, even late."""
         self.most_at_once, self.most_trials = 3, 8

@@ -3,6 +3,7 @@
 import pytest
 
 from nni_manager.domain.leaderboard import LATEST_FAILURES, TOP_TRIALS, Leaderboard
+from nni_manager.domain.objectives import MAXIMIZE, MINIMIZE
 from nni_manager.domain.trial import Trial, TrialState
 
 
@@ -14,7 +15,7 @@ def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, [9, 8]), (False, [0, 1])])
 def test_the_best_results_come_first_and_their_number_is_bounded(maximize: bool, best: list[int]) -> None:
-    leaderboard = Leaderboard(maximize)
+    leaderboard = Leaderboard(MAXIMIZE if maximize else MINIMIZE)
     for number in range(2 * TOP_TRIALS):
         leaderboard.add(a_trial(number, value=float(number % 10)))
     assert len(leaderboard.top) == TOP_TRIALS
@@ -26,7 +27,7 @@ def test_the_best_results_come_first_and_their_number_is_bounded(maximize: bool,
 
 
 def test_the_latest_failures_are_the_newest_ones() -> None:
-    leaderboard = Leaderboard(maximize=True)
+    leaderboard = Leaderboard(MAXIMIZE)
     for number in range(LATEST_FAILURES + 2):
         leaderboard.add(a_trial(number, TrialState.FAILED))
     assert [trial.sequence_id for trial in leaderboard.latest_failures] == [4, 3, 2]
@@ -34,14 +35,14 @@ def test_the_latest_failures_are_the_newest_ones() -> None:
 
 
 def test_a_success_without_a_usable_number_is_listed_separately() -> None:
-    leaderboard = Leaderboard(maximize=True)
+    leaderboard = Leaderboard(MAXIMIZE)
     trial = a_trial(0)
     leaderboard.add(trial)
     assert (leaderboard.latest_without_result, leaderboard.top) == (trial, [])
 
 
 def test_a_trial_that_is_not_terminal_is_ignored() -> None:
-    leaderboard = Leaderboard(maximize=True)
+    leaderboard = Leaderboard(MAXIMIZE)
     leaderboard.add(a_trial(0, TrialState.RUNNING, 1.0))
     assert (leaderboard.top, leaderboard.latest_without_result, len(leaderboard.latest_failures)) == (
         [],

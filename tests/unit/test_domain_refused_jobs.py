@@ -22,6 +22,7 @@ from nni_manager.domain.events import (
     SubmitJob,
 )
 from nni_manager.domain.experiment import MAX_REFUSALS_IN_A_ROW, Experiment, ExperimentState
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
@@ -34,7 +35,9 @@ class SearchWithRefusals:
     """A search whose tuner answers at once, on a cluster whose answers the test decides. Trials are named t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
-        self.experiment = Experiment("exp", Limits(concurrency, max_trials, None), True, reuses_jobs=reuse)
+        self.experiment = Experiment(
+            "exp", Limits(concurrency, max_trials, None), MAXIMIZE, reuses_jobs=reuse
+        )
         self.reuse = reuse
         self.submitted, self.dispatched, self.drained = [], [], []
         self.is_finished = False

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.events import RemarksChanged, SaveRemarks
 from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.remarks import (
     MAX_NOTE_LENGTH,
     MAX_TAG_LENGTH,
@@ -132,7 +133,7 @@ def test_a_full_set_of_tags_may_shrink_and_be_repeated():
 
 @pytest.mark.parametrize("state", ExperimentState)
 def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
-    experiment = Experiment("TESTEXPT", Limits(1, 0, None, None, 0), maximize=True, state=state)
+    experiment = Experiment("TESTEXPT", Limits(1, 0, None, None, 0), MAXIMIZE, state=state)
     experiment.lifecycle.restore([Trial("aaaaa", 0, {}, {}, 0.0, "aaaaa")])
     ours, its = Remarks(("baseline",), ""), Remarks((), "late")
     seen = experiment.revisions.latest

@@ -8,6 +8,7 @@ from nni_manager.domain.events import (
     SaveTrial,
     TellTuner,
 )
+from nni_manager.domain.objectives import MAXIMIZE, MINIMIZE
 from nni_manager.domain.trial import (
     NO_FINAL_RESULT,
     NO_NUMBER_IN_FINAL_RESULT,
@@ -97,7 +98,7 @@ def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])
 def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, best: str) -> None:
-    search = new_search(concurrency=1, maximize=maximize)
+    search = new_search(concurrency=1, objectives=MAXIMIZE if maximize else MINIMIZE)
     for value in ("0.5", "0.9", "0.1", "0.9", "0.1"):
         search.run(search.suggest(), value)
     assert search.experiment.leaderboard.best is search.trial(best)
@@ -107,7 +108,7 @@ def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, bes
 def test_the_leaderboard_keeps_the_ten_best_trials_and_the_earlier_one_of_equals_first(
     maximize: bool,
 ) -> None:
-    search = new_search(concurrency=1, max_trials=None, maximize=maximize)
+    search = new_search(concurrency=1, max_trials=None, objectives=MAXIMIZE if maximize else MINIMIZE)
     values = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
     for value in values:
         search.run(search.suggest(), str(value))

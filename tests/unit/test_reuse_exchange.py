@@ -16,6 +16,7 @@ from nni_manager.domain import events as manager
 from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
@@ -401,7 +402,7 @@ def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_man
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
-    experiment = Experiment("exp", limits, True, reuses_jobs=True, may_prefetch=True, state=state)
+    experiment = Experiment("exp", limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=state)
     experiment.restore([earlier, later])
     experiment.scheduler.restore([Job("env-0", ever_connected=True), Job("env-1", ever_connected=True)], [])
     assert experiment.jobs.live["env-0"].trial_ids == ("t9", "t3")

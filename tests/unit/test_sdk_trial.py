@@ -558,3 +558,19 @@ def test_a_result_without_a_usable_number_has_one_warning_when_it_is_reported(en
 def test_a_usable_result_has_no_warning(environ, metric):
     code = ASKED + f"nni.report_intermediate_result({metric}); nni.report_final_result({metric})"
     assert run_python(code, environ).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("{'acc': 0.9, 'default': 1}", "it has no number under 'ms', so the trial has no result; "),
+        ("0.9", "cannot use the result 0.9: it has no number under 'acc', 'ms'"),
+        ("{'acc': True, 'ms': float('nan')}", "no number under 'acc', 'ms'"),
+        ("{'acc': 0.9, 'ms': 2}", ""),
+    ],
+)
+def test_a_final_result_without_the_numbers_of_the_objectives_has_one_warning(environ, metric, said):
+    code = ASKED + f"nni.report_intermediate_result({{'loss': 1}}); nni.report_final_result({metric})"
+    result = run_python(code, environ | {"NNI_RESULT_METRICS": '["acc", "ms"]'})
+    assert (result.returncode, result.stderr.count("cannot use the result")) == (0, bool(said))
+    assert said in result.stderr

@@ -32,6 +32,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
     DRAINED_TIMEOUT_S,
@@ -66,7 +67,7 @@ class SimulatedStops:
 
     def __init__(self, *, reuses_jobs: bool = False, concurrency: int = 1, **options: Any) -> None:
         limits = Limits(concurrency, 5, None, **options)
-        self.experiment = Experiment("exp", limits, True, reuses_jobs=reuses_jobs)
+        self.experiment = Experiment("exp", limits, MAXIMIZE, reuses_jobs=reuses_jobs)
         self.now_s = 0.0
         self.timed_effects: list[tuple[float, Effect]] = []
         self.handle(ManagerReady())

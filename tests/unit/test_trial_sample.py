@@ -61,3 +61,14 @@ def test_even_places_have_the_same_distances_and_the_last_one(count: int, most: 
         assert places[0] == 0
         gaps = {after - before for before, after in pairwise(places)}
         assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_sample_has_the_front_and_no_infeasible_trial_as_an_improvement():
+    trials = [Trial(f"t{number}", number, {}, {}, 0.0, "job") for number in range(1000)]
+    for trial in trials:
+        trial.value, trial.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0
+    assert all(each.is_feasible for each in improvements(trials, maximize=True))
+    front = [trials[123], trials[457]]
+    chosen = sampled(trials, 3, maximize=True, front=front)
+    assert [each in chosen for each in front] == [True, True]
+    assert sum(not each.is_feasible for each in chosen) <= 3 + len(front)

@@ -1,11 +1,13 @@
 """The table of trials: which trials it shows, in which order, in which columns, and in which form."""
 
+import json
 import sys
 
 import pytest
 
 from nni_manager.cli import trial_table
 from nni_manager.client import output
+from nni_manager.domain.objectives import MAXIMIZE, MINIMIZE, Objective, Objectives
 from nni_manager.errors import UserError
 
 
@@ -47,8 +49,23 @@ def test_states_are_chosen_in_any_case_and_an_unknown_one_is_named():
 
 @pytest.mark.parametrize(("maximize", "expected"), [(True, [3, 0, 4]), (False, [0, 4, 3])])
 def test_the_best_trials_come_first_without_failed_ones(maximize, expected):
-    assert numbers(trial_table.best(TRIALS, 9, maximize=maximize)) == expected
-    assert numbers(trial_table.best(TRIALS, 1, maximize=maximize)) == expected[:1]
+    objectives = MAXIMIZE if maximize else MINIMIZE
+    finals = [(TRIALS[number]["id"], str(TRIALS[number]["value"])) for number in (0, 3, 4)]
+    assert numbers(trial_table.best(TRIALS, finals, 9, objectives)) == expected
+    assert numbers(trial_table.best(TRIALS, finals, 1, objectives)) == expected[:1]
+    assert numbers(trial_table.best(TRIALS[:3], finals, 1, objectives)) == [0], "of the filtered ones"
+
+
+def test_with_several_objectives_the_best_are_the_front_with_a_column_for_each(capsys):
+    two = Objectives((Objective("acc", "maximize"), Objective("ms", "minimize")))
+    points = {0: (0.9, 20), 3: (0.8, 10), 4: (0.8, 11)}
+    finals = [(f"t{number}", json.dumps({"acc": acc, "ms": ms})) for number, (acc, ms) in points.items()]
+    shown = trial_table.best(TRIALS, finals, 9, two)
+    assert numbers(shown) == [0, 3]
+    assert numbers(trial_table.best(TRIALS[1:], finals, 9, two)) == [3], "a hidden trial still dominates"
+    trial_table.show(shown, trial_table.columns_of(None, TRIALS, ("acc", "ms")))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split("\t")[:6] == ["no.", "trial", "state", "acc", "ms", "time"] or "acc" in first
 
 
 @pytest.mark.parametrize(

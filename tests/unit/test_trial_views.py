@@ -11,6 +11,7 @@ from made_experiment import made_trial
 
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.trial_query import Comparison, Query
@@ -24,7 +25,7 @@ class Made:
     def __init__(self, count: int) -> None:
         self.rng = random.Random(3)
         self.revisions = ChangeLog()
-        self.leaderboard = Leaderboard(maximize=True)
+        self.leaderboard = Leaderboard(MAXIMIZE)
         self.trials: dict[str, Trial] = {}
         for number in range(count):
             self.change(number)

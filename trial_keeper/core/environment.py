@@ -1,9 +1,13 @@
 """The environment of a trial."""
 
+import json
 from collections.abc import Mapping
 
 from trial_keeper.settings import without_settings
 from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialDocument, TrialFolder, Workspace
+
+RESULT_METRICS = "NNI_RESULT_METRICS"
+"""The metrics that a final result must have, as a JSON list. nni_sdk, which cannot import this, has the same name."""
 
 
 def trial_environ(
@@ -35,6 +39,9 @@ def trial_environ(
     }
     if trial.seed is not None:
         environ["NNI_SEED"] = str(trial.seed)
+    environ.pop(RESULT_METRICS, None)  # of an experiment around this one
+    if trial.result_metrics:
+        environ[RESULT_METRICS] = json.dumps(trial.result_metrics)
     if trial.gpu_indices is not None:
         # Some CUDA versions ignore an empty list; -1 hides all GPUs from every version.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"

@@ -331,6 +331,8 @@ class TrialDocument:
     code_snapshot: str | None = None
     seed: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    result_metrics: tuple[str, ...] = ()
+    """The numbers that a final result must have; empty: one, as NNI's."""
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -508,6 +510,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "job_id": lambda value: safe_name(_text(value)),
     "sequence_id": _of(int),
     "seed": _of(int, type(None)),
+    "result_metrics": lambda value: _tuple_of(str, value),
     "addresses": _addresses,
     "gpu_indices": lambda value: None if value is None else _tuple_of(int, value),
     "reason": ExitReason,
@@ -521,6 +524,7 @@ _ADDED_LATER: dict[str, Any] = {
     "certificate": None,
     "code_snapshot": None,
     "seed": None,
+    "result_metrics": [],
     "metrics_size_at_stop": None,
     "warnings": [],
     "checkpoints": [],

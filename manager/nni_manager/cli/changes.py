@@ -211,7 +211,8 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     document = read_json(path, _MAX_IMPORTED_BYTES)
     current = client.get("/configuration")
     space, tuner = parse_search_space(current["searchSpace"]), current["tuner"]["name"]
-    _refuse(document, read_results(document.value, space, tuner)[1])
+    objectives = known.stored.config().all_objectives
+    _refuse(document, read_results(document.value, space, tuner, objectives)[1])
     counts = client.post("/experiment/import-data", document=document.value)
     results = "1 result" if counts["imported"] == 1 else f"{counts['imported']} results"
     output.info(f"Imported {results} into experiment {known.experiment_id}")

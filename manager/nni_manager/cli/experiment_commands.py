@@ -21,6 +21,7 @@ from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import Registry, corrupt_entries
 
 if TYPE_CHECKING:
+    from nni_manager.domain.objectives import Objectives
     from nni_manager.store.reader import StoreReader
 
 Record = dict[str, Any]
@@ -71,7 +72,9 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             line["id"],
             _status_word(line),
             str(line.get("trialCount", "")),
-            output.number(line.get("bestValue")),
+            f"front of {line['frontCount']}"
+            if line.get("frontCount")
+            else output.number(line.get("bestValue")),
             "" if "durationS" not in line else output.duration(line["durationS"]),
             str(line["port"] or line["viewPort"] or ""),
             line.get("platform", ""),
@@ -169,12 +172,19 @@ def export(
         {"--all": all_trials, "--intermediate": has_intermediates},
     )
     known = options.experiment(experiment_id)
-    records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
+    objectives = known.stored.config().all_objectives
+    records = known.stored.read(
+        lambda reader: list(records_of(reader, objectives, has_intermediates=has_intermediates))
+    )
     if kind == "json":
         text = to_json(records)
     elif all_trials:
         values = {each["trialJobId"]: each["value"] for each in records}
         names, rows = results.all_trials(known.trial_list(), values)
+        if objectives.has_several:
+            front = {each["trialJobId"]: each["onFront"] for each in records}
+            names = [*names, "onFront"]
+            rows = [row | {"onFront": front.get(row["trialJobId"], False)} for row in rows]
         text = table_of(names, [row | {"tags": " ".join(row["tags"])} for row in rows])
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
@@ -194,20 +204,25 @@ def export(
     output.info(f"Wrote the results of {len(records)} trials to {target}")
 
 
-def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Record]:
+def records_of(reader: StoreReader, objectives: Objectives, *, has_intermediates: bool) -> Iterator[Record]:
     """A record for each trial with a counted final result, in order of creation, with the keys of NNI's export.
 
     A result that is not JSON stays text. NaN and infinities are kept here; each format converts them. `tags` and `note` are
-    present if the trial has any.
+    present if the trial has any; `onFront`, whether it is on the Pareto front, if there are several objectives.
     """
+    found = list(reader.results())
+    judged = ((trial_id, final) for trial_id, _, final in found)
+    front = set(objectives.ranked(judged)) if objectives.has_several else set()
     remarks = {trial_id: each.to_json() for trial_id, each in reader.all_remarks().items()}
     intermediates: dict[str, list[Any]] = {}
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
             for row in page:
                 intermediates.setdefault(row.trial_id, []).append(parsed(row.value))
-    for trial_id, parameters, final in reader.results():
+    for trial_id, parameters, final in found:
         record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
+        if objectives.has_several:
+            record["onFront"] = trial_id in front
         if has_intermediates:
             record["intermediate"] = intermediates.get(trial_id, [])
         yield record | {name: value for name, value in remarks.get(trial_id, {}).items() if value}
@@ -224,7 +239,9 @@ def to_csv(records: Sequence[Record]) -> str:
 
     Columns `tags` (separated by spaces) and `note` are present if a trial has any.
     """
-    further = [name for name in ("intermediate", "tags", "note") if any(name in each for each in records)]
+    further = [
+        name for name in ("onFront", "intermediate", "tags", "note") if any(name in each for each in records)
+    ]
     results_of = [(each["trialJobId"], each["parameter"], each["value"]) for each in records]
     names, rows = flat_columns(results_of, further)
     for row, each in zip(rows, records, strict=True):

@@ -32,7 +32,10 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 @click.option("--tag", "tags", multiple=True, metavar="TAG",
               help="Only trials with this tag; if repeated, with all of them.")  # fmt: skip
 @click.option(
-    "--best", type=click.IntRange(1), metavar="N", help="Only the N trials with the best values, best first."
+    "--best",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only the N trials with the best values, best first; with several objectives only those on the Pareto front.",
 )
 @click.option("--sort", "column", metavar="COLUMN", help="Sort by a column or a parameter; default: no.")
 @click.option("--descending", is_flag=True, help="With --sort: the highest first.")
@@ -79,9 +82,12 @@ def list_trials(
         return
     trials = known.get("/trials") if as_json else known.trial_list()
     shown = with_tags(trial_table.in_states(trials, states), tags)
+    metrics: tuple[str, ...] = ()
     if best is not None:
-        maximize = known.stored.config().tuner.optimize_mode == "maximize"
-        shown = trial_table.best(shown, best, maximize=maximize)
+        objectives = known.stored.config().all_objectives
+        finals = known.stored.read(lambda reader: [(each, final) for each, _, final in reader.results()])
+        shown = trial_table.best(shown, finals, best, objectives)
+        metrics = tuple(each.metric for each in objectives.all) if objectives.has_several else ()
     elif column is not None:
         shown = trial_table.sorted_by(shown, column, is_descending=descending)
     shown = shown[:head] if head is not None else shown[-tail:] if tail is not None else shown
@@ -91,7 +97,7 @@ def list_trials(
     if not shown:
         output.info(f"Experiment {known.experiment_id} has no {'such trials' if trials else 'trials yet'}")
         return
-    trial_table.show(shown, trial_table.columns_of(columns, trials))
+    trial_table.show(shown, trial_table.columns_of(columns, trials, metrics))
     garbage = {} if known.problem else known.stored.read(lambda reader: reader.corrupt_bytes())
     for each in shown:
         if each["id"] in garbage:

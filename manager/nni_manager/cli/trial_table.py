@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output, watch
 from nni_manager.client.results import duration_s
 from nni_manager.errors import UserError
+
+if TYPE_CHECKING:
+    from nni_manager.domain.objectives import Objectives
 
 Trial = Mapping[str, Any]
 """An entry of the list of trials, from the manager or from the store."""
@@ -49,13 +52,27 @@ def in_states(trials: Sequence[Trial], states: Sequence[str]) -> Sequence[Trial]
     return [each for each in trials if each["state"] in wanted] if wanted else trials
 
 
-def best(trials: Sequence[Trial], count: int, *, maximize: bool) -> Sequence[Trial]:
-    """The trials with the best values that count, best first; among equals the first."""
-    from nni_manager.domain.trial import STATES_WITH_RESULT
+def best(
+    trials: Sequence[Trial], finals: Sequence[tuple[str, str]], count: int, objectives: Objectives
+) -> Sequence[Trial]:
+    """Those of the `count` best trials that are among `trials`, best first; among equals the first.
 
-    states = {state.value for state in STATES_WITH_RESULT}
-    counted = [each for each in trials if each.get("value") is not None and each["state"] in states]
-    return sorted(counted, key=lambda each: -each["value"] if maximize else each["value"])[:count]
+    `finals`: id and final result (JSON text) of every trial whose result counts. With several objectives, the trials on the
+    front; each then has the number of each objective in `objectives`.
+    """
+    by_id = {each["id"]: each for each in trials}
+    if not objectives.has_several:
+        finals = [(trial_id, final) for trial_id, final in finals if trial_id in by_id]
+    ranked = [trial_id for trial_id in objectives.ranked(finals) if trial_id in by_id][:count]
+    if not objectives.has_several:
+        return [by_id[trial_id] for trial_id in ranked]
+    texts, shown = dict(finals), []
+    for trial_id in ranked:
+        outcome = objectives.outcome(texts[trial_id])
+        assert outcome is not None  # it is on the front
+        numbers = {each.metric: value for each, value in zip(objectives.all, outcome.values, strict=True)}
+        shown.append({**by_id[trial_id], "objectives": numbers})
+    return shown
 
 
 def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> Sequence[Trial]:
@@ -78,16 +95,19 @@ def _rank(value: Any) -> tuple[bool, float, str]:
     return True, 0.0, output.short(value)
 
 
-def columns_of(given: str | None, trials: Sequence[Trial]) -> Sequence[str]:
-    """The names of the columns in a comma-separated list.
+def columns_of(given: str | None, trials: Sequence[Trial], metrics: Sequence[str] = ()) -> Sequence[str]:
+    """The names of the columns in a comma-separated list. `metrics`: those of several objectives, in place of the value.
 
     Raises:
         UserError: no trial has such a column.
     """
     if given is None:
-        return DEFAULT_COLUMNS
+        if not metrics:
+            return DEFAULT_COLUMNS
+        place = DEFAULT_COLUMNS.index("value")
+        return *DEFAULT_COLUMNS[:place], *metrics, *DEFAULT_COLUMNS[place + 1 :]
     columns = [each.strip() for each in given.split(",")]
-    for column in columns:
+    for column in set(columns) - set(metrics):
         _check(trials, column, "--columns")
     return columns
 
@@ -112,7 +132,9 @@ def _cells(trial: Trial) -> dict[str, str]:
     value, time, parameters = watch.trial_cells(trial)
     since = trial.get("stoppingSince")
     state = trial["state"] if since is None else f"{trial['state']} since {output.moment(since)}"
-    return {name: output.short(each) for name, each in output.flat_parameters(trial["parameters"])} | {
+    found = {name: output.short(each) for name, each in output.flat_parameters(trial["parameters"])}
+    found |= {name: output.number(each) for name, each in trial.get("objectives", {}).items()}
+    return found | {
         "no.": str(trial["sequenceId"]),
         "trial": trial["id"],
         "state": state,

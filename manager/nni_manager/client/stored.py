@@ -16,7 +16,7 @@ from nni_manager.store.reader import StoreReader
 
 Answer = TypeVar("Answer")
 # Documents that need the trials in the snapshot; reading all trials takes long.
-_WITH_TRIALS = ("/job-statistics", "/summary", "/experiment")
+_WITH_TRIALS = ("/export-data", "/job-statistics", "/summary", "/experiment")
 
 
 class StoredDocuments:
@@ -40,8 +40,6 @@ class StoredDocuments:
                 return self.status()
             case "/metric-data", _:
                 return self.read(lambda reader: _metrics(reader, *names))
-            case "/export-data", ():
-                return serializers.export_view(self.read(StoreReader.trials))
         snapshot = ExperimentSnapshot.stored(self._folder, has_trials=path in _WITH_TRIALS)
         match path, names:
             case "/trials", ():
@@ -55,7 +53,9 @@ class StoredDocuments:
                 reports = self.read(lambda reader: nni_views.reports_of(reader, self._folder.workspace))
                 return nni_views.trial_jobs_view(snapshot, self.read(StoreReader.trials), reports)
             case "/experiment-metadata", ():
-                return profiles.metadata_view(snapshot, self.read(StoreReader.trial_totals))
+                return profiles.stored_metadata_view(self._folder)
+            case "/export-data", ():
+                return serializers.export_view(snapshot.experiment)
             case "/job-statistics", ():
                 return serializers.statistics_view(snapshot.experiment)
             case "/summary", ():

@@ -154,7 +154,9 @@ class _Lines:
             return
         self._shown, self._running_shown, self._changed_at_s = now, running, None
         parts = [f"{of_all(summary)} ended", f"{running} running"]
-        if summary["best"] is not None:
+        if front := front_of(summary):
+            parts.append(front)
+        elif summary["best"] is not None:
             parts.append(f"best {output.number(summary['best']['value'])} (trial {summary['best']['id']})")
         if left := time_left(summary):
             parts.append(left)
@@ -189,7 +191,11 @@ def draw(summary: Summary) -> RenderableType:
         "time", Text(", ".join(filter(None, (output.clock(summary["elapsedS"]), time_left(summary)))))
     )
     best = summary["best"]
-    if best is not None:
+    if front := front_of(summary):
+        grid.add_row("best", Text(front, style="bold green"))
+        for trial in summary["top"]:
+            grid.add_row("", Text(f"{objectives_text(summary, trial)}  trial {trial['id']}"))
+    elif best is not None:
         grid.add_row(
             "best", Text.assemble((output.number(best["value"]), "bold green"), f"  trial {best['id']}  ")
         )
@@ -203,6 +209,21 @@ def draw(summary: Summary) -> RenderableType:
         if problem:
             grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
     return grid
+
+
+def front_of(summary: Summary) -> str:
+    """The number of trials on the Pareto front as text; empty with one objective, or without a result."""
+    # A manager of an earlier version reports neither.
+    count = summary.get("front", {}).get("count")
+    if len(summary.get("objectives", ())) < 2 or not count:
+        return ""
+    return f"{count} trial{'s' if count > 1 else ''} on the Pareto front"
+
+
+def objectives_text(summary: Summary, trial: Document) -> str:
+    """The number of each objective: accuracy=0.93 latency_ms=12."""
+    pairs = zip(summary["objectives"], trial.get("values", ()), strict=False)
+    return " ".join(f"{each['metric']}={output.number(value)}" for each, value in pairs)
 
 
 def time_left(summary: Summary) -> str:
@@ -231,6 +252,8 @@ def trial_cells(trial: Document) -> list[str]:
         parameters += f"  ({trial['message'].splitlines()[0]})"
     elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
         parameters += f"  ({trial['message']})"
+    if trial.get("violates"):
+        parameters += f"  (violates {', '.join(trial['violates'])})"
     if trial["warning"]:
         parameters += f"  ({trial['warning']})"
     return [output.number(trial["value"]), duration, parameters]
@@ -238,7 +261,9 @@ def trial_cells(trial: Document) -> list[str]:
 
 def show_results(summary: Summary, known: KnownExperiment) -> None:
     """Print the best trials, and where to find all results and logs."""
-    if summary["top"]:
+    if summary["top"] and front_of(summary):
+        _show_front(summary)
+    elif summary["top"]:
         rows = [
             [str(place), trial["id"], *trial_cells(trial)] for place, trial in enumerate(summary["top"], 1)
         ]
@@ -251,6 +276,20 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
     output.plain(f"Output of one:    nnictl log trial {name} --trial-id TRIAL")
     output.plain(f"The page again:   nnictl view {name}")
     output.plain(f"Everything in:    {known.folder.path}")
+
+
+def _show_front(summary: Summary) -> None:
+    """Print trials of the Pareto front, in the order of the first objective."""
+    metrics = [each["metric"] for each in summary["objectives"]]
+    rows = []
+    for trial in summary["top"]:
+        _, time, parameters = trial_cells(trial)
+        rows.append([trial["id"], *map(output.number, trial["values"]), time, parameters])
+    shown, count = len(rows), summary["front"]["count"]
+    output.plain()
+    output.plain(f"On the Pareto front: {count} trials{'' if shown == count else f'; {shown} of them'}")
+    output.print_table(["trial", *metrics, "time", "parameters"], rows, right=(*metrics, "time"))
+    output.plain()
 
 
 def verdict(summary: Summary) -> NniManagerError | None:
@@ -266,7 +305,7 @@ def verdict(summary: Summary) -> NniManagerError | None:
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
             f"`nnictl resume {name}` resumes it"
         )
-    if summary["best"] is not None:
+    if summary["best"] is not None or front_of(summary):
         return None
     valueless = summary["latestWithoutResult"]
     if valueless is not None:

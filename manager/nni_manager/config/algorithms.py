@@ -13,10 +13,10 @@ from typing import Any, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from nni_manager.config.diagnostics import remedy_for_unknown, shown
-from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
 from nni_manager.config.schema import Schema, flag, mapping, must_be, refusal, whole
 from nni_manager.config.search_space import Choice, SearchSpace, contains
+from nni_manager.domain.objectives import OptimizeMode
 
 # Tuners for architecture search, and tuners whose libraries are no longer maintained; also NNI 2.10's names, in lower case.
 _UNSUPPORTED_TUNERS = ("dngo", "dngotuner", "networkmorphism", "ppo", "ppotuner", "regularizedevolutiontuner")
@@ -213,6 +213,13 @@ ADVISORS = ("Hyperband", "BOHB")
 """The tuners that NNI calls advisors."""
 WITHOUT_DIRECTION = ("Random", "BatchTuner", "GridSearch", "QMC")
 """The tuners that learn nothing from results: `optimize_mode` determines only the best trial."""
+
+FOR_SEVERAL_OBJECTIVES = ("TPE", "NSGAII", "GP", *WITHOUT_DIRECTION)
+"""The tuners that can search for several objectives."""
+LEARN_CONSTRAINTS = ("TPE", "NSGAII", "GP")
+"""The tuners that learn how far a result violates constraints. To other built-in tuners, such a trial counts as failed."""
+DEFAULT_FOR_SEVERAL = "TPE"
+"""The tuner of an experiment file with several objectives that names none."""
 
 
 class AssessorArgs(Schema):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
@@ -29,6 +29,7 @@ from nni_manager.config.schema import (
     whole,
 )
 from nni_manager.config.units import duration_s, megabytes
+from nni_manager.domain.objectives import OptimizeMode
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
@@ -173,6 +174,34 @@ class AssessorKeys(_AlgorithmKeys):
     name: Annotated[str | None, _available("assessor")] = must_be(
         "the name of an assessor", "Medianstop", None, v1="builtinAssessorName"
     )
+
+
+class ObjectiveKeys(Schema):
+    """One of `objectives`: a metric of the final result."""
+
+    metric: str = line("the name of a metric", "accuracy")
+    mode: OptimizeMode = must_be("maximize or minimize", "maximize")
+
+
+class ConstraintKeys(Schema):
+    """One of `constraints`: bounds of a metric of the final result."""
+
+    metric: str = line("the name of a metric", "size_mb")
+    at_most: float | None = must_be("a number", "50", None, allow_inf_nan=False)
+    at_least: float | None = must_be("a number", "1", None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_satisfiable(self) -> ConstraintKeys:
+        if self.at_most is None and self.at_least is None:
+            raise refusal(
+                f"cannot use the constraint of {shown(self.metric)}: it has no bound; write at_most, at_least or both"
+            )
+        if self.at_most is not None and self.at_least is not None and self.at_least > self.at_most:
+            raise refusal(
+                f"cannot use the constraint of {shown(self.metric)}: at_least {self.at_least:g} is above at_most "
+                f"{self.at_most:g}; swap them"
+            )
+        return self
 
 
 class _PodKeys(Schema):
@@ -406,6 +435,13 @@ class ExperimentKeys(Schema):
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
     # NNI lacks this key, too: parameters that a person knows to be good.
     initial_trials: list[dict[str, Any]] = must_be("a list of parameters of trials", "[{lr: 0.1}]", [])
+    # NNI lacks these keys, too: its trials have one number, `default`.
+    objectives: list[ObjectiveKeys] = must_be(
+        "a list of objectives", "[{metric: accuracy, mode: maximize}]", []
+    )
+    constraints: list[ConstraintKeys] = must_be(
+        "a list of constraints", "[{metric: size_mb, at_most: 50}]", []
+    )
     trial_code_directory: str = text("a folder", ".", v1="trial.codeDir")
 
     @field_validator("experiment_type", mode="before")

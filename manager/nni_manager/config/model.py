@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from nni_manager.config.search_space import SearchSpace, parse_search_space
+from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
 from nni_manager.errors import InternalError
 
 Platform = Literal["local", "pai", "frameworkcontroller", "kubeflow"]
-OptimizeMode = Literal["maximize", "minimize"]
 # paiConfig.host of the built-in cluster on this machine (local_openpai).
 LOCAL_HOST = "local"
 
@@ -265,6 +265,14 @@ class ExperimentSpec:
     schema: Literal["v1", "v2"] = "v1"
     objective: str = ""
     """The name of the function that trials run, "module:name"; empty: they run a command."""
+    objectives: tuple[Objective, ...] = ()
+    """As in the file; empty: it names none, see `all_objectives`."""
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def all_objectives(self) -> Objectives:
+        """The objectives and constraints; without any in the file, the number that trials report, by the tuner's mode."""
+        return Objectives(self.objectives or single(self.tuner.optimize_mode).all, self.constraints)
 
     @property
     def secret_files(self) -> tuple[Path, ...]:

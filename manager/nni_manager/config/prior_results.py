@@ -12,16 +12,17 @@ from typing import Any
 
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
 from nni_manager.config.search_space import Path, SearchSpace
-from nni_manager.domain.metrics import reward
+from nni_manager.domain.objectives import MAXIMIZE, Objectives
 
 _EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
 # Other keys of an export, with their names in later versions of NNI.
-_IGNORED = ("trialJobId", "id", "tags", "note")
+_IGNORED = ("trialJobId", "id", "tags", "note", "onFront")
 
 
 @dataclass(frozen=True, slots=True)
 class PriorResult:
-    """Parameters that the tuner did not propose, and their result. `value` is the number for the tuner; None without one.
+    """Parameters that the tuner did not propose, and their result. `value` is the number for the tuner, that of the first
+    objective; None without one.
 
     `metric` is the whole reported result as JSON text.
     """
@@ -31,31 +32,34 @@ class PriorResult:
     metric: str
 
 
-def results_of(raw: Any, space: SearchSpace, tuner: str) -> list[PriorResult]:
+def results_of(
+    raw: Any, space: SearchSpace, tuner: str, objectives: Objectives = MAXIMIZE
+) -> list[PriorResult]:
     """The results in a JSON document.
 
     Raises:
         ConfigInvalid: with every error of the document, without file and line.
     """
-    results, problems = read_results(raw, space, tuner)
+    results, problems = read_results(raw, space, tuner, objectives)
     if problems:
         raise ConfigInvalid(Diagnostic("", None, None, key_of(path), message) for path, message in problems)
     return results
 
 
 def read_results(
-    raw: Any, space: SearchSpace, tuner: str
+    raw: Any, space: SearchSpace, tuner: str, objectives: Objectives = MAXIMIZE
 ) -> tuple[list[PriorResult], list[tuple[Path, str]]]:
     """The results, and the errors with their paths in the document, up to MAX_DIAGNOSTICS.
 
-    If there is an error, no result may be used. `tuner`: the name of the tuner that receives them.
+    If there is an error, no result may be used. `tuner`: the name of the tuner that receives them. `objectives`: what each result
+    must have; by default a number.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
         return [], [((), f"cannot import {shown(raw)}: it is not a list of results; write {_EXAMPLE}")]
     results: list[PriorResult] = []
     problems: list[tuple[Path, str]] = []
     for index, entry in enumerate(raw):
-        found, wrong = _read(entry, index, space, tuner)
+        found, wrong = _read(entry, index, space, tuner, objectives)
         problems += wrong
         if found is not None:
             results.append(found)
@@ -65,7 +69,7 @@ def read_results(
 
 
 def _read(
-    entry: Any, index: int, space: SearchSpace, tuner: str
+    entry: Any, index: int, space: SearchSpace, tuner: str, objectives: Objectives
 ) -> tuple[PriorResult | None, list[tuple[Path, str]]]:
     # Imported late: the store imports this module, and listing trials must not load all schemas.
     from nni_manager.config.algorithms import problems_within
@@ -87,8 +91,12 @@ def _read(
             problems.append(((index,), f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
     value, parameters = entry.get("value"), entry.get("parameter")
     metric = value if isinstance(value, str) else json.dumps(value)
-    number = reward(metric)
-    if number is None and "value" in entry:
+    number = objectives.value_of(metric)
+    if number is None and "value" in entry and not objectives.is_plain:
+        names = ", ".join(objectives.metrics)
+        why = objectives.reason_against(metric)
+        refuse("value", f"it is {why}; write a mapping with a number under {names}, or remove this result")
+    elif number is None and "value" in entry:
         remedy = "write a number or a mapping with a number under default, or remove this result"
         refuse("value", f"{shown(value)} has no finite number; {remedy}")
     if isinstance(parameters, Mapping):

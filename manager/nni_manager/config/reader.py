@@ -19,7 +19,9 @@ from nni_manager.config.algorithms import (
     ASSESSOR_ARGS,
     ASSESSORS_WITHOUT_DIRECTION,
     CLASS_ARGS,
+    DEFAULT_FOR_SEVERAL,
     DEFAULT_TUNER,
+    FOR_SEVERAL_OBJECTIVES,
     WITHOUT_DIRECTION,
     AssessorArgs,
     RandomArgs,
@@ -57,6 +59,7 @@ from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
+from nni_manager.domain.objectives import Constraint, Objective, OptimizeMode
 
 # The keys whose values are paths on this machine, relative to the file. `storage.path` is a further one, but only with `pvc`.
 PATH_KEYS = (
@@ -188,6 +191,7 @@ class _Reading:
         self._refuse_reuse_keys_without_reuse()
         storage, job_file, job_text = self._check_pai() if self.platform == "openpai" else (None, None, None)
         place_of_jobs = self._check_kubernetes()
+        self._check_objectives(class_args, assessor_args)
         if uses_annotation:
             excluded = tuple(each for each in (log_dir, storage) if each is not None)
             search_space_raw, search_space = self._annotated_space(code_dir, excluded)
@@ -235,9 +239,13 @@ class _Reading:
             training_service=PLATFORMS[self.platform],
             search_space=search_space,
             search_space_raw=search_space_raw,
+            objectives=tuple(Objective(each.metric, each.mode) for each in file.objectives),
+            constraints=tuple(
+                Constraint(each.metric, each.at_most, each.at_least) for each in file.constraints
+            ),
             tuner=model.TunerConfig(
                 name=self._name_of(self._proposer),
-                optimize_mode=class_args.optimize_mode,
+                optimize_mode=self._mode_of(class_args),
                 seed=class_args.seed,
                 class_args=dict(self._within(self._proposer).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
@@ -250,7 +258,7 @@ class _Reading:
                 self._name_of("assessor"),
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
-                None if assessor_args is None else assessor_args.optimize_mode or class_args.optimize_mode,
+                None if assessor_args is None else self._mode_of_assessor(assessor_args, class_args),
             ),
             # Roles and job files have their own commands.
             trial_command=""
@@ -325,6 +333,52 @@ class _Reading:
         what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
         self._refuse(place, f"{what}; create it or fix the path")
 
+    # ---- objectives
+
+    @property
+    def _objectives(self) -> list[Mapping[str, Any]]:
+        """The objectives as written, as far as they are mappings."""
+        written = self.raw.get("objectives")
+        return [each for each in written if isinstance(each, Mapping)] if isinstance(written, list) else []
+
+    def _mode_of(self, class_args: RandomArgs) -> OptimizeMode:
+        """The mode of the first objective; without objectives, that of the tuner."""
+        if not self._objectives:
+            return class_args.optimize_mode
+        return "minimize" if self._objectives[0].get("mode") == "minimize" else "maximize"
+
+    def _mode_of_assessor(self, assessor: AssessorArgs, class_args: RandomArgs) -> OptimizeMode:
+        """The mode in which a built-in assessor compares intermediate results. Objectives take precedence over its default."""
+        is_default = "optimize_mode" not in assessor.model_fields_set
+        mode = None if self._objectives and is_default else assessor.optimize_mode
+        return mode or self._mode_of(class_args)
+
+    def _check_objectives(self, class_args: RandomArgs | None, assessor_args: AssessorArgs | None) -> None:
+        """Refuse what contradicts objectives, and algorithms that can have only one."""
+        metrics = [each.get("metric") for each in self._objectives]
+        for index, metric in enumerate(metrics):
+            if metric is not None and metric in metrics[:index]:
+                why = f"{shown(metric)} is an objective already; remove one of them"
+                self._refuse(("objectives", index), why)
+        if not metrics:
+            return
+        proposer = self._proposer
+        if self._own(proposer) is None and class_args is not None:
+            name = self._name_of(proposer)
+            if len(metrics) > 1 and name not in FOR_SEVERAL_OBJECTIVES:
+                others = ", ".join(FOR_SEVERAL_OBJECTIVES)
+                why = f"{name} can search for one objective only; use one of {others}, or your own class"
+                self._refuse((proposer, "name"), why)
+            if "optimize_mode" in class_args.model_fields_set:
+                why = "«objectives» says what is maximized and minimized; remove optimize_mode"
+                self._refuse((proposer, "classArgs", "optimize_mode"), why)
+        if len(metrics) > 1 and assessor_args is not None and self._own("assessor") is None:
+            why = (
+                f"{self._name_of('assessor')} compares the intermediate results of one objective, and there are {len(metrics)}; "
+                "remove it, use your own assessor, or keep one objective and write the others as constraints"
+            )
+            self._refuse(("assessor",), why)
+
     # ---- OpenPAI
 
     def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
@@ -368,12 +422,13 @@ class _Reading:
 
     def _name_default_tuner(self) -> None:
         section = self.raw.get("tuner")
+        name = DEFAULT_FOR_SEVERAL if len(self._objectives) > 1 else DEFAULT_TUNER
         if section is None and self.raw.get("advisor") is None:
-            self.raw["tuner"] = {"name": DEFAULT_TUNER}
+            self.raw["tuner"] = {"name": name}
         elif (
             isinstance(section, dict) and section.get("name") is None and not any(map(section.get, OWN_KEYS))
         ):
-            section["name"] = DEFAULT_TUNER
+            section["name"] = name
 
     def _name_algorithms(self) -> None:
         """Replace each spelling of a built-in algorithm's name by ours. The schema reports a damaged list of registered ones."""
@@ -441,14 +496,15 @@ class _Reading:
 
     def _warn_of_directions(self, tuner: RandomArgs, assessor: AssessorArgs | None) -> None:
         """Name the direction that nobody has chosen, and an assessor that stops the better trials."""
-        name, mode = self._within(self._proposer).get("name"), tuner.optimize_mode
-        is_chosen = "optimize_mode" in tuner.model_fields_set or name in WITHOUT_DIRECTION
+        name, mode = self._within(self._proposer).get("name"), self._mode_of(tuner)
+        is_chosen = "optimize_mode" in tuner.model_fields_set or name in WITHOUT_DIRECTION or self._objectives
         if name in CLASS_ARGS and not is_chosen:
             place = ref((self._proposer, "classArgs", "optimize_mode"))
             self._warn(
                 f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
             )
-        assessor_name, other = self._within("assessor").get("name"), assessor and assessor.optimize_mode
+        assessor_name = self._within("assessor").get("name")
+        other = None if assessor is None else self._mode_of_assessor(assessor, tuner)
         if other not in (None, mode) and assessor_name not in ASSESSORS_WITHOUT_DIRECTION:
             place = ref(("assessor", "classArgs", "optimize_mode"))
             self._warn(

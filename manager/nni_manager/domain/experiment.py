@@ -18,6 +18,7 @@ from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.search_budget import Limits, SearchBudget
 from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
@@ -118,7 +119,7 @@ class Experiment:
         self,
         experiment_id: str,
         limits: Limits,
-        maximize: bool,
+        objectives: Objectives,
         *,
         reuses_jobs: bool = False,
         trials_per_job: int = 0,
@@ -145,7 +146,7 @@ class Experiment:
         self.stops = StopEscalation(cluster_grace_s)
         self.transports = TransportTracker(completion.tasks, reuses_jobs)
         self.budget = SearchBudget(limits, active_s)
-        self.leaderboard = Leaderboard(maximize)
+        self.leaderboard = Leaderboard(objectives)
         self.scheduler = JobScheduler(
             self.trials,
             self.jobs,
@@ -204,6 +205,9 @@ class Experiment:
         trials = list(trials)
         for trial in trials:
             self.revisions.note(trial.trial_id)
+            if trial.final is not None and self.leaderboard.objectives.constraints:
+                outcome = self.leaderboard.objectives.outcome(trial.final)
+                trial.is_feasible = outcome is None or outcome.is_feasible
             self.budget.restore(trial.sequence_id, is_terminal=trial.state.is_terminal)
             self.leaderboard.add(trial)
         self.lifecycle.restore(trials)

@@ -7,6 +7,8 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
+from nni_manager.domain.objectives import Objectives
+from nni_manager.domain.pareto import ParetoFront
 from nni_manager.domain.trial import Trial, TrialState
 
 TOP_TRIALS = 10
@@ -17,18 +19,32 @@ LATEST_FAILURES = 3
 class Leaderboard:
     """Summaries of the terminal trials."""
 
-    maximize: bool
+    objectives: Objectives
     top: list[Trial] = field(default_factory=list)
-    """The trials with the best final results, best first; at most TOP_TRIALS."""
+    """The trials with the best final results, best first; at most TOP_TRIALS. Empty with several objectives."""
     latest_failures: deque[Trial] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
     """The last trials that failed, newest first."""
     latest_without_result: Trial | None = None
     """The last trial that succeeded without a usable number as its result."""
+    _front: ParetoFront[Trial] = field(default_factory=ParetoFront)
+
+    @property
+    def maximize(self) -> bool:
+        """True if a high value of the first objective is better."""
+        return self.objectives.first.mode == "maximize"
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best final result; among equals the first. None: no trial has a result."""
+        """The trial with the best final result; among equals the first. None: no trial has one.
+
+        With several objectives it is always None: see `front`.
+        """
         return self.top[0] if self.top else None
+
+    @property
+    def front(self) -> list[Trial]:
+        """The best trials: with several objectives the Pareto front, in the order of the first; else `best` if there is one."""
+        return self._front.items if self.objectives.has_several else self.top[:1]
 
     def add(self, trial: Trial) -> None:
         """Add a terminal trial; ignored for others."""
@@ -36,10 +52,12 @@ class Leaderboard:
             self.latest_failures.appendleft(trial)
         elif trial.is_without_result:
             self.latest_without_result = trial
-        elif trial.result is not None and trial.value is not None:
-            insort(self.top, trial, key=self._rank)
-            del self.top[TOP_TRIALS:]
+        elif trial.result is not None and trial.value is not None and trial.is_feasible:
+            if not self.objectives.has_several:
+                insort(self.top, trial, key=self._rank)
+                del self.top[TOP_TRIALS:]
+            elif (outcome := self.objectives.outcome(trial.result)) is not None:
+                self._front.add(self.objectives.losses(outcome), trial)
 
     def _rank(self, trial: Trial) -> float:
-        value = trial.value or 0.0
-        return -value if self.maximize else value
+        return self.objectives.first.loss(trial.value or 0.0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import islice
 
 # Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
@@ -21,7 +22,7 @@ def reward(value: str, name: str = "default") -> float | None:
             return None
     except (ValueError, RecursionError):
         return None  # not JSON, or nested too deeply
-    return _number(metric)
+    return finite_number(metric)
 
 
 def numbers_beside_default(value: str, most: int) -> dict[str, float]:
@@ -32,11 +33,14 @@ def numbers_beside_default(value: str, most: int) -> dict[str, float]:
         entries = json.loads(value)
     except (ValueError, RecursionError):
         return {}
-    numbers = ((name, _number(entry)) for name, entry in islice(entries.items(), most) if name != "default")
+    numbers = (
+        (name, finite_number(entry)) for name, entry in islice(entries.items(), most) if name != "default"
+    )
     return {name: number for name, number in numbers if number is not None}
 
 
-def _number(metric: object) -> float | None:
+def finite_number(metric: object) -> float | None:
+    """A value of a reported result as a float; None if it is no finite number."""
     if isinstance(metric, bool) or not isinstance(metric, (int, float)):
         return None
     try:
@@ -62,6 +66,24 @@ def reason_without_reward(value: str) -> str:
         return f'a dict whose "default" is {_quoted(json.dumps(inner))}, {_kind_of(inner)}'
     except (ValueError, RecursionError):
         return f"{_quoted(value)}, which is not JSON"
+
+
+def reason_without(value: str, metrics: Sequence[str]) -> str:
+    """The reason why a reported result is unusable that must have a finite number for each of these metrics, as a clause."""
+    names = ", ".join(map(json.dumps, metrics))
+    try:
+        reported = json.loads(value)
+    except (ValueError, RecursionError):
+        return f"{_quoted(value)}, which is not JSON"
+    if not isinstance(reported, dict):
+        return f"{_quoted(value)}, not a dict with {names}"
+    missing = [name for name in metrics if name not in reported]
+    if missing:
+        has = _quoted(json.dumps(list(reported))[1:-1]) or "nothing"
+        return f"a dict without {', '.join(map(json.dumps, missing))} (it has {has})"
+    wrong = next((name for name in metrics if finite_number(reported[name]) is None), "")
+    inner = reported.get(wrong)
+    return f"a dict whose {json.dumps(wrong)} is {_quoted(json.dumps(inner))}, {_kind_of(inner)}"
 
 
 def _kind_of(value: object) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
 from nni_manager.domain.learning_curve import InheritedResults
-from nni_manager.domain.metrics import reason_without_reward, reward, truncate_for_display
+from nni_manager.domain.metrics import reason_without_reward, truncate_for_display
+from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
@@ -66,6 +67,10 @@ NO_FINAL_RESULT = (
 NO_NUMBER_IN_FINAL_RESULT = (
     "the final result has no finite number for the tuner: it is {}; report a number, "
     'or a dict with a number under "default"'
+)
+NO_NUMBERS_IN_FINAL_RESULT = (
+    "the final result has not all numbers of objectives and constraints: it is {}; "
+    "report a dict with a number under {}"
 )
 SEVERAL_FINAL_RESULTS = (
     "it reported several final results, and only the first counts; call report_final_result once"
@@ -122,7 +127,7 @@ class Trial:
     """One evaluation of one set of parameters.
 
     `parameters`: what the training code gets. `metadata`: the tuner's metadata, stored with them. Times are in seconds since
-    the epoch. `final`: the JSON text of the final result of the current attempt; `value`: the number in it.
+    the epoch. `final`: the JSON text of the final result of the current attempt; `value`: its number of the first objective.
     """
 
     trial_id: str
@@ -142,6 +147,12 @@ class Trial:
     message: str = ""
     final: str | None = None
     value: float | None = None
+    is_feasible: bool = True
+    """False if the final result violates a constraint: it is then never the best. Derived from `final`."""
+    unusable: str = ""
+    """Why the final result has no `value`; empty: it has one, or the reason is not known. Derived from `final`."""
+    metric: str = "default"
+    """The metric of the first objective; not stored."""
     intermediate: str | None = None
     intermediate_count: int = 0
     peak_usage: PeakUsage | None = None
@@ -219,10 +230,20 @@ class Trial:
     @property
     def _why_without_result(self) -> str:
         if self.final is not None:
-            return NO_NUMBER_IN_FINAL_RESULT.format(reason_without_reward(self.final))
+            return self.unusable or NO_NUMBER_IN_FINAL_RESULT.format(reason_without_reward(self.final))
         if METRICS_FILE_WAS in self.warning:
             return NO_FINAL_RESULT_IN_CHANGED_FILE
         return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT
+
+    def set_final(self, text: str, offset: int | None, objectives: Objectives) -> None:
+        """Record the final result of the current attempt, and what it is for these objectives. `text`: its JSON text."""
+        self.final, self.final_offset, self.unusable = text, offset, ""
+        outcome = objectives.outcome(text)
+        self.value = None if outcome is None else outcome.values[0]
+        self.is_feasible = outcome is None or outcome.is_feasible
+        if outcome is None and not objectives.is_plain:
+            names = ", ".join(f'"{name}"' for name in objectives.metrics)
+            self.unusable = NO_NUMBERS_IN_FINAL_RESULT.format(objectives.reason_against(text), names)
 
     def warn(self, text: str) -> bool:
         """Add a line to the warnings; True if it is new."""
@@ -351,25 +372,26 @@ class Trial:
     def _reset(self) -> None:
         """Clear the values that the current attempt has reported."""
         self.final = self.final_offset = self.value = self.intermediate = self.reporter = None
+        self.is_feasible, self.unusable = True, ""
         self.intermediate_count = 0
         self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
         self.ended = self.reason = self.exit_code = self.ended_at_s = None
         self.message = ""
 
-    def continue_from(self, inherited: InheritedResults, *, is_late: bool) -> None:
+    def continue_from(self, inherited: InheritedResults, objectives: Objectives, *, is_late: bool) -> None:
         """Record that a process of the attempt continues from a checkpoint: its earlier reports count no more.
 
         `is_late`: the inherited results are stored only now, and later reports are recorded already.
         """
         if not is_late:
             self.final = self.final_offset = self.value = self.intermediate = None
+            self.is_feasible, self.unusable = True, ""
             self.intermediate_count = 0
         self.intermediate_count += inherited.intermediate_count
         if self.intermediate is None and inherited.intermediate is not None:
             self.intermediate = truncate_for_display(inherited.intermediate)
         if self.final is None and inherited.final is not None:
-            self.final, self.value = inherited.final, reward(inherited.final)
-            self.final_offset = OFFSET_OF_INHERITED
+            self.set_final(inherited.final, OFFSET_OF_INHERITED, objectives)
 
     def restore_attempts(self, registered: Attempts) -> None:
         """Restore the attempts that an earlier manager registered for an unfinished trial."""

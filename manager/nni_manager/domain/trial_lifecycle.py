@@ -68,14 +68,19 @@ class TrialLifecycle:
     # ---- for the tuner and the assessor
 
     def reward_of(self, trial: Trial) -> float | None:
-        """The number that the tuner receives for a terminal trial; None: it receives none."""
+        """The number that the tuner receives for a terminal trial; None: it receives none.
+
+        With several objectives, the number of the first one.
+        """
+        objectives = self.leaderboard.objectives
         if trial.result is not None and trial.value is not None:
             return trial.value
-        return reward(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
+        return objectives.value_of(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
 
     def seen_by_assessor(self, value: str) -> float | None:
         """An intermediate result in the form that the assessor receives; None: it does not receive it."""
-        return MetricValue(value) if self.assessor_sees_all else reward(value)
+        metric = self.leaderboard.objectives.first.metric
+        return MetricValue(value) if self.assessor_sees_all else reward(value, metric)
 
     def metric_of(self, trial: Trial) -> str | None:
         """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
@@ -179,6 +184,7 @@ class TrialLifecycle:
 
     def _add(self, trial: Trial) -> None:
         self.trials[trial.trial_id] = trial
+        trial.metric = self.leaderboard.objectives.first.metric
         self.counts[trial.state] += 1
 
     # ---- the time limit of a trial
@@ -273,9 +279,7 @@ class TrialLifecycle:
                 if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
             elif trial.final is None:  # later final results are stored as rows, but the first one counts
-                trial.final = value
-                trial.value = reward(value)
-                trial.final_offset = event.final_offset
+                trial.set_final(value, event.final_offset, self.leaderboard.objectives)
                 has_changed = True
             else:
                 has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed
@@ -294,7 +298,7 @@ class TrialLifecycle:
         if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
             return []
         is_new = not trial.intermediate_count
-        trial.continue_from(inherited, is_late=event.is_late)
+        trial.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
         effects: list[Effect] = [events.SaveTrial(trial)]
         if is_new and inherited.numbers:
             effects.append(

@@ -180,6 +180,7 @@ class ClusterJobs:
             checkpoints = await call(
                 runtime.files.find_checkpoints, trial, self._storage_poller.signer_of(trial)
             )
+        objectives = runtime.config.all_objectives
         document = (
             trial,
             runtime.config.trial_command,
@@ -187,6 +188,7 @@ class ClusterJobs:
             self.code_snapshot,
             trial_seed(runtime.experiment.experiment_id, runtime.config.tuner.seed, trial.sequence_id),
             checkpoints,
+            () if objectives.is_plain else objectives.metrics,
         )
         try:
             await call(runtime.files.write_trial, *document)

@@ -13,7 +13,6 @@ from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import OFFSET_OF_INHERITED, Trial, TrialState
 from nni_manager.engine.cluster_jobs import ClusterJobs
@@ -98,7 +97,7 @@ class Engine(Runtime):
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.scheduler.restore(*self.reader.jobs())
-        imported = self.reader.imported()
+        imported = self.reader.imported(self.experiment.leaderboard.objectives)
         self.changes.imported = len(imported)
         if trials or imported:
             await self.algorithms.restore(
@@ -111,8 +110,8 @@ class Engine(Runtime):
         """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
         for row in next(pages, [])[:1]:  # a trial may have millions of rows
-            trial.final, trial.value = row.value, reward(row.value)
-            trial.final_offset = row.record_offset if row.attempt == trial.attempt else OFFSET_OF_INHERITED
+            offset = row.record_offset if row.attempt == trial.attempt else OFFSET_OF_INHERITED
+            trial.set_final(row.value, offset, self.experiment.leaderboard.objectives)
 
     async def _restore_tasks(self, trial: Trial) -> None:
         """Restore the state of the tasks from the workspace: the store lacks the ends of single tasks."""

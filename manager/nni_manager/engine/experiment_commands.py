@@ -77,10 +77,12 @@ class ExperimentCommands:
         Raises:
             ConfigInvalid: the data is invalid; lists all errors, and nothing is imported.
         """
-        engine = self._engine
+        engine, config = self._engine, self._engine.config
         # Ten thousand results take a second, so this runs in a thread.
         results = tuple(
-            await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
+            await asyncio.to_thread(
+                results_of, raw, config.search_space, config.tuner.name, config.all_objectives
+            )
         )
         async with self._tuner_updates:
             position, self.imported = self.imported, self.imported + len(results)

@@ -68,7 +68,7 @@ class History:
         trials = self.experiment.trials.values()
         over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
         results = self.prior_results(trial for trial in trials if trial.trial_id not in self.pending)
-        return [*self.reader.imported(), *results], over
+        return [*self.reader.imported(self.experiment.leaderboard.objectives), *results], over
 
     def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
         """The learning curve of each trial: the intermediate results of its current attempt."""

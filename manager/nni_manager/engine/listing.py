@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from nni_manager.engine.profiles import metadata_view
-from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.profiles import stored_metadata_view
 from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, served_by
-from nni_manager.store.reader import StoreReader
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
@@ -26,9 +24,7 @@ def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
         if not folder.has_database():
             return None
         manager, view = folder.running_process(), folder.running_view()
-        with StoreReader(folder.database) as reader:
-            totals = reader.trial_totals()
-        line |= metadata_view(ExperimentSnapshot.stored(folder, has_trials=False), totals)
+        line |= stored_metadata_view(folder)
     except NniManagerError as error:
         # A corrupt experiment must not hide the others.
         line |= {"status": "UNREADABLE", "problem": str(error)}

@@ -20,6 +20,8 @@ from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import TrialTotals
 from trial_keeper import __version__
 
@@ -58,6 +60,7 @@ def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
         "maxTrialRetry": limits.max_retries,
         "failFast": limits.fail_fast or False,
         "searchSpace": config.search_space_raw,
+        **_objectives_of(config),
         "trainingServicePlatform": config.training_service,
         "versionCheck": config.version_check,
         "logCollection": config.log_collection,
@@ -98,11 +101,24 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             "experimentWorkingDirectory": str(config.log_dir),
             "tuner": _algorithm_of_v2(config.tuner),
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
+            **_objectives_of(config),
             "trainingService": without_none(
                 {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
                 | ({} if config.pai is None else _pai_of_v2(config.pai))
             ),
         }
+    )
+
+
+def _objectives_of(config: ExperimentSpec) -> dict[str, Any]:
+    """The objectives and constraints that the experiment file names."""
+    objectives = [{"metric": each.metric, "mode": each.mode} for each in config.objectives]
+    constraints = [
+        without_none({"metric": each.metric, "atMost": each.at_most, "atLeast": each.at_least})
+        for each in config.constraints
+    ]
+    return ({"objectives": objectives} if objectives else {}) | (
+        {"constraints": constraints} if constraints else {}
     )
 
 
@@ -134,13 +150,28 @@ def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
     }
 
 
+def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
+    """The fields of a stored experiment in a list of experiments.
+
+    Raises:
+        StoreUnusable: its database cannot be read.
+    """
+    snapshot = ExperimentSnapshot.stored(folder, has_trials=False)
+    objectives = snapshot.config.all_objectives
+    if objectives.has_several or objectives.constraints:
+        # A range of values does not show which trials are the best.
+        return metadata_view(ExperimentSnapshot.stored(folder))
+    with StoreReader(folder.database) as reader:
+        return metadata_view(snapshot, reader.trial_totals())
+
+
 def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = None) -> dict[str, Any]:
     """The fields of the experiment in a list of experiments. `totals`: of its trials, if the snapshot has none."""
-    lifecycle = snapshot.experiment.lifecycle
+    lifecycle, leaderboard = snapshot.experiment.lifecycle, snapshot.experiment.leaderboard
     if totals is None:
-        best = None if lifecycle.leaderboard.best is None else lifecycle.leaderboard.best.value
+        best = None if leaderboard.best is None else leaderboard.best.value
     else:
-        best = totals.highest if lifecycle.leaderboard.maximize else totals.lowest
+        best = totals.highest if leaderboard.maximize else totals.lowest
     counts = lifecycle.counts if totals is None else totals.counts
     return without_none(
         {
@@ -155,6 +186,7 @@ def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = Non
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
             "failedCount": counts.get(TrialState.FAILED, 0),
             "bestValue": best,
+            "frontCount": len(leaderboard.front) if leaderboard.objectives.has_several else None,
             "durationS": snapshot.duration_s,
             **snapshot.experiment.remarks.to_json(),
         }

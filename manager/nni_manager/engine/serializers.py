@@ -11,13 +11,16 @@ from typing import Any
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
 from nni_manager.domain.metrics import numbers_beside_default, reward
+from nni_manager.domain.objectives import violated
 from nni_manager.domain.transports import Transport
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_seed import trial_seed
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.trial_sample import even
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.rows import MetricRow, SeenJob, UsageRow
 from trial_keeper.wire.messages import Stream, Usage
@@ -128,6 +131,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "stoppingSince": ms(trial.stopping_since_s),
             "parameters": trial.parameters,
             "value": trial.value,
+            **_outcome_view(snapshot, trial),
             "reason": trial.reason and trial.reason.value,
             "exitCode": trial.exit_code,
             "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
@@ -147,6 +151,20 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "usage": usage_view(trial),
             "link": snapshot.link_of(trial.job_id) if trial.job_id else None,
             **transport_view(snapshot, trial),
+        }
+    )
+
+
+def _outcome_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+    """With several objectives, their numbers in the trial's result; and the constraints that the result violates."""
+    objectives = snapshot.experiment.leaderboard.objectives
+    if objectives.is_plain or trial.result is None:
+        return {}
+    outcome = objectives.outcome(trial.result) if objectives.has_several else None
+    return without_none(
+        {
+            "values": None if outcome is None else list(outcome.values),
+            "violates": violated(objectives, trial.result) or None,
         }
     )
 
@@ -182,6 +200,8 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
+    if not trial.is_feasible:
+        row["infeasible"] = True
     if trial.stopping_since_s is not None:
         row["stoppingSince"] = ms(trial.stopping_since_s)
     if why := _why(trial):
@@ -203,8 +223,11 @@ def row_parameters(trial: Trial) -> dict[str, Any]:
 
 
 def latest_of(trial: Trial) -> float | None:
-    """The number of the newest intermediate result."""
-    return None if trial.intermediate is None else reward(trial.intermediate)
+    """The number of the newest intermediate result: that of the first objective, or the result itself."""
+    if trial.intermediate is None:
+        return None
+    named = reward(trial.intermediate, trial.metric)
+    return reward(trial.intermediate) if named is None else named
 
 
 def row_message(trial: Trial) -> str:
@@ -360,10 +383,19 @@ def errors_view(experiment: Experiment) -> list[str]:
     return [experiment.error] if experiment.error else []
 
 
+MAX_FRONT = 1000
+"""The maximum number of trials on the front that a summary names; of more, evenly chosen ones."""
+
+
 def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """An overview of the experiment in one small response."""
     experiment, leaderboard = snapshot.experiment, snapshot.experiment.leaderboard
     best, without = leaderboard.best, leaderboard.latest_without_result
+    objectives, front = leaderboard.objectives, leaderboard.front
+    shown = [front[place] for place in even(len(front), MAX_FRONT)]
+    top = leaderboard.top
+    if objectives.has_several:
+        top = [front[place] for place in even(len(front), TOP_TRIALS)]
     limits = experiment.budget.limits
     return {
         "id": experiment.experiment_id,
@@ -379,9 +411,12 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "trialConcurrency": limits.concurrency,
         "elapsedS": snapshot.duration_s,
         "maxExecDurationS": limits.max_duration_s,
-        "optimizeMode": snapshot.config.tuner.optimize_mode,
+        "optimizeMode": objectives.first.mode,
+        "objectives": [{"metric": each.metric, "mode": each.mode} for each in objectives.all],
+        "constraints": [str(each) for each in objectives.constraints],
+        "front": {"count": len(front), "ids": [trial.trial_id for trial in shown]},
         "best": trial_view(snapshot, best) if best is not None else None,
-        "top": [trial_view(snapshot, trial) for trial in leaderboard.top],
+        "top": [trial_view(snapshot, trial) for trial in top],
         "latestFailures": [trial_view(snapshot, trial) for trial in leaderboard.latest_failures],
         "latestWithoutResult": None if without is None else trial_view(snapshot, without),
         "keepers": snapshot.keepers,
@@ -392,11 +427,14 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     }
 
 
-def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
-    """The parameters and results of the trials whose final result counts."""
+def export_view(experiment: Experiment) -> list[dict[str, Any]]:
+    """The parameters and results of the trials whose final result counts; with several objectives, which are on the front."""
+    leaderboard = experiment.leaderboard
+    front = {trial.trial_id for trial in leaderboard.front} if leaderboard.objectives.has_several else None
     return [
         {"trialJobId": trial.trial_id, "parameter": trial.parameters, "value": trial.result}
-        for trial in trials
+        | ({} if front is None else {"onFront": trial.trial_id in front})
+        for trial in experiment.trials.values()
         if trial.result is not None
     ]
 

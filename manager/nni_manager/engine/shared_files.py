@@ -140,6 +140,7 @@ class SharedFiles:
         code_snapshot: str | None,
         seed: int | None = None,
         checkpoints: Sequence[Checkpoint] = (),
+        result_metrics: tuple[str, ...] = (),
     ) -> None:
         """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
 
@@ -168,6 +169,7 @@ class SharedFiles:
             code_snapshot if placement.code_dir is None else None,
             seed,
             tuple(checkpoints),
+            result_metrics,
         )
         replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.checkpoints, folder.parameter_cfg, folder.trial_json)

@@ -26,7 +26,7 @@ def snapshot_from_stored(
     return Experiment(
         stored.experiment_id,
         limits_of(config),
-        maximize=config.tuner.optimize_mode == "maximize",
+        config.all_objectives,
         reuses_jobs=config.reuse.is_on,
         trials_per_job=config.reuse.max_trials,
         cluster_grace_s=0.0 if service is None else service.grace_s,

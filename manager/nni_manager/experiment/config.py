@@ -301,6 +301,8 @@ class ExperimentConfig(ConfigBase):
     max_trial_retry: int | None = None
     fail_fast: bool | int | None = None
     initial_trials: list[dict[str, Any]] | None = None
+    objectives: list[dict[str, Any]] | None = None
+    constraints: list[dict[str, Any]] | None = None
     nni_manager_ip: str | None = None
     use_annotation: bool | None = None
     debug: bool | None = None

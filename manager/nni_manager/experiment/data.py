@@ -77,7 +77,8 @@ class TrialJob:
     """One trial. `startTime` is None until it starts, `endTime` until it is terminal.
 
     Our additions to NNI's fields: `value`, the number that the tuner receives, `message`, the reason of the trial's end,
-    `parameters`, and `tags` and `note`, which people give it.
+    `parameters`, and `tags` and `note`, which people give it. With several objectives, `value` is the number of the first, and
+    `values` has one for each, in the order of the experiment file. `violates`: the constraints that the result violates.
     """
 
     trialJobId: str
@@ -93,6 +94,8 @@ class TrialJob:
     parameters: dict[str, Any] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)
     note: str = ""
+    values: list[float] = field(default_factory=list)
+    violates: list[str] = field(default_factory=list)
 
     @property
     def stderrPath(self) -> str:
@@ -119,6 +122,8 @@ class TrialJob:
             parameters=document["parameters"],
             tags=document.get("tags", []),
             note=document.get("note", ""),
+            values=document.get("values", []),
+            violates=document.get("violates", []),
         )
 
 

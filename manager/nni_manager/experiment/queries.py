@@ -58,9 +58,21 @@ class StartedExperiment:
 
     @property
     def best_trial(self) -> TrialJob | None:
-        """The trial with the best result so far, by the tuner's `optimize_mode`; None without a result."""
+        """The trial with the best result so far; None without a result, or with several objectives: see `best_trials`."""
         best = self._get("/summary")["best"]
         return None if best is None else TrialJob.of(best)
+
+    @property
+    def best_trials(self) -> list[TrialJob]:
+        """With several objectives the trials on the Pareto front, in the order of the first one; else `best_trial`, if any."""
+        summary = self._get("/summary")
+        if len(summary.get("objectives", ())) < 2:
+            return [] if summary["best"] is None else [TrialJob.of(summary["best"])]
+        is_maximized = summary["objectives"][0]["mode"] == "maximize"
+        front = {each["trialJobId"] for each in self._get("/export-data") if each["onFront"]}
+        found = [each for each in self._get("/trials") if each["id"] in front]
+        found.sort(key=lambda each: -each["value"] if is_maximized else each["value"])
+        return [TrialJob.of(each) for each in found]
 
     def get_job_statistics(self) -> list[dict[str, Any]]:
         """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best result: the parameters, the result's number, and the id of the trial."""
+    """One of the best results: the parameters, the result's number, and the id of the trial.
+
+    With several objectives, `value` is the number of the first one, and `values` has one for each.
+    """
 
     parameters: dict[str, Any]
     value: float
     trial_id: str
+    values: tuple[float, ...] = ()
 
 
 class SearchResult:
@@ -35,15 +39,19 @@ class SearchResult:
         self.experiment = experiment
         self._jobs: list[TrialJob] = experiment.list_trial_jobs()
         self._plots = Plots(self._jobs, is_maximized=is_maximized)
-        found = experiment.best_trial
-        self.best = (
-            None
-            if found is None or found.value is None
-            else Best(found.parameters, found.value, found.trialJobId)
-        )
-        """None if no trial has a result."""
+        self.front = [
+            Best(each.parameters, each.value, each.trialJobId, tuple(each.values))
+            for each in experiment.best_trials
+            if each.value is not None
+        ]
+        """With several objectives the results on the Pareto front, in the order of the first one; else `best`, if any."""
+        self._has_several = any(each.values for each in self.front)
+        self.best = self.front[0] if self.front and not self._has_several else None
+        """None if no trial has a result, or if there are several objectives: see `front`."""
 
     def __repr__(self) -> str:
+        if self._has_several:
+            return f"<{len(self._jobs)} trials of experiment {self.experiment.id}, {len(self.front)} on the Pareto front>"
         best = "no result" if self.best is None else f"best {self.best.value:g} with {self.best.parameters}"
         return f"<{len(self._jobs)} trials of experiment {self.experiment.id}, {best}>"
 
@@ -91,9 +99,10 @@ def search(
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
-    `space`: NNI's search space. `fields`: further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the same
-    `seed` and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results
-    until then are returned. The experiment is stored, as any other, and its manager has ended.
+    `space`: NNI's search space. `fields`: further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the
+    field `objectives`, the function returns a dict with their metrics. With the same `seed` and a `concurrency` of 1 the tuner
+    repeats its choices, as long as the results are the same. After Ctrl-C the results until then are returned. The experiment is
+    stored, as any other, and its manager has ended.
 
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
@@ -109,10 +118,17 @@ def search(
     else:
         config.tuner.name = tuner
         config.tuner.class_args = {} if seed is None else {"seed": seed}
-    config.tuner.class_args = {
-        **config.tuner.class_args,
-        "optimize_mode": "maximize" if maximize else "minimize",
-    }
+    if config.objectives:
+        if maximize:
+            raise UserError(
+                "cannot use maximize=True together with objectives; each objective has its own mode"
+            )
+        maximize = config.objectives[0].get("mode") == "maximize"
+    else:
+        config.tuner.class_args = {
+            **config.tuner.class_args,
+            "optimize_mode": "maximize" if maximize else "minimize",
+        }
     with Experiment(config) as experiment:
         experiment.run(port, objective=function)
         # Before the manager ends: it answers sooner than the store is opened here.

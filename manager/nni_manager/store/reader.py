@@ -16,7 +16,8 @@ from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttemp
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.learning_curve import LearningCurve, Segment, StoredMark, curve_of
-from nni_manager.domain.metrics import reward, truncate_for_display
+from nni_manager.domain.metrics import truncate_for_display
+from nni_manager.domain.objectives import MAXIMIZE, Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
 from nni_manager.domain.usage import gpus_from_json
@@ -197,10 +198,10 @@ class StoreReader:
         rows = self._rows("get_newest_jobs", {"most": most_ended})
         return [_record(SeenJob, row) for row in rows]
 
-    def imported(self) -> list[PriorResult]:
-        """The imported results, in order of import."""
+    def imported(self, objectives: Objectives = MAXIMIZE) -> list[PriorResult]:
+        """The imported results, in order of import. `objectives` determine the number of each."""
         return [
-            PriorResult(json.loads(row["parameters"]), reward(row["metric"]), row["metric"])
+            PriorResult(json.loads(row["parameters"]), objectives.value_of(row["metric"]), row["metric"])
             for row in self._rows("get_imported")
         ]
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CurvefittingArgs, MedianstopArgs
-from nni_manager.config.model import ExperimentSpec, OptimizeMode
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.objectives import OptimizeMode
 from nni_manager.tuner.assessment import Assessment, BaseAssessor
 from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.user_classes import UserAssessor

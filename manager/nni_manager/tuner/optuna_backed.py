@@ -18,7 +18,7 @@ import copy
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -28,8 +28,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from nni_manager.config import search_space
-from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.objectives import Objectives, OptimizeMode, Outcome
 from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
@@ -45,6 +45,8 @@ configure_logging()
 _NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # TPE's attribute for processes that share a study and read a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
+# Optuna 5 keeps each constraint of a trial under this prefix and its name; `Trial.set_constraint` needs a trial in progress.
+_CONSTRAINTS = "constraints"
 
 
 MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler]
@@ -87,7 +89,7 @@ class OptunaTuner(SeededTuner[int]):
     def __init__(
         self,
         space: search_space.SearchSpace,
-        optimize_mode: OptimizeMode,
+        objectives: Objectives,
         seed: int | None,
         make_sampler: MakeSampler,
         *,
@@ -100,12 +102,13 @@ class OptunaTuner(SeededTuner[int]):
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
-        super().__init__(space, optimize_mode, seed)
+        super().__init__(space, objectives.first.mode, seed)
+        self._objectives = objectives
         self._make_sampler = make_sampler
         self._storage = optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(
             storage=self._storage,
-            direction=optimize_mode,
+            directions=[each.mode for each in objectives.all],
             sampler=make_sampler(SamplerSeeds(self.seed, 0), self.sampling.always_there),
         )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
@@ -135,17 +138,34 @@ class OptunaTuner(SeededTuner[int]):
         return base.Suggestion(parameters, {**trial.params, **notes})
 
     def learn(self, place: int, value: float | None) -> None:
-        """See `KeyedTuner`."""
-        if value is None:
+        """See `KeyedTuner`. With several objectives or constraints, a number alone is no result."""
+        self._learn(place, self._outcome_of(value, None))
+
+    def _outcome_of(self, value: float | None, metric: str | None) -> Outcome | None:
+        """The numbers of a result; None: it has none that counts. `metric`: all of it as JSON text."""
+        if value is None or not math.isfinite(value):
+            return None
+        if self._objectives.is_plain:
+            return Outcome((value,))
+        return None if metric is None else self._objectives.outcome(metric)
+
+    def _learn(self, place: int, outcome: Outcome | None) -> None:
+        if outcome is None:
             self._study.tell(place, state=TrialState.FAIL)
-        else:
-            self._study.tell(place, value)
+            return
+        for name, violation in _constraints(outcome).items():
+            # In a storage with one study, a trial's number is also its id.
+            self._storage.set_trial_system_attr(place, f"{_CONSTRAINTS}:{name}", violation)
+        self._study.tell(place, outcome.values)
 
     def tell_result(self, trial_key: int, result: base.Observation) -> None:
         """See `BaseTuner`. Samplers of Optuna read the intermediate results of a pruned trial from the study."""
+        place = self.end(trial_key)
+        if place is None:
+            return
         if not result.pruned_curve:
-            super().tell_result(trial_key, result)
-        elif (place := self.end(trial_key)) is not None:
+            self._learn(place, self._outcome_of(result.value, result.metric))
+        else:
             for step, value in enumerate(result.pruned_curve, 1):
                 # In a storage with one study, a trial's number is also its id.
                 self._storage.set_trial_intermediate_value(place, step, value)
@@ -166,35 +186,47 @@ class OptunaTuner(SeededTuner[int]):
         count = 0
         for result in results if self._takes_imports else ():
             draws = self.sampling.draws_of(result.parameters)
-            if draws is None or result.value is None or not math.isfinite(result.value):
+            outcome = self._outcome_of(result.value, result.metric)
+            if draws is None or outcome is None:
                 continue
             used = self.sampling.distributions_of(draws)
             self._study.add_trial(
                 optuna.create_trial(
-                    value=result.value, params=draws, distributions=used, user_attrs={IMPORTED: True}
+                    values=outcome.values,
+                    params=draws,
+                    distributions=used,
+                    user_attrs={IMPORTED: True},
+                    constraints=_constraints(outcome),
                 )
             )
             count += 1
         return count
 
     def _frozen(self, trial: base.PastTrial) -> FrozenTrial:
-        value, state = None, TrialState.FAIL
+        values: Sequence[float] | None = None
+        constraints, state = {}, TrialState.FAIL
         curve = dict(enumerate(trial.pruned_curve, 1))
         if curve:
-            value, state = trial.pruned_curve[-1], TrialState.PRUNED
+            values, state = [trial.pruned_curve[-1]], TrialState.PRUNED
         elif not trial.ended:
             state = TrialState.RUNNING
-        elif trial.value is not None and math.isfinite(trial.value):
-            value, state = trial.value, TrialState.COMPLETE
+        elif (outcome := self._outcome_of(trial.value, trial.metric)) is not None:
+            values, constraints, state = outcome.values, _constraints(outcome), TrialState.COMPLETE
         with base.reading_metadata_of(trial):
             return optuna.create_trial(
                 state=state,
-                value=value,
+                values=values,
+                constraints=constraints,
                 params={name: drawn for name, drawn in trial.metadata.items() if name not in _NOTES},
                 distributions=self.sampling.distributions_of(trial.metadata),
                 system_attrs=_noted(trial, NOTED_ON_TRIAL),
                 intermediate_values=curve,
             )
+
+
+def _constraints(outcome: Outcome) -> dict[str, float]:
+    """How far a result violates each constraint, in Optuna's form: above 0 if it does."""
+    return {str(index): violation for index, violation in enumerate(outcome.violations)}
 
 
 def _noted(trial: base.PastTrial, name: str) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
 
-from nni_manager.config.algorithms import CLASS_ARGS, TpeArguments
+from nni_manager.config.algorithms import CLASS_ARGS, LEARN_CONSTRAINTS, TpeArguments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
+from nni_manager.domain.objectives import Objectives
 from nni_manager.tuner.auto import Auto, FlatStudy
 from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid, is_countable
+from nni_manager.tuner.feasible_only import FeasibleOnly
 from nni_manager.tuner.flat_space import FlatSpace
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
@@ -35,7 +38,7 @@ from nni_manager.tuner.user_classes import UserTuner
 
 # An instance of the class in CLASS_ARGS for the tuner's name.
 _Args: TypeAlias = Any
-_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
+_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path, Objectives], BaseTuner]
 
 
 class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
@@ -88,10 +91,10 @@ def _over_a_study(
     learns: bool = True,
     takes_imports: bool = True,
 ) -> _MakeTuner:
-    def make(space: SearchSpace, args: _Args, _: Path) -> BaseTuner:
+    def make(space: SearchSpace, args: _Args, _: Path, objectives: Objectives) -> BaseTuner:
         return OptunaTuner(
             space,
-            args.optimize_mode,
+            objectives,
             args.seed,
             lambda seeds, always_there: make_sampler(seeds, always_there, args),
             learns=learns,
@@ -101,9 +104,9 @@ def _over_a_study(
     return make
 
 
-def _auto(space: SearchSpace, args: _Args, _: Path) -> BaseTuner:
+def _auto(space: SearchSpace, args: _Args, _: Path, objectives: Objectives) -> BaseTuner:
     flat_study = FlatStudy(FlatSpace(space))
-    return OptunaTuner(space, args.optimize_mode, args.seed, lambda seeds, _: Auto(seeds, flat_study))
+    return OptunaTuner(space, objectives, args.seed, lambda seeds, _: Auto(seeds, flat_study))
 
 
 TUNERS: dict[str, _MakeTuner] = {
@@ -114,13 +117,13 @@ TUNERS: dict[str, _MakeTuner] = {
     ),
     "Anneal": _over_a_study(lambda seeds, space, args: Anneal(seeds)),
     "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
-    "BatchTuner": lambda space, args, _: EnumeratingTuner(batch(space)),
-    "GridSearch": lambda space, args, _: EnumeratingTuner(
+    "BatchTuner": lambda space, args, *_: EnumeratingTuner(batch(space)),
+    "GridSearch": lambda space, args, *_: EnumeratingTuner(
         grid(space) if is_countable(space) else RefiningGrid(space)
     ),
-    "Hyperband": lambda space, args, _: Hyperband(space, args),
-    "BOHB": lambda space, args, _: Bohb(space, args),
-    "PBTTuner": PopulationTuner,
+    "Hyperband": lambda space, args, *_: Hyperband(space, args),
+    "BOHB": lambda space, args, *_: Bohb(space, args),
+    "PBTTuner": lambda space, args, checkpoints, _: PopulationTuner(space, args, checkpoints),
     "GP": _over_a_study(_gp),
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
@@ -150,4 +153,8 @@ def make_tuner(
     # The direction is the stored one: defaults may differ from those of the version that created the experiment.
     class_args = config.tuner.class_args | {"optimize_mode": config.tuner.optimize_mode}
     args = CLASS_ARGS[config.tuner.name].model_validate(class_args)
-    return TUNERS[config.tuner.name](config.search_space, args, checkpoints)
+    objectives, make = config.all_objectives, TUNERS[config.tuner.name]
+    if not objectives.constraints or config.tuner.name in LEARN_CONSTRAINTS:
+        return make(config.search_space, args, checkpoints, objectives)
+    unconstrained = replace(objectives, constraints=())
+    return FeasibleOnly(make(config.search_space, args, checkpoints, unconstrained), objectives)

@@ -118,7 +118,7 @@ class ExperimentRoutes:
                 "/export-data",
                 "export",
                 "Parameters and final results of the trials.",
-                lambda snapshot: serializers.export_view(snapshot.experiment.trials.values()),
+                lambda snapshot: serializers.export_view(snapshot.experiment),
                 MANY,
             ),
         ]
@@ -274,8 +274,9 @@ class ExperimentRoutes:
 
     async def importance(self, request: Request) -> Response:
         """The importance of each hyper-parameter for the best results; `why` has the reason if there is none."""
-        metric = request.query_params.get("metric") or "default"
         snapshot = self._engine.snapshot()
+        objectives = snapshot.experiment.leaderboard.objectives
+        metric = request.query_params.get("metric") or objectives.first.metric
         results = [
             (trial.parameters, trial.result)
             for trial in snapshot.experiment.trials.values()
@@ -284,7 +285,8 @@ class ExperimentRoutes:
         key = metric, len(results)
         async with self._importance_lock:  # concurrent requests share one evaluation
             if self._importance is None or self._importance[0] != key:
-                maximize = snapshot.experiment.leaderboard.maximize
+                of_metric = next((each for each in objectives.all if each.metric == metric), objectives.first)
+                maximize = of_metric.mode == "maximize"
                 evaluate = partial(importance_of, results, metric, maximize=maximize)
                 self._importance = key, await asyncio.to_thread(evaluate)
         found = self._importance[1]

@@ -85,8 +85,11 @@ class TrialViews:
             if known is None or known.revision != revision:
                 experiment = self._snapshot().experiment
                 trials = [experiment.trials[trial_id] for trial_id in ids]
-                maximize = experiment.leaderboard.maximize
-                chosen = await asyncio.to_thread(sampled, trials, limit, maximize=maximize)
+                leaderboard = experiment.leaderboard
+                front = leaderboard.front if leaderboard.objectives.has_several else ()
+                chosen = await asyncio.to_thread(
+                    sampled, trials, limit, maximize=leaderboard.maximize, front=front
+                )
                 results = sum(trial.value is not None for trial in trials)
                 known = _View(revision, [trial.trial_id for trial in chosen], results=results)
                 _keep(self._samples, (query, limit), known)

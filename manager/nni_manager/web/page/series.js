@@ -51,7 +51,7 @@ export function bestSoFar(rows, maximize) {
 }
 
 /**
- * The trials that are better than all before them.
+ * The trials that are better than all before them; none that violates a constraint.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
@@ -60,6 +60,7 @@ export function improvements(rows, maximize) {
   /** @type {Valued[]} */
   const better = [];
   for (const row of rows) {
+    if (row.infeasible) continue;
     const best = better[better.length - 1];
     if (best === undefined || (maximize ? row.value > best.value : row.value < best.value)) better.push(row);
   }
@@ -67,14 +68,14 @@ export function improvements(rows, maximize) {
 }
 
 /**
- * The best trials by percentage, best first.
+ * The best trials by percentage, best first; those that violate a constraint are the last.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
  * @param {number} percent above 0, at most 100
  */
 export function top(rows, maximize, percent) {
-  const sorted = [...rows].sort((a, b) => (maximize ? b.value - a.value : a.value - b.value) || a.seq - b.seq);
+  const sorted = [...rows].sort((a, b) => Number(a.infeasible ?? false) - Number(b.infeasible ?? false) || (maximize ? b.value - a.value : a.value - b.value) || a.seq - b.seq);
   return sorted.slice(0, Math.max(1, Math.ceil((sorted.length * percent) / 100)));
 }
 

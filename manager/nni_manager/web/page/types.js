@@ -26,6 +26,7 @@
  * @property {number | null} attempt
  * @property {boolean} customized
  * @property {{[name: string]: number}} [metrics]  the numbers beside the default one in a result that is a dict
+ * @property {true} [infeasible]  the result violates a constraint
  * @property {true} [cut]  long parameter values are truncated; the trial itself has the full values
  *
  * @typedef {object} UsageFigures
@@ -53,6 +54,8 @@
  * @property {number} [endTime]
  * @property {Parameters} parameters
  * @property {number | null} value
+ * @property {number[]} [values]  with several objectives, the number of each
+ * @property {string[]} [violates]  the constraints that the result violates
  * @property {{data: string}[]} [finalMetricData]
  * @property {string | null} reason
  * @property {number | null} exitCode
@@ -84,7 +87,11 @@
  * @property {number} trialConcurrency
  * @property {number} elapsedS
  * @property {number | null} maxExecDurationS
- * @property {string} optimizeMode
+ * @property {string} optimizeMode  of the first objective
+ * @property {{metric: string, mode: string}[]} objectives  at least one; without any in the experiment file, `default`
+ * @property {string[]} constraints  such as "size_mb ≤ 50"
+ * @property {{count: number, ids: string[]}} front  the best trials: with several objectives the Pareto front, in the order of
+ *   the first; `ids` are some of many
  * @property {Trial | null} best
  * @property {Trial[]} top
  * @property {Trial[]} latestFailures
@@ -172,6 +179,7 @@
  * @property {number} [succeededCount]
  * @property {number} [failedCount]
  * @property {number} [bestValue]
+ * @property {number} [frontCount]  with several objectives, the number of trials on the Pareto front
  * @property {string} [url]
  * @property {string} [problem]
  * @property {boolean} [here]

@@ -8,6 +8,7 @@ import { logTicks } from "../scales.js";
 import { axisOf, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { label } from "../widgets/charts.js";
+import { metricTitle } from "../widgets/facts.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
@@ -69,7 +70,7 @@ export class ChartedTrials {
 
   /** The name of the chosen metric, for titles of axes after `label`. */
   get metricName() {
-    return this.metric === "" ? "default metric" : short(this.metric, 40);
+    return this.metric === "" ? metricTitle(this.live.objectives).replace("Default", "default") : short(this.metric, 40);
   }
 
   /** The reason why there is nothing to draw. */

@@ -83,7 +83,7 @@ function line(each) {
     h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
     h("td", {}, tagList(each.tags ?? [])),
     h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
-    h("td", { class: "number" }, format.number(each.bestValue ?? null)),
+    h("td", { class: "number" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
     h("td", { class: "number" }, trialsOf(each)),
     h("td", {}, plain(each.platform ?? "")),
     h("td", {}, time(each.startTime) ?? format.NOTHING),

@@ -8,8 +8,9 @@ import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
-import { badge, card, experimentBadge, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { badge, card, experimentBadge, facts, metricTitle, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 import { Sample } from "../state/sample.js";
+import { frontChart } from "./front_chart.js";
 import { NoticeBox } from "../widgets/notices.js";
 import { RemarksEditor } from "../widgets/remarks.js";
 
@@ -35,6 +36,11 @@ export function overview({ live, go, notices }) {
   const remarks = new RemarksEditor((change) => api.remark(change), "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
   const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
+  const front = frontChart((id) => go(`/detail#trial=${encodeURIComponent(id)}`));
+  const frontCard = card("Pareto front", { class: "wide" }, front.element);
+  const bestOverTime = card("Best result over time", { class: "wide" }, chart.element);
+  const topCard = card("Top trials", { class: "wide", aside: link("/detail", {}, "All trials") }, topBox);
+
   const sample = new Sample(MOST_MARKS, () => drawBest());
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
@@ -50,15 +56,16 @@ export function overview({ live, go, notices }) {
     state.element,
     best.element,
     limits.element,
-    card("Best result over time", { class: "wide" }, chart.element),
-    card("Top trials", { class: "wide", aside: link("/detail", {}, "All trials") }, topBox),
+    frontCard,
+    bestOverTime,
+    topCard,
     failuresCard,
     card("Tags and note", { class: "wide" }, remarks.element),
     about.element,
     h("div", { class: "buttons wide" }, save, stop));
 
   const drawTop = whenChanged((/** @type {Trial[]} */ trials) =>
-    fill(topBox, trials.length > 0 ? topTable(trials) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
+    fill(topBox, trials.length > 0 ? topTable(trials, live.objectives) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
   const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
     failuresCard.hidden = trials.length === 0;
     fill(failures, h("ul", { class: "lines" }, trials.slice(0, 5).map((trial) =>
@@ -82,7 +89,11 @@ export function overview({ live, go, notices }) {
     else drawBest();
   }
   function drawBest() {
-    chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live.maximize, sample.results) : bestDrawing(live.rows.all, live.maximize)));
+    const isFront = live.objectives.length > 1;
+    frontCard.hidden = !isFront;
+    bestOverTime.hidden = isFront;
+    if (isFront && live.summary !== null) front.update(live.isWindowed ? sample.rows : live.rows.all, live.summary);
+    else chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live, sample.results) : bestDrawing(live.rows.all, live)));
   }
   function notice() {
     problemPanel.draw(notices.shown.filter(({ kind }) => kind === "problem"));
@@ -98,6 +109,7 @@ export function overview({ live, go, notices }) {
     clearInterval(clock);
     sample.close();
     chart.destroy();
+    front.destroy();
   } };
 }
 
@@ -176,6 +188,7 @@ function bestCard() {
   const goal = h("p", { class: "muted" });
   const of = h("div", {});
   const element = card("Best result", {}, value, goal, of);
+  const title = element.querySelector("h2");
   const draw = whenChanged((/** @type {Trial | null} */ best) => {
     if (best === null) fill(of, h("p", { class: "muted" }, "No trial has reported a final result yet."));
     else {
@@ -186,8 +199,17 @@ function bestCard() {
 
   /** @param {Summary} summary */
   function update(summary) {
+    const { objectives, front } = summary;
+    const bound = summary.constraints.length > 0 ? `; ${summary.constraints.map((each) => short(each, 80)).join(", ")}` : "";
+    const aims = objectives.map(({ metric, mode }) => `${metric === "default" ? "default metric" : short(metric, 60)}, ${mode === "minimize" ? "lower" : "higher"} is better`);
+    say(goal, aims.join("; ") + bound);
+    if (objectives.length > 1) {
+      if (title !== null) say(title, "Best results");
+      say(value, front.count > 0 ? format.counted(front.count, "trial") : "–");
+      fill(of, h("p", { class: "muted" }, front.count > 0 ? "on the Pareto front: no other trial is at least as good in every objective and better in one." : "No trial has reported a final result yet."));
+      return;
+    }
     say(value, format.number(summary.best?.value));
-    say(goal, `default metric, ${summary.optimizeMode === "minimize" ? "lower" : "higher"} is better`);
     draw(summary.best);
   }
   return { element, update };
@@ -329,10 +351,10 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
 
 /**
  * @param {readonly Row[]} all
- * @param {boolean} maximize
+ * @param {{maximize: boolean, objectives: {metric: string}[]}} live
  * @param {number} [results]  if `all` is a sample: the number of results that it is from
  */
-function bestDrawing(all, maximize, results) {
+function bestDrawing(all, { maximize, objectives }, results) {
   const rows = valued(all);
   const count = results ?? rows.length;
   if (rows.length === 0) return null;
@@ -355,7 +377,7 @@ function bestDrawing(all, maximize, results) {
         marker: { color: colour["quiet"], size: 6, opacity: 0.55 } },
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],
-    layout: { yaxis: { title: "default metric" }, xaxis: { type: "date" } },
+    layout: { yaxis: { title: label(metricTitle(objectives).replace("Default", "default")) }, xaxis: { type: "date" } },
     words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(count, "result")}${some}.`,
   };
 }

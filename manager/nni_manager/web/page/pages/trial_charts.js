@@ -7,6 +7,7 @@ import { scalesOf } from "../scales.js";
 import { improvements, MOST_MARKS, thinned, top, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
+import { metricTitle } from "../widgets/facts.js";
 import { arrows } from "../widgets/log.js";
 import { ChartedTrials, hover, some } from "./charted_trials.js";
 import { contourChart } from "./contour_chart.js";
@@ -80,7 +81,7 @@ export class TrialCharts {
 
   /** @param {string[]} names of metrics beside the default one */
   setMetrics(names) {
-    fill(this.metric, ["", ...names].map((name) => h("option", { value: name }, name === "" ? "default metric" : short(name, 60))));
+    fill(this.metric, ["", ...names].map((name) => h("option", { value: name }, name === "" ? metricTitle(this.trials.live.objectives).replace("Default", "default") : short(name, 60))));
     if (!names.includes(this.trials.metric)) this.trials.metric = "";
     this.metric.value = this.trials.metric;
     this.#hasMetrics = names.length > 0;
@@ -125,7 +126,7 @@ export class TrialCharts {
   }
 
   #metric() {
-    const chart = new Chart("Default metric of each trial", { onPoint: this.trials.open });
+    const chart = new Chart(`${metricTitle(this.trials.live.objectives)} of each trial`, { onPoint: this.trials.open });
     const curve = h("input", { type: "checkbox", "data-test": "metric-curve", change: () => show() });
     curve.checked = true;
     fill(this.panel, h("label", { class: "check" }, curve, "Curve of the best so far"), chart.element);

@@ -9,7 +9,7 @@ import { api } from "../state/api.js";
 import { usageLines } from "../usage.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
-import { badge, facts, parameterTable, time } from "../widgets/facts.js";
+import { badge, facts, metricTitle, parameterTable, time } from "../widgets/facts.js";
 import { LogView } from "../widgets/log.js";
 import { RemarksEditor } from "../widgets/remarks.js";
 
@@ -67,7 +67,7 @@ export function trialDetail(first, live) {
     h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element),
     h("div", { class: "buttons" }, copyJson, clone, retry, kill));
 
-  const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial)));
+  const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial, live.objectives)));
 
   const drawParameters = whenChanged((/** @type {Parameters} */ all) => fill(parameters, parameterTable(all)));
   drawParameters(first.parameters);
@@ -128,8 +128,11 @@ export function trialDetail(first, live) {
   };
 }
 
-/** @param {Trial} trial */
-function factsOf(trial) {
+/**
+ * @param {Trial} trial
+ * @param {{metric: string}[]} objectives
+ */
+function factsOf(trial, objectives) {
   const run = format.runSeconds({ start: trial.startTime ?? null, end: trial.endTime ?? null }, Date.now());
   const metric = trial.finalMetricData?.[0]?.data;
   const names = metric === undefined ? [] : metricNames(metric);
@@ -138,7 +141,8 @@ function factsOf(trial) {
     ["Why it ended", trial.how && h("span", { "data-test": "reason" }, plain(trial.how))],
     ["Message", trial.message && message(trial.message, trial.why)],
     ["Warning", trial.warning && h("span", { class: "warn-text" }, short(trial.warning, 2000))],
-    ["Default metric", format.number(trial.value)],
+    [metricTitle(objectives), format.number(trial.value)],
+    ["Violates", trial.violates?.map((each) => short(each, 80)).join(", ")],
     ...names.filter((name) => name !== "default").slice(0, 50).map((name) => /** @type {[string, string]} */ ([short(name, 60), format.number(metricIn(metric ?? "", name))])),
     ["Id", h("code", {}, trial.id)],
     ["Submitted", time(trial.submitTime)],

@@ -8,6 +8,7 @@ import { plain, short } from "../plain.js";
 import { conditionText, OPERATORS } from "../query.js";
 import { trialSource } from "../state/trial_source.js";
 import { attempt, notify } from "../widgets/dialog.js";
+import { metricTitle } from "../widgets/facts.js";
 import { TrialTable } from "../widgets/table.js";
 import { csvOf, saveAs } from "../csv.js";
 import { openCompare } from "./compare.js";
@@ -134,12 +135,14 @@ export function trials({ live, announce }) {
   }
 
   function chooseColumns() {
+    // The first objective is the column of the trial's value.
+    const others = metrics.filter((name) => name !== live.objectives[0]?.metric);
     const isChosen = (/** @type {string} */ id) =>
       chosenColumns?.has(id) ?? ((id === "tags" && hasTags) || (isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id)
-        || (id.startsWith("p:") ? names.slice(0, FIRST_PARAMETERS) : id.startsWith("m:") ? metrics.slice(0, FIRST_METRICS) : []).includes(id.slice(2)));
-    const parameterColumns = [...metrics.map(metricColumn), ...names.map(parameterColumn)];
+        || (id.startsWith("p:") ? names.slice(0, FIRST_PARAMETERS) : id.startsWith("m:") ? others.slice(0, FIRST_METRICS) : []).includes(id.slice(2)));
+    const parameterColumns = [...others.map(metricColumn), ...names.map(parameterColumn)];
     const last = OWN_COLUMNS.slice(-1);
-    const own = OWN_COLUMNS.slice(0, -1);
+    const own = OWN_COLUMNS.slice(0, -1).map((column) => (column.id === "value" ? { ...column, title: metricTitle(live.objectives) } : column));
     if (isNarrow) own.sort((a, b) => Number(b.id === "value") - Number(a.id === "value"));
     const all = [...own, ...parameterColumns, ...last];
     table.setColumns(all.filter(({ id }) => isChosen(id)));

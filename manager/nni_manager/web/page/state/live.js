@@ -64,7 +64,12 @@ export class Live {
     return this.#isWindowed;
   }
 
-  /** True if higher results are better. */
+  /** The objectives; while nothing is known, the one of NNI. */
+  get objectives() {
+    return this.summary?.objectives ?? [{ metric: "default", mode: "maximize" }];
+  }
+
+  /** True if higher results of the first objective are better. */
   get maximize() {
     return this.summary?.optimizeMode !== "minimize";
   }

@@ -84,17 +84,30 @@ export function parameterTable(parameters) {
 }
 
 /**
+ * The title of the number of a trial: the metric of the first objective.
+ *
+ * @param {{metric: string}[]} objectives
+ */
+export function metricTitle(objectives) {
+  const metric = objectives[0]?.metric ?? "default";
+  return metric === "default" ? "Default metric" : short(metric, 40);
+}
+
+/**
  * The best trials with their parameters.
  *
- * @param {{id: string, sequenceId: number, value: number | null, parameters: Parameters}[]} trials
+ * @param {{id: string, sequenceId: number, value: number | null, values?: number[], parameters: Parameters}[]} trials
+ * @param {{metric: string}[]} objectives  with several, a column for each, and no ranks
  */
-export function topTable(trials) {
-  const head = ["Rank", "Trial", "Default metric", "Parameters"].map((title, index) =>
-    h("th", { scope: "col", class: index === 2 ? "number" : null }, title));
+export function topTable(trials, objectives) {
+  const several = objectives.length > 1;
+  const titles = several ? objectives.map(({ metric }) => short(metric, 40)) : [metricTitle(objectives)];
+  const head = [...(several ? [] : ["Rank"]), "Trial", ...titles, "Parameters"].map((title) =>
+    h("th", { scope: "col", class: titles.includes(title) ? "number" : null }, title));
   const rows = trials.map((trial, index) => h("tr", {},
-    h("td", {}, count(index + 1)),
+    several ? null : h("td", {}, count(index + 1)),
     h("td", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`)),
-    h("td", { class: "number" }, number(trial.value)),
+    ...(several ? trial.values ?? [] : [trial.value]).map((value) => h("td", { class: "number" }, number(value))),
     h("td", { class: "grow" }, short(oneLine(trial.parameters), 300))));
   return h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of top trials" },
     h("table", { class: "plain lines", "data-test": "top-trials" },

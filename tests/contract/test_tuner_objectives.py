@@ -1,0 +1,185 @@
+"""Tuners with several objectives and with constraints: one suite over all that can, and Optuna's own study beside ours."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+
+from nni_manager.config.algorithms import (
+    CLASS_ARGS,
+    FOR_SEVERAL_OBJECTIVES,
+    LEARN_CONSTRAINTS,
+    NEEDS,
+    WITHOUT_DIRECTION,
+)
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.objectives import Constraint, Objective, Objectives
+from nni_manager.tuner.base import BaseTuner, Observation, PastTrial
+from nni_manager.tuner.registry import TUNERS, make_tuner
+from nni_manager.tuner.tuner_session import TunerSession
+
+UNIT = {name: {"_type": "uniform", "_value": [0, 1]} for name in ("x", "y")}
+CHOICES = {name: {"_type": "choice", "_value": [0.0, 0.25, 0.5, 0.75]} for name in ("x", "y")}
+TWO = (Objective("gain", "maximize"), Objective("cost", "minimize"))
+BOUND = (Constraint("size", at_most=0.5),)
+FEW = {"NSGAII": {"population_size": 4}}
+
+
+def needing(*names: str) -> list[object]:
+    """The names as parameters; a tuner without its library is skipped."""
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
+            ),
+        )
+        for name in names
+    ]
+
+
+def spec_of(folder: Path, name: str, objectives: Objectives, space: object = UNIT) -> ExperimentSpec:
+    mode = {} if len(objectives.all) > 1 else {"optimize_mode": objectives.first.mode}
+    args = mode if name in ("BatchTuner", "GridSearch") else mode | {"seed": 7, **FEW.get(name, {})}
+    document = {
+        "trialConcurrency": 1,
+        "searchSpace": space,
+        "trialCommand": "true",
+        "tuner": {"name": name, "classArgs": args},
+        "objectives": [{"metric": each.metric, "mode": each.mode} for each in objectives.all]
+        if len(objectives.all) > 1
+        else [],
+        "constraints": [{"metric": each.metric, "at_most": each.at_most} for each in objectives.constraints],
+        "trainingService": {"platform": "local"},
+    }
+    path = folder / "config.yml"
+    path.write_text(json.dumps(document))
+    return read_experiment_file(path)
+
+
+def result_of(parameters: dict[str, float]) -> str:
+    """The front is where y is 0; a feasible trial has an x of at most 0.5."""
+    x, y = parameters["x"], parameters["y"]
+    return json.dumps({"gain": x - y, "cost": x + y, "size": x, "default": x})
+
+
+def play(tuner: BaseTuner | TunerSession, keys: range, objectives: Objectives) -> list[PastTrial]:
+    past = []
+    for key in keys:
+        asked = tuner.ask(key)
+        metric = result_of(asked.parameters)
+        value = objectives.value_of(metric)
+        tuner.tell_result(key, Observation(f"t{key}", value, metric, True))
+        past.append(
+            PastTrial(
+                key, asked.parameters, asked.metadata, value, True, f"t{key}", metric, has_succeeded=True
+            )
+        )
+    return past
+
+
+@pytest.fixture(params=needing(*sorted(set(FOR_SEVERAL_OBJECTIVES) - {"BatchTuner"})))
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("constraints", [(), BOUND], ids=["free", "constrained"])
+def test_a_tuner_continues_after_a_restart_as_without_one(name, constraints, tmp_path) -> None:
+    objectives = Objectives(TWO, constraints)
+    spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
+    tuner = TunerSession(spec, make_tuner)
+    past = play(tuner, range(12), objectives)
+    restored = TunerSession(spec, make_tuner)
+    restored.restore(past, [])
+    further = [tuner.ask(key) for key in range(12, 15)]
+    assert [restored.ask(key) for key in range(12, 15)] == further
+    assert len({json.dumps(each.parameters) for each in past}) > 6
+
+
+@pytest.mark.parametrize("name", needing(*LEARN_CONSTRAINTS))
+def test_the_study_has_all_values_and_violations(name, tmp_path) -> None:
+    objectives = Objectives(TWO, BOUND)
+    spec = spec_of(tmp_path, name, objectives)
+    tuner = make_tuner(spec)
+    past = play(tuner, range(3), objectives)
+    fresh = make_tuner(spec)
+    fresh.restore(past)
+    for each in (tuner, fresh):
+        for trial, earlier in zip(each._study.get_trials(), past, strict=True):
+            x, y = earlier.parameters["x"], earlier.parameters["y"]
+            assert trial.values == [x - y, x + y]
+            assert trial.constraints == {"0": x - 0.5}
+            assert trial.state is optuna.trial.TrialState.COMPLETE
+
+
+def test_a_result_without_all_numbers_counts_as_failed(tmp_path) -> None:
+    tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
+    for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
+        tuner.ask(key)
+        tuner.tell_result(key, Observation("t", 0.5, metric, True))
+    assert {each.state for each in tuner._study.get_trials()} == {optuna.trial.TrialState.FAIL}
+
+
+@pytest.mark.parametrize("name", needing("TPE", "NSGAII"))
+def test_our_tuner_finds_as_good_a_front_as_optunas_own_study(name, tmp_path) -> None:
+    """The same sampler with the same settings and budget; the area dominated by the front, beyond the point (0, 2)."""
+    objectives, count = Objectives(TWO, BOUND), 60
+    tuner = make_tuner(spec_of(tmp_path, name, objectives))
+    ours = [json.loads(each.metric or "") for each in play(tuner, range(count), objectives)]
+    sampler = (
+        optuna.samplers.TPESampler(seed=7, multivariate=True, constant_liar=True)
+        if name == "TPE"
+        else optuna.samplers.NSGAIISampler(seed=7, population_size=4)
+    )
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    theirs = []
+    for _ in range(count):
+        trial = study.ask()
+        result = json.loads(result_of({each: trial.suggest_float(each, 0, 1) for each in UNIT}))
+        trial.set_constraint("size", result["size"] - 0.5)
+        study.tell(trial, [result["gain"], result["cost"]])
+        theirs.append(result)
+    found = [area(objectives, results) for results in (ours, theirs, random_results(count))]
+    assert found[0] > found[2], "better than at random"
+    assert found[0] >= 0.9 * found[1], "as good as Optuna's"
+    front = objectives.ranked((index, json.dumps(each)) for index, each in enumerate(theirs))
+    assert {id(theirs[index]) for index in front} == {
+        id(theirs[each.number]) for each in study.best_trials
+    }, "our front of Optuna's results is Optuna's"
+
+
+def random_results(count: int) -> list[dict[str, float]]:
+    import random
+
+    drawn = random.Random(7)
+    return [json.loads(result_of({"x": drawn.random(), "y": drawn.random()})) for _ in range(count)]
+
+
+def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
+    """The area that the front dominates, up to a gain of -1 and a cost of 1.5."""
+    ranked = objectives.ranked((each, json.dumps(each)) for each in results)
+    total, covered = 0.0, -1.0
+    for each in reversed(ranked):  # the cheapest first
+        total += max(0.0, each["gain"] - covered) * max(0.0, 1.5 - each["cost"])
+        covered = max(covered, each["gain"])
+    return total
+
+
+@pytest.mark.parametrize("name", needing(*sorted(TUNERS.keys() - {"BatchTuner", "PBTTuner"})))
+def test_with_one_objective_no_tuner_proposes_only_what_violates_the_constraint(name, tmp_path) -> None:
+    """The best values violate it. What learns it proposes feasible parameters; to others, such trials have failed."""
+    objectives = Objectives((Objective("default", "maximize"),), BOUND)
+    spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
+    tuner = TunerSession(spec, make_tuner)
+    past = play(tuner, range(30 if name in LEARN_CONSTRAINTS else 12), objectives)
+    assert any(each.parameters["x"] <= 0.5 for each in past)
+    if name in LEARN_CONSTRAINTS:
+        late = [each.parameters["x"] for each in past[15:]]
+        assert sum(x <= 0.5 for x in late) > len(late) / 2
+    TunerSession(spec, make_tuner).restore(past, [])
+
+
+def test_the_lists_of_tuners_name_tuners() -> None:
+    assert {*FOR_SEVERAL_OBJECTIVES, *LEARN_CONSTRAINTS, *WITHOUT_DIRECTION} <= CLASS_ARGS.keys()

@@ -1,0 +1,131 @@
+"""The page of an experiment with several objectives in a real Chromium: the Pareto front on the overview."""
+
+import json
+import random
+
+import pytest
+from browser import chromium, expect, needs_chromium, visit
+from made_experiment import made_experiment, made_trial, served_view
+
+from nni_manager.web import change_feed
+
+pytestmark = [pytest.mark.any_machine, needs_chromium]
+SPACE = {"depth": {"_type": "randint", "_value": [1, 50]}}
+OBJECTIVES = [
+    {"metric": "accuracy", "mode": "maximize"},
+    {"metric": "latency_ms", "mode": "minimize"},
+    {"metric": "memory_mb", "mode": "minimize"},
+]
+TRIALS = 300
+
+
+def a_trial(number, now_s):
+    chosen = random.Random(number)
+    trial = made_trial(number, now_s)
+    depth = chosen.randint(1, 49)
+    trial.parameters = {"depth": depth}
+    trial.value = depth / (depth + 5) - chosen.random() / 4
+    latency = 4 + depth + chosen.random() * 30
+    numbers = {
+        "accuracy": trial.value,
+        "latency_ms": latency,
+        "memory_mb": 10.0 + number % 5,
+        "size_mb": 2.0 * depth,
+    }
+    trial.final = json.dumps(numbers)
+    return trial
+
+
+def experiment_with(folder, objectives):
+    return made_experiment(
+        folder,
+        TRIALS,
+        a_trial,
+        space=SPACE,
+        tuner={"builtinTunerName": "NSGAII", "classArgs": {"seed": 1}},
+        objectives=objectives,
+        constraints=[{"metric": "size_mb", "at_most": 80}],
+    )
+
+
+def front_of(experiment):
+    """The trials on the front by the domain's rule, in the order of the first objective."""
+    trials = [a_trial(number, 0.0) for number in range(TRIALS)]
+    return experiment.config.all_objectives.ranked((trial, trial.final) for trial in trials)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    return experiment_with(tmp_path_factory.mktemp("two"), OBJECTIVES[:2])
+
+
+def marks(person, name):
+    """The number of marks of a series of the chart."""
+    return person.page.evaluate(
+        """name => {
+          const plot = document.querySelector('[data-test="front-chart"] .plot');
+          return plot.data.find((trace) => trace.name === name)?.x.length ?? 0;
+        }""",
+        name,
+    )
+
+
+@pytest.mark.parametrize("is_windowed", [False, True], ids=["all rows", "windowed"])
+def test_the_overview_shows_the_front_in_place_of_the_best(browser, stored, is_windowed, monkeypatch):
+    if is_windowed:
+        monkeypatch.setattr(change_feed, "MAX_ROWS", TRIALS // 2)
+    front = front_of(stored)
+    with served_view(stored.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        expect(person.see("best-value")).to_have_text(f"{len(front)} trials")
+        chart = person.see("front-chart")
+        expect(chart).to_contain_text(f"{len(front)} trials on the Pareto front; {TRIALS} results")
+        expect(chart).to_contain_text("Constraints: size_mb ≤ 80.")
+        expect(chart.locator(".legendtext")).to_have_text(
+            ["other trials", "violate a constraint", "Pareto front"]
+        )
+        assert marks(person, "Pareto front") == len(front)
+        expect(person.page.get_by_test_id("best-chart")).to_be_hidden()
+        table = person.see("top-trials")
+        expect(table.locator("th[scope=col]")).to_have_text(["Trial", "accuracy", "latency_ms", "Parameters"])
+        first = table.locator("tbody tr").first
+        expect(first.locator("td").first).to_contain_text(front[0].trial_id)
+        for theme in ("light", "dark"):
+            person.page.emulate_media(color_scheme=theme)
+            for width in (1440, 390):
+                person.page.set_viewport_size({"width": width, "height": 900})
+                person.go(person.page.url)
+                expect(chart.locator(".scatterlayer .js-line")).to_have_count(1)
+                if not is_windowed:
+                    person.screenshot(f"front-{theme}-{width}")
+                assert person.evaluate("document.documentElement.scrollWidth") <= width
+        assert person.faults_for_assistive_technology() == []
+        assert person.errors == []
+
+
+def test_with_more_than_two_objectives_a_person_chooses_two(browser, tmp_path):
+    experiment = experiment_with(tmp_path, OBJECTIVES)
+    front = front_of(experiment)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        chart = person.see("front-chart")
+        expect(chart).to_contain_text(f"{len(front)} trials on the Pareto front")
+        expect(chart).to_contain_text("accuracy (higher is better)")
+        person.see("front-x").select_option("memory_mb")
+        expect(chart).to_contain_text("memory_mb (lower is better)")
+        assert marks(person, "Pareto front") == len(front)
+        assert person.faults_for_assistive_technology() == []
+
+
+def test_a_trial_that_violates_a_constraint_says_which(browser, stored):
+    large = next(each for each in (a_trial(n, 0.0) for n in range(TRIALS)) if each.parameters["depth"] > 40)
+    with served_view(stored.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail#trial={large.trial_id}")
+        expect(person.page.get_by_text("size_mb ≤ 80")).to_be_visible()
+        expect(person.page.get_by_role("columnheader", name="accuracy")).to_have_count(1)

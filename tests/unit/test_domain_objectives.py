@@ -1,0 +1,175 @@
+"""Objectives, constraints, and which results are the best; the front beside a brute-force computation."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_search import new_search
+
+from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.objectives import (
+    MAXIMIZE,
+    Constraint,
+    Objective,
+    Objectives,
+    Outcome,
+    violated,
+)
+from nni_manager.domain.pareto import ParetoFront, dominates
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.serializers import row_view
+
+TWO = Objectives(
+    (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),
+    (Constraint("size_mb", at_most=50.0),),
+)
+# Few values, so that many losses are equal.
+LOSSES = st.integers(0, 6).map(float)
+
+
+def results_of(*rows: tuple[float, float, float]) -> list[tuple[int, str]]:
+    names = "accuracy", "latency_ms", "size_mb"
+    return [(number, json.dumps(dict(zip(names, row, strict=True)))) for number, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@given(data=st.data())
+def test_the_front_is_that_of_brute_force_at_every_moment(width: int, data: st.DataObject) -> None:
+    points = data.draw(st.lists(st.tuples(*[LOSSES] * width), max_size=40))
+    front: ParetoFront[int] = ParetoFront()
+    for number, point in enumerate(points):
+        so_far = points[: number + 1]
+        is_on_front = not any(dominates(other, point) for other in so_far)
+        assert front.add(point, number) is is_on_front
+        expected = [
+            index
+            for index, each in enumerate(so_far)
+            if not any(all(a <= b for a, b in zip(o, each, strict=True)) and o != each for o in so_far)
+        ]
+        assert front.items == sorted(expected, key=lambda index: (points[index], index))
+        assert len(front) == len(expected)
+
+
+def test_the_front_of_a_hundred_thousand_results_is_fast_even_if_all_are_on_it() -> None:
+    count = 100_000
+    front: ParetoFront[int] = ParetoFront()
+    began_s = time.process_time()
+    for number in range(count):
+        place = number * 7919 % count
+        front.add((float(place), float(-place)), number)
+    # 0.3 s on an idle machine; comparing with all others would take an hour.
+    assert time.process_time() - began_s < 20
+    assert len(front) == count
+
+
+def test_the_best_results_are_the_feasible_ones_that_no_other_dominates() -> None:
+    rows = results_of((0.9, 20, 40), (0.8, 10, 40), (0.8, 30, 40), (0.99, 1, 51), (0.9, 20, 50))
+    assert TWO.ranked(rows) == [0, 4, 1], "equal ones in their order; 2 is dominated, 3 is too large"
+    assert TWO.ranked([*rows, (5, "0.9"), (6, '{"accuracy": 1}'), (7, "no JSON")]) == [0, 4, 1]
+    one = Objectives((Objective("latency_ms", "minimize"),), TWO.constraints)
+    assert one.ranked(rows) == [1, 0, 4, 2]
+    assert MAXIMIZE.ranked([(0, "0.5"), (1, "0.9"), (2, '{"default": 0.9}')]) == [1, 2, 0]
+
+
+def test_a_result_must_have_every_number() -> None:
+    assert TWO.outcome('{"accuracy": 1, "latency_ms": 2.5, "size_mb": 53}') == Outcome((1.0, 2.5), (3.0,))
+    assert TWO.metrics == ("accuracy", "latency_ms", "size_mb")
+    for text, reason in {
+        "0.9": '0.9, not a dict with "accuracy", "latency_ms", "size_mb"',
+        '{"accuracy": 1, "loss": 2}': 'a dict without "latency_ms", "size_mb" (it has "accuracy", "loss")',
+        '{"accuracy": 1, "latency_ms": NaN, "size_mb": 1}': 'a dict whose "latency_ms" is NaN, not a finite number',
+        '{"accuracy": true, "latency_ms": 1, "size_mb": 1}': 'a dict whose "accuracy" is true, a bool',
+        "{": "{, which is not JSON",
+    }.items():
+        assert TWO.outcome(text) is None
+        assert TWO.reason_against(text) == reason
+
+
+def test_the_default_objective_takes_a_bare_number_unless_a_constraint_needs_another() -> None:
+    assert MAXIMIZE.outcome("0.5") == Outcome((0.5,))
+    sized = Objectives(MAXIMIZE.all, TWO.constraints)
+    assert sized.outcome("0.5") is None
+    assert sized.outcome('{"default": 0.5, "size_mb": 50}') == Outcome((0.5,), (0.0,))
+    assert Objectives((Objective("accuracy", "maximize"),)).outcome("0.5") is None
+    assert Objectives(MAXIMIZE.all, (Constraint("default", at_least=0.0),)).outcome("-2") == Outcome(
+        (-2.0,), (2.0,)
+    )
+
+
+@given(value=st.floats(-9, 9), low=st.floats(-9, 9), high=st.floats(-9, 9))
+def test_a_constraint_is_violated_outside_its_bounds(value: float, low: float, high: float) -> None:
+    assert (Constraint("m", at_most=high).violation(value) <= 0) is (value <= high)
+    assert (Constraint("m", at_least=low).violation(value) <= 0) is (value >= low)
+    assert (Constraint("m", high, low).violation(value) <= 0) is (low <= value <= high)
+
+
+def test_a_violated_constraint_is_named() -> None:
+    assert violated(TWO, '{"accuracy": 1, "latency_ms": 2, "size_mb": 51}') == ["size_mb ≤ 50"]
+    assert violated(TWO, '{"accuracy": 1, "latency_ms": 2, "size_mb": 50}') == []
+    assert violated(TWO, "1") == []
+    assert str(Constraint("m", 2.5, 1.0)) == "m ≤ 2.5 and m ≥ 1"
+
+
+def ended(number: int, text: str, objectives: Objectives) -> Trial:
+    trial = Trial(f"t{number}", number, {}, {}, 0.0, "job", TrialState.SUCCEEDED)
+    trial.set_final(text, 0, objectives)
+    return trial
+
+
+def test_the_leaderboard_of_several_objectives_has_the_front_and_no_single_best() -> None:
+    leaderboard = Leaderboard(TWO)
+    for number, text in results_of((0.9, 20, 40), (0.95, 30, 40), (0.9, 21, 40), (0.99, 1, 51)):
+        leaderboard.add(ended(number, text, TWO))
+    assert [trial.sequence_id for trial in leaderboard.front] == [1, 0]
+    assert leaderboard.best is None
+    assert leaderboard.latest_without_result is None
+
+
+def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
+    sized = Objectives(MAXIMIZE.all, TWO.constraints)
+    leaderboard = Leaderboard(sized)
+    trials = [
+        ended(number, json.dumps({"default": value, "size_mb": size}), sized)
+        for number, (value, size) in enumerate([(0.9, 60), (0.5, 50), (0.4, 1)])
+    ]
+    for trial in trials:
+        leaderboard.add(trial)
+    assert leaderboard.front == [leaderboard.best] == [trials[1]]
+    assert (trials[0].value, trials[0].is_feasible) == (0.9, False)
+
+
+def test_a_trial_without_all_numbers_names_them() -> None:
+    trial = ended(0, '{"accuracy": 0.9}', TWO)
+    assert trial.is_without_result
+    assert trial.unusable == (
+        'the final result has not all numbers of objectives and constraints: it is a dict without "latency_ms", "size_mb" '
+        '(it has "accuracy"); report a dict with a number under "accuracy", "latency_ms", "size_mb"'
+    )
+
+
+def test_an_assessor_and_lists_read_the_metric_of_the_objective_in_intermediate_results() -> None:
+    search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
+    lifecycle = search.experiment.lifecycle
+    assert lifecycle.seen_by_assessor('{"accuracy": 0.5, "default": 1}') == 0.5
+    assert lifecycle.seen_by_assessor("0.5") is None
+    trial = Trial("t0", 0, {}, {}, 0.0, "job")
+    search.experiment.restore([trial])
+    for text, latest in {'{"accuracy": 0.5, "default": 1}': 0.5, "0.25": 0.25, '{"loss": 1}': None}.items():
+        trial.intermediate = text
+        assert row_view(trial)["latest"] == latest
+
+
+def test_a_restored_trial_knows_whether_it_is_feasible() -> None:
+    experiment = new_search(objectives=TWO).experiment
+    trials = [
+        Trial(f"t{number}", number, {}, {}, 0.0, "job", TrialState.SUCCEEDED, value=row[0], final=text)
+        for (number, text), row in zip(
+            results_of((0.9, 20, 40), (0.99, 1, 51)), [(0.9,), (0.99,)], strict=True
+        )
+    ]
+    experiment.restore(trials)
+    assert [trial.is_feasible for trial in trials] == [True, False]
+    assert [row_view(trial).get("infeasible") for trial in trials] == [None, True]
+    assert experiment.leaderboard.front == trials[:1]
