@@ -3,16 +3,12 @@
 Source: scikit-learn 0.22 and later, sklearn.model_selection.cross_val_score and scorers.
 """
 
-import pickle
-from itertools import islice
-
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import check_cv, cross_val_score
 
 import nni_sdk
-from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -26,16 +22,12 @@ class NNICallback:
 
     `metric`: the name of a scorer of scikit-learn, such as `accuracy` or `neg_log_loss`, or a scorer. `best`: "min" or "max"
     makes the lowest or highest score of the passes the final result; None the last. The folds' final result is their mean.
-    `checkpoints`: save one after each pass; `passes` then restores the model and skips the passes of the attempts before.
 
     Raises:
         MetricAbsent: scikit-learn has no such scorer.
     """
 
-    def __init__(
-        self, metric: "str | Callable[..., float]", best: "str | None" = None, *, checkpoints: bool = False
-    ) -> None:
-        self._saves_checkpoints = checkpoints
+    def __init__(self, metric: "str | Callable[..., float]", best: "str | None" = None) -> None:
         self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", "score")
         self._best = best
         reporter = self._reporter()
@@ -48,15 +40,10 @@ class NNICallback:
         """Yield each item of `iterable`; after the loop's body, report the score of `model` on the validation data `x`, `y`."""
         reporter = self._reporter()
         reporter.report_final_result_at_exit()  # if the loop's body breaks
-        training = ContinuedTraining(reporter, is_saved=self._saves_checkpoints)
-        if training.model is not None:
-            with open(training.model, "rb") as file:
-                vars(model).update(pickle.load(file))  # noqa: S301 - a verified checkpoint
-        for each in islice(iterable, training.rounds, None):
+        for each in iterable:
             yield each
             if is_first_process():
                 reporter.report({self._name: self._scorer(model, x, y)})
-            training.round_ended(lambda path: _save(model, path))
             if nni_sdk.should_stop():
                 break
         reporter.report_final_result()
@@ -88,11 +75,6 @@ class NNICallback:
 
     def _reporter(self) -> MetricReporter:
         return MetricReporter(self._name, self._best)
-
-
-def _save(model: "Any", path: str) -> None:
-    with open(path, "wb") as file:
-        pickle.dump(vars(model), file)
 
 
 def _scorer_names() -> "list[str]":

@@ -136,15 +136,14 @@ class CatBoost:
 class ScikitLearn:
     module, metric, names, best = "sklearn", "accuracy", ["accuracy", "neg_log_loss"], "max"
     other = "NNICallback"
-    continues = True
 
     def train(self, callback):
         from sklearn.linear_model import SGDClassifier
 
         x, y, valid_x, valid_y = data()
         model, log = SGDClassifier(loss="log_loss", random_state=1), []
-        for _ in callback.passes(range(ROUNDS), model, valid_x, valid_y):
-            if hasattr(model, "coef_"):
+        for number in callback.passes(range(ROUNDS), model, valid_x, valid_y):
+            if number > 0:
                 log.append(model.score(valid_x, valid_y))
             model.partial_fit(x, y, classes=[0, 1])
         check_prediction(model.predict_proba(valid_x))
@@ -153,7 +152,6 @@ class ScikitLearn:
 
 class ScikitLearnFolds(ScikitLearn):
     averages = True
-    continues = False
 
     def train(self, callback):
         from sklearn.linear_model import LogisticRegression
@@ -490,7 +488,7 @@ def main(name):
         "agrees": hasattr(framework, "agrees"),
         "alias": getattr(own, framework.other) is own.NNICallback,
     }
-    if getattr(framework, "continues", False):
+    if hasattr(framework, "continues"):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:

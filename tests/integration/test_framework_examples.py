@@ -61,7 +61,14 @@ def test_an_example_reports_its_results_with_three_lines_of_its_code(run, script
 
 def test_each_framework_has_an_example_and_the_experiment_names_one():
     modules = {path.stem for path in ROOT.glob("nni_sdk/integrations/*.py")}
-    shared = {"__init__", "reporter", "lightning_hooks", "pytorch_lightning", "torch_ranks"}
+    shared = {
+        "__init__",
+        "reporter",
+        "lightning_hooks",
+        "pytorch_lightning",
+        "torch_ranks",
+        "continued_training",
+    }
     assert {path.stem.removeprefix("train_") for path in EXAMPLES} == modules - shared
     experiment = (ROOT / "examples/frameworks/config.yml").read_text()
     assert any(f"command: python3 {path.name}\n" in experiment for path in EXAMPLES)
