@@ -17,7 +17,7 @@ import { Chart, colours, label } from "../widgets/charts.js";
  * @param {(id: string) => void} onPoint
  */
 export function frontChart(onPoint) {
-  const chart = new Chart("Pareto front", { test: "front-chart", note: "No trial has reported all objectives yet.", onPoint });
+  const chart = new Chart("Pareto front", { test: "front-chart", note: "No trial has reported all objectives yet.", height: 340, onPoint });
   const across = h("select", { "data-test": "front-x", change: () => redraw() });
   const up = h("select", { "data-test": "front-y", change: () => redraw() });
   const chooser = h("div", { class: "inline" }, h("label", {}, "Across ", across), " ", h("label", {}, "Up ", up));
@@ -85,7 +85,7 @@ function drawing(rows, summary, [across, up]) {
   const bound = summary.constraints.length > 0 ? ` Constraints: ${summary.constraints.map((each) => short(each, 80)).join(", ")}.` : "";
   return {
     traces,
-    layout: { showlegend: true, legend: { orientation: "h", y: 1.16 }, xaxis: { title: better(across) }, yaxis: { title: better(up) } },
+    layout: { showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, xaxis: { title: better(across) }, yaxis: { title: better(up) } },
     words: `${format.counted(summary.front.count, "trial")} on the Pareto front${front.length < summary.front.count ? `, ${format.count(front.length)} drawn` : ""}; ${format.counted(marks.length, "result")}${infeasible.length > 0 ? `, ${format.count(infeasible.length)} of them violate a constraint` : ""}.${bound}`,
   };
 }
