@@ -5,6 +5,7 @@ Source: NNI v2.0 and v3.0 manager REST API.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
 from nni_manager.domain.metrics import numbers_beside_default, reward
+from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion, code_at
 from nni_manager.domain.transports import Transport
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_seed import trial_seed
@@ -148,6 +150,30 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             **transport_view(snapshot, trial),
         }
     )
+
+
+def code_view(version: CodeVersion) -> dict[str, Any]:
+    """A version of the training code; `since` in milliseconds since the epoch."""
+    return {
+        "since": ms(version.since_s),
+        "digest": version.digest or None,
+        "gitCommit": version.git_commit,
+        "isDirty": version.is_dirty,
+    }
+
+
+def provenance_view(
+    snapshot: ExperimentSnapshot, trial: Trial, environments: Iterable[AttemptEnvironment]
+) -> dict[str, Any]:
+    """What ran as this trial: the code, and for each attempt of each task the host, Python, and the digest of its packages."""
+    code = code_at(snapshot.code, trial.started_at_s)
+    return {
+        "code": code and code_view(code),
+        "attempts": [
+            {name: value or None for name, value in asdict(each).items()} | {"attempt": each.attempt}
+            for each in environments
+        ],
+    }
 
 
 # A table of ten thousand rows shows one line of a trial's texts.

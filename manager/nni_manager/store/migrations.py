@@ -8,7 +8,7 @@ from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.queries import sql_text
 
 # Incremented with every change of schema.sql; migrations.sql has the step from the previous version.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 _MIGRATION = re.compile(r"^-- to: (\d+) -- .+\n((?:(?!^-- to:).*\n?)*)", re.MULTILINE)
 
 

@@ -83,3 +83,19 @@ CREATE TABLE remarks (
     tags     TEXT NOT NULL,
     note     TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- to: 9 -- what ran: the code, and each attempt's host, Python and packages
+ALTER TABLE attempt ADD COLUMN host TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN node TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN python TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN packages TEXT NOT NULL DEFAULT '';
+CREATE TABLE packages (
+    digest TEXT PRIMARY KEY,
+    list   TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE code (
+    since_s    REAL PRIMARY KEY,
+    digest     TEXT NOT NULL,
+    git_commit TEXT,
+    is_dirty   INTEGER
+) STRICT, WITHOUT ROWID;

@@ -81,6 +81,29 @@ SELECT * FROM job WHERE ended_at_s IS NULL OR rowid IN (
 INSERT INTO attempt (trial_id, task, attempt, attempt_id, is_lost) VALUES (:trial_id, :task, :attempt, :attempt_id, :is_lost)
 ON CONFLICT (trial_id, task, attempt_id) DO UPDATE SET is_lost = excluded.is_lost;
 
+-- name: save_environment -- where and with what a registered attempt runs
+UPDATE attempt SET host = :host, node = :node, python = :python, packages = :packages
+WHERE trial_id = :trial_id AND task = :task AND attempt_id = :attempt_id;
+
+-- name: get_environments -- of the attempts of one trial, or of all
+SELECT trial_id, attempt, task, host, node, python, packages FROM attempt
+WHERE :trial_id IS NULL OR trial_id = :trial_id ORDER BY trial_id, attempt, task;
+
+-- name: add_packages -- a list of packages
+INSERT INTO packages (digest, list) VALUES (:digest, :list) ON CONFLICT DO NOTHING;
+
+-- name: get_packages -- one list
+SELECT list FROM packages WHERE digest = :digest;
+
+-- name: get_package_digests -- those of all lists
+SELECT digest FROM packages;
+
+-- name: add_code -- a version of the training code
+INSERT INTO code (since_s, digest, git_commit, is_dirty) VALUES (:since_s, :digest, :git_commit, :is_dirty) ON CONFLICT DO NOTHING;
+
+-- name: get_code -- all versions of the training code, in the order of time
+SELECT * FROM code ORDER BY since_s;
+
 -- name: get_attempts -- of one trial, or of all, in the order of registration
 SELECT * FROM attempt WHERE :trial_id IS NULL OR trial_id = :trial_id ORDER BY trial_id, task, attempt;
 
