@@ -138,6 +138,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "warning": trial.warning,
             "attempt": trial.attempt,
             "retries": trial.retries,
+            "preemptions": trial.preemptions,
             "isCustomized": trial.is_customized,
             **trial.remarks.to_json(),
             "seed": trial_seed(

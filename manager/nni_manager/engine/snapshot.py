@@ -37,6 +37,7 @@ def snapshot_from_stored(
         assessor_sees_all=own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
         reports_pruned=reports_pruned(config),
+        reports_preemption=service is not None and service.reports_preemption,
         state=stored.state,
         error=stored.error,
         active_s=stored.active_s,
@@ -53,6 +54,7 @@ def limits_of(config: ExperimentSpec) -> Limits:
         config.max_exec_duration_s,
         config.max_trial_duration_s,
         config.max_trial_retry,
+        config.max_preemptions,
         config.fail_fast,
     )
 

@@ -84,7 +84,8 @@ CREATE TABLE remarks (
     note     TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- to: 9 -- what ran: the code, and each attempt's host, Python and packages
+-- to: 9 -- what ran: the code, and each attempt's host, Python and packages; and preemptions
+ALTER TABLE trial ADD COLUMN preemptions INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE attempt ADD COLUMN host TEXT NOT NULL DEFAULT '';
 ALTER TABLE attempt ADD COLUMN node TEXT NOT NULL DEFAULT '';
 ALTER TABLE attempt ADD COLUMN python TEXT NOT NULL DEFAULT '';

@@ -28,15 +28,15 @@ SELECT * FROM imported ORDER BY position;
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, metadata, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
     stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning, is_customized, retries,
-    stop_asked_at_s)
+    preemptions, stop_asked_at_s)
 VALUES (:trial_id, :sequence_id, :parameters, :metadata, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
     :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning, :is_customized, :retries,
-    :stop_asked_at_s)
+    :preemptions, :stop_asked_at_s)
 ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
     peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning,
-    retries = excluded.retries, stop_asked_at_s = excluded.stop_asked_at_s;
+    retries = excluded.retries, preemptions = excluded.preemptions, stop_asked_at_s = excluded.stop_asked_at_s;
 
 -- name: get_trials -- all, in order of creation
 SELECT * FROM trial ORDER BY sequence_id;

@@ -43,6 +43,7 @@ CREATE TABLE trial (
     warning       TEXT NOT NULL DEFAULT '',
     is_customized INTEGER NOT NULL DEFAULT 0,      -- 1 if a person set its parameters
     retries       INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster lost it
+    preemptions   INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster preempted it
     stop_asked_at_s REAL                           -- when the stop was requested
 ) STRICT;
 

@@ -63,6 +63,7 @@
  * @property {string} warning
  * @property {number | null} attempt
  * @property {number} retries
+ * @property {number} preemptions
  * @property {boolean} isCustomized
  * @property {string[]} tags
  * @property {string} note

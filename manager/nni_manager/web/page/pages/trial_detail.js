@@ -147,6 +147,7 @@ function factsOf(trial) {
     ["Duration", run === null ? null : format.duration(run)],
     ["Attempt", trial.attempt === null ? null : format.count(trial.attempt)],
     ["Retried", trial.retries ? `${format.counted(trial.retries, "time")}, because the cluster lost its job` : null],
+    ["Preempted", trial.preemptions ? `${format.counted(trial.preemptions, "time")}, and started again` : null],
     ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
     ["Job", jobOf(trial)],
     ["Transport", trial.transport && transportText(trial.transport, trial.lastContactAgoS)],
