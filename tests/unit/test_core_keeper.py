@@ -196,6 +196,7 @@ def test_the_interpreter_of_a_running_trial_is_reported_and_repeated_with_its_st
     here = Environment("host", "node", "3.11.2", "ab" * 32)
     assert simulated.at(1, EnvironmentFound(KEY, here)) == [Send(TrialStarted(KEY, STARTED_AT_S, here))]
     simulated.at(2, LinkLost("refused"))
+    simulated.at(98, TimerFired())
     assert Send(TrialStarted(KEY, STARTED_AT_S, here)) in simulated.at(99, welcome())
     assert end_in(simulated.at(100, replace(exited(), environment=here))).environment == here
 
