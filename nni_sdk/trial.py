@@ -126,7 +126,24 @@ class TrialContext:
                     "do not change the file that the keeper wrote"
                 )
             self.loaded = content
+            self._report_interpreter()
         return self.loaded
+
+    def _report_interpreter(self) -> None:
+        """Tell the keeper which Python runs this code and where its packages are. The first process of a trial counts."""
+        import json
+        import sys
+
+        path = os.path.join(self.variable("NNI_SYS_DIR"), ".nni", "python.json")
+        version = "{}.{}.{}".format(*sys.version_info[:3])
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, json.dumps({"version": version, "path": sys.path}).encode())
+            finally:
+                os.close(descriptor)
+        except (OSError, TypeError, ValueError):
+            pass  # another process was first, the storage is full, or sys.path holds no texts: only the record lacks it
 
     def awaited_stop_notice(self) -> str:
         """Tell the keeper that this code asks for the stop notice, and return the path of the notice.

@@ -57,6 +57,15 @@ _ROLE_FORMATS = (
 )
 
 
+def node_name(environ: Mapping[str, str]) -> str:
+    """The cluster's name or address of the machine of this container; empty if the cluster sets none."""
+    if name := environ.get("NODE_NAME") or environ.get("SLURMD_NODENAME"):
+        return name
+    role = environ.get("PAI_CURRENT_TASK_ROLE_NAME", "")
+    index = environ.get("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "")
+    return environ.get(f"PAI_HOST_IP_{_mangled(role)}_{index}", "")
+
+
 def task_name(environ: Mapping[str, str], role: str | None = None) -> str:
     """The name of this container's task within its job: role and index, or main-0 if there is no cluster.
 

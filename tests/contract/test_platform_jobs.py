@@ -106,6 +106,17 @@ async def test_a_job_removed_by_another_client_ends_with_that_reason(platform):
         assert end.message == platform.removed_message
 
 
+async def test_a_job_that_the_cluster_preempts_ends_with_that_reason(platform):
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        platform.preempt("trial1")
+        end = await platform.has_ended()
+        assert service.reports_preemption
+        assert (end.exit_code, end.reason) == (None, ExitReason.PREEMPTED)
+        assert "reempted" in end.message
+
+
 async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
     platform.runs(EXITS_AS_WRITTEN)
     async with platform.manager() as first:

@@ -299,6 +299,29 @@ def test_a_reused_job_runs_one_trial_after_the_other_and_a_stopped_trial_leaves_
     run(manage(platform, experiment, play))
 
 
+@pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job"], indirect=True)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_preempted_trial_starts_again_without_counting_as_a_retry(platform, reuse):
+    gates = platform.folder / "gates"
+    gates.mkdir()
+    experiment = new_experiment(platform, GATED.format(gates=gates), reuse, maxTrialNum=1, maxTrialRetry=0)
+
+    async def play(running):
+        await running.has_intermediates(0)
+        platform.preempt(running.trials()[0]["jobId"])
+        await until(lambda: running.trials()[0]["preemptions"] == 1, "it is preempted", DEADLINE_S)
+        (gates / "0").touch()
+        await running.is_over()
+        (trial,) = running.trials()
+        assert (trial["status"], trial["retries"], trial["attempt"]) == ("SUCCEEDED", 0, 1)
+        assert "the cluster preempted it; restart 1 of 100" in trial["warning"]
+        x = trial["parameters"]["x"]
+        assert values(experiment.rows(trial["id"])) == [x / 2, x]
+        await platform.is_clean()
+
+    run(manage(platform, experiment, play))
+
+
 # ---- what servers answer to a submission
 
 NOT_ALLOWED = (403, "ForbiddenUserError", "User ada is not allowed to do operation in default")

@@ -40,6 +40,8 @@ from trial_keeper.settings import without_settings
 
 USER, PASSWORD = "ada", "s3cret-passw0rd"
 STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
+# Codes of OpenPAI itself, for a pod that Kubernetes ended.
+_OF_KUBERNETES = {-1003: "PodPreemptedForCriticalPod"}
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
 
@@ -53,6 +55,8 @@ class FakeJob:
         self.state = "WAITING"
         self.execution_type = "START"
         self.exit_code: int | None = None
+        self.ends_with: int | None = None
+        """The code of the job's end in place of its processes'."""
         self.tags: list[str] = []
         self.logs = {"stdout": b"", "stderr": b""}
         self.submitted_at_ms = int(time.time() * 1000)
@@ -99,6 +103,10 @@ class FakeJob:
                 "appExitTriggerTaskRoleName": self.role,
                 "appExitTriggerTaskIndex": 0,
             }
+        if self.exit_code in _OF_KUBERNETES:
+            # No runtime has seen the end.
+            phrase = {"phrase": _OF_KUBERNETES[self.exit_code]}
+            status |= {"appExitCode": self.exit_code, "appExitMessages": None, "appExitSpec": phrase}
         tasks = [
             {
                 "taskIndex": 0,
@@ -428,7 +436,7 @@ class FakePai:
     def _wait(self, job: FakeJob):
         codes = [process.wait() for process in job.processes]
         stopped = job.execution_type == "STOP"
-        code = max(codes, key=abs)
+        code = job.ends_with or max(codes, key=abs)
         job.end("STOPPED" if stopped else "FAILED" if code else "SUCCEEDED", None if stopped else code)
 
     def _written(self, job: FakeJob, stream: str) -> bytes:

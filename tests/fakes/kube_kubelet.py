@@ -93,6 +93,23 @@ class Kubelet:
         pod.evicted_for = "The node was low on resource: memory."
         pod.kill()
 
+    def preempt(self, pod):
+        """End a pod to make room for one of higher priority. Its object remains until its controller has counted it.
+
+        Source: Kubernetes' scheduler, preemption: an event, the condition, then the end of the pod.
+        """
+        meta = pod["metadata"]
+        tell(
+            self._store, pod, "Preempted", "Preempted by pod 1f on node node-1", "default-scheduler", "Normal"
+        )
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        self._store.change(
+            *(PODS, meta["namespace"], meta["name"]),
+            lambda it: it["status"].setdefault("conditions", []).append(condition),
+            "status",
+        )
+        self._of(meta["namespace"], meta["name"]).stop(pod["spec"]["terminationGracePeriodSeconds"])
+
     def lose(self):
         """The node is unreachable. Its processes are gone, and the control plane reports the state of its
         pods.

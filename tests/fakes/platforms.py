@@ -29,7 +29,7 @@ from real_experiment import RealExperiment, until, wait_until
 
 from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
 from nni_manager.training_service_factory import make_service, operator_of
-from nni_manager.training_services.kubernetes import resource_calls, watch
+from nni_manager.training_services.kubernetes import render, resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.operator import Stage
@@ -134,6 +134,10 @@ class Platform:
     def fill_memory(self, job_id):
         """The cluster kills the job because its memory is full."""
         self._lacks("jobs have no memory limit")
+
+    def preempt(self, job_id):
+        """End the job because one of higher priority needs its place."""
+        self._lacks("preemption")
 
     def stop_server(self):
         self._lacks("the server cannot be stopped while jobs run")
@@ -286,6 +290,11 @@ class OpenPai18(OpenPaiPlatform):
 
     def fill_memory(self, job_id):
         self.job(job_id).end("FAILED", -1200)
+
+    def preempt(self, job_id):
+        job = self.job(job_id.removeprefix("env-"))
+        job.ends_with = -1003
+        self.server._signal(job, signal.SIGTERM)
 
     def stop_server(self):
         self.server.stop()
@@ -465,6 +474,16 @@ class OnKubernetes(Platform):
         # The task of another pod may have shown that the job has started.
         (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
+
+    def preempt(self, job_id):
+        self.cluster.node.preempt(wait_until(lambda: self._running(job_id), "a pod runs")[0])
+
+    def _running(self, job_id):
+        return [
+            pod
+            for pod in self.store.list(PODS)
+            if render.job_of(pod) == job_id and pod["status"]["phase"] == "Running"
+        ]
 
     def stop_server(self):
         self.cluster.api.stop()

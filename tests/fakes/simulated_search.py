@@ -176,6 +176,7 @@ class SimulatedSearch:
             state=before.state,
             active_s=before.budget.duration_s(self.now_s),
             any_compatible_keeper=before.scheduler.any_compatible_keeper,
+            reports_preemption=before.lifecycle.reports_preemption,
         )
         after.restore(before.trials.values())
         after.scheduler.restore([Job(job_id) for job_id in before.jobs.live], [])
@@ -189,11 +190,15 @@ def new_search(
     max_duration_s: float | None = None,
     objectives: Objectives = MAXIMIZE,
     is_ready: bool = True,
+    reports_preemption: bool = False,
     **limits: Any,
 ) -> SimulatedSearch:
     """A search that has started, or with `is_ready=False` one whose manager has not."""
     limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
-    search = SimulatedSearch(Experiment("exp", Limits(concurrency, **limits), objectives))
+    experiment = Experiment(
+        "exp", Limits(concurrency, **limits), objectives, reports_preemption=reports_preemption
+    )
+    search = SimulatedSearch(experiment)
     if is_ready:
         search.handle(ManagerReady())
     return search

@@ -1,8 +1,11 @@
 """The Python Experiment API on experiments of a few tiny trials, with managers of their own."""
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +139,23 @@ def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_s
     with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) resumes it"):
         experiment.update_max_trial_number(5)
     assert left_in(place) == []
+
+
+def test_code_and_environment_are_recorded_for_each_trial_with_one_list_of_packages(place):
+    with prepared() as experiment:
+        assert experiment.run("auto") is True
+        trials = experiment.list_trial_jobs()
+        found = [experiment.get_provenance(trial.trialJobId) for trial in trials]
+        experiment.stop()
+        assert [experiment.get_provenance(trial.trialJobId) for trial in trials] == found
+        for each in found:
+            assert each["code"]["digest"]
+            assert each["code"]["gitCommit"] is None
+            (attempt,) = each["attempts"]
+            assert attempt["host"] == socket.gethostname()
+            assert attempt["python"] == platform.python_version()
+            assert f"pytest=={importlib.metadata.version('pytest')}" in each["packages"]
+        assert len({each["attempts"][0]["packages"] for each in found}) == len(found) - 1 == 1
 
 
 def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(place, capsys):

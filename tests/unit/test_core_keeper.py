@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trial_keeper.core.events import (
     CleanupFinished,
     Effect,
+    EnvironmentFound,
     Event,
     ExitKeeper,
     ExitNotRecorded,
@@ -50,6 +51,7 @@ from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
     AttemptOffsets,
+    Environment,
     Offsets,
     Shutdown,
     StopTrial,
@@ -185,6 +187,18 @@ def test_a_start_before_the_connection_is_reported_once_connected(simulated: Sim
         Send(TrialStarted(KEY, STARTED_AT_S)),
         SendChunk(KEY, Stream.METRICS, 2, 3),
     ]
+
+
+def test_the_interpreter_of_a_running_trial_is_reported_and_repeated_with_its_start_and_end(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running()
+    here = Environment("host", "node", "3.11.2", "ab" * 32)
+    assert simulated.at(1, EnvironmentFound(KEY, here)) == [Send(TrialStarted(KEY, STARTED_AT_S, here))]
+    simulated.at(2, LinkLost("refused"))
+    simulated.at(98, TimerFired())
+    assert Send(TrialStarted(KEY, STARTED_AT_S, here)) in simulated.at(99, welcome())
+    assert end_in(simulated.at(100, replace(exited(), environment=here))).environment == here
 
 
 def test_logs_are_collected_only_if_enabled() -> None:

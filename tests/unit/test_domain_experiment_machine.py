@@ -39,7 +39,9 @@ class ExperimentLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.search = SimulatedSearch(Experiment("exp", Limits(3, 8, 500.0), MAXIMIZE))
+        self.search = SimulatedSearch(
+            Experiment("exp", Limits(3, 8, 500.0), MAXIMIZE, reports_preemption=True)
+        )
         self.late: list[tuple[str, int]] = []
         """Attempts whose keepers have reported, and may report again, even late."""
         self.most_at_once, self.most_trials = 3, 8
@@ -147,16 +149,22 @@ class ExperimentLife(RuleBasedStateMachine):
         self._do(lambda: self.search.deliver(trial_id, attempt))
 
     @precondition(lambda self: self.with_jobs)
-    @rule(index=TRIALS, reason=st.sampled_from([ExitReason.JOB_LOST, ExitReason.VERSION]))
+    @rule(
+        index=TRIALS, reason=st.sampled_from([ExitReason.JOB_LOST, ExitReason.PREEMPTED, ExitReason.VERSION])
+    )
     def job_is_lost(self, index: int, reason: ExitReason) -> None:
         trial_id = self._pick(self.with_jobs, index)
         trial = self.search.trial(trial_id)
         retries, was_stopped = trial.retries, trial.stop_reason is not None
+        preemptions = trial.preemptions
         self._do(lambda: self.search.lose_job(trial_id, reason))
         if trial.retries > retries:
             assert reason is ExitReason.JOB_LOST
             assert not was_stopped
             assert trial.retries <= self.experiment.budget.limits.max_retries
+        if trial.preemptions > preemptions:
+            assert (reason, was_stopped, trial.state) == (ExitReason.PREEMPTED, False, TrialState.WAITING)
+            assert trial.preemptions <= self.experiment.budget.limits.max_preemptions
 
     @rule(
         concurrency=st.integers(1, 4),
@@ -164,6 +172,7 @@ class ExperimentLife(RuleBasedStateMachine):
         max_duration_s=st.sampled_from([None, 50.0, 500.0]),
         max_trial_duration_s=st.sampled_from([None, 20.0, 60.0]),
         max_retries=st.integers(0, 2),
+        max_preemptions=st.integers(0, 3),
     )
     def user_changes_limits(self, **limits: Any) -> None:
         self.most_at_once = max(self.most_at_once, limits["concurrency"])

@@ -195,7 +195,11 @@ def test_a_trial_is_retried_at_most_max_retries_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", sorted(set(ExitReason) - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.SUCCEEDED})
+    "reason",
+    sorted(
+        set(ExitReason)
+        - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED, ExitReason.SUCCEEDED}
+    ),
 )
 def test_an_end_that_the_cluster_did_not_cause_is_not_retried(reason: ExitReason) -> None:
     search = new_search(concurrency=1, max_retries=3)

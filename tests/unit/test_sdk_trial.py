@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -105,6 +106,19 @@ class Meta:
 
 
 # Parameters
+
+
+def test_the_first_process_that_reads_the_parameters_reports_its_interpreter(
+    trial, trial_of, environ, tmp_path
+):
+    path = tmp_path / ".nni/python.json"
+    path.parent.mkdir(exist_ok=True)
+    trial.parameter_file()
+    report = json.loads(path.read_text())
+    assert report == {"version": platform.python_version(), "path": sys.path}
+    path.write_text("kept")
+    trial_of(environ).parameter_file()
+    assert path.read_text() == "kept"
 
 
 def test_parameters_are_returned_once(trial):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
+from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
@@ -27,10 +28,19 @@ from nni_manager.store.lease import LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION
 from nni_manager.store.queries import QUERIES
 from nni_manager.store.reader import ROWS_OF_A_PAGE, StoreReader
-from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, remarks_row, trial_row
+from nni_manager.store.rows import (
+    UsageRow,
+    attempt_row,
+    code_row,
+    environment_row,
+    experiment_row,
+    packages_row,
+    remarks_row,
+    trial_row,
+)
 from nni_manager.store.writer import Store, log_path
 from nni_sdk.records import decode, encode
-from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
+from trial_keeper.wire.messages import AttemptKey, Environment, GpuUsage, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 KEY = AttemptKey("aBcDe", attempt_id(0), "main-0")
@@ -90,6 +100,36 @@ def test_usage_samples_of_a_trial_are_stored_in_order(store, reader):
     store.commit(samples[2:], 2.0)
     assert reader.usage_of(KEY.trial_id) == [(0, sample) for sample in samples]
     assert reader.usage_of("other") == []
+
+
+def test_the_environment_of_an_attempt_and_one_list_of_its_packages_are_stored(store, reader):
+    digest, text = "ab" * 32, "a==1\nb==2\n"
+    here = Environment("host-1", "node-1", "3.11.2", digest)
+    store.commit(
+        [
+            trial_row(a_trial()),
+            attempt_row(KEY, 0),
+            environment_row(KEY, here),
+            packages_row(digest, text),
+        ],
+        1.0,
+    )
+    store.commit([packages_row(digest, "ignored"), attempt_row(KEY, 0, is_lost=True)], 2.0)
+    (found,) = reader.environments()[KEY.trial_id]
+    assert (found.attempt, found.task, found.host, found.node) == (0, KEY.task, "host-1", "node-1")
+    assert (found.python, reader.packages(found.packages)) == ("3.11.2", ["a==1", "b==2"])
+    assert (reader.packages("unknown"), reader.package_digests()) == (None, [digest])
+    assert reader.environments("other") == {}
+
+
+def test_versions_of_the_code_are_stored_in_the_order_of_time(store, reader):
+    versions = [
+        CodeVersion(1.0, "aa"),
+        CodeVersion(2.0, "", "c0ffee", True),
+        CodeVersion(3.0, "bb", "c0ffee", False),
+    ]
+    store.commit([code_row(each) for each in reversed(versions)], 1.0)
+    assert reader.code() == versions
 
 
 def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, reader):

@@ -6,7 +6,14 @@ from enum import Enum
 
 from trial_keeper.core.replication import Replication
 from trial_keeper.exit_codes import known
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.messages import (
+    NO_ENVIRONMENT,
+    AttemptKey,
+    Environment,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+)
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -68,6 +75,7 @@ class Attempt:
     """Bytes of metrics that were written before the stop; None without a stop."""
     warnings: dict[Stream, str] = field(default_factory=dict)
     """Changes to the attempt's files. Of each stream the first report is kept."""
+    environment: Environment = NO_ENVIRONMENT
     over_quota: set[Stream] = field(default_factory=set)
     """The streams whose quota was reported as reached."""
     ended: TrialEnded | None = None
@@ -83,7 +91,7 @@ class Attempt:
     @property
     def started(self) -> TrialStarted | None:
         """The message that reports the start to the manager; None if the command has not started."""
-        return TrialStarted(self.key, self.started_at_s) if self.started_at_s else None
+        return TrialStarted(self.key, self.started_at_s, self.environment) if self.started_at_s else None
 
 
 def never_started(

@@ -24,6 +24,15 @@ class TrialSpawned:
     key: m.AttemptKey
     at_s: float
     how: str = "the command runs"
+    environment: m.Environment = m.NO_ENVIRONMENT
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFound:
+    """The training code of a running attempt has reported its interpreter."""
+
+    key: m.AttemptKey
+    environment: m.Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,7 @@ class TrialExited:
     sizes: m.Offsets
     stderr_tail: str
     out_of_memory: str = ""
+    environment: m.Environment = m.NO_ENVIRONMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ Event = (
     TrialAssigned
     | PreparationFailed
     | TrialSpawned
+    | EnvironmentFound
     | SpawnFailed
     | CleanupFinished
     | TrialExited

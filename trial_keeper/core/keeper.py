@@ -130,6 +130,10 @@ class Keeper:
                 return [*self._taint(why, now_s), *self._note_end(self._never_ran(event), now_s)]
             case events.TrialSpawned():
                 return self._note_start(event)
+            case events.EnvironmentFound():
+                attempt = self._running(event.key)
+                attempt.environment = event.environment
+                return self._report(attempt.started)
             case events.SpawnFailed():
                 return self._note_end(self._never_ran(event), now_s)
             case events.CleanupFinished():
@@ -220,7 +224,7 @@ class Keeper:
     def _note_start(self, event: events.TrialSpawned) -> list[Effect]:
         attempt = self._running(event.key)
         attempt.apply(AttemptEvent.SPAWNED)
-        attempt.started_at_s = event.at_s
+        attempt.started_at_s, attempt.environment = event.at_s, event.environment
         return [*self._report(attempt.started), LogDecision(event.key, event.how), *self._prewarm_next()]
 
     def _report(self, message: m.TrialStarted | TrialEnded | m.Idle | None) -> list[Effect]:
@@ -266,6 +270,7 @@ class Keeper:
             message if exit_code else "",
             attempt.metrics_size_at_stop,
             tuple(attempt.warnings.values()),
+            event.environment,
         )
 
     def _note_end(self, ended: TrialEnded, now_s: float) -> list[Effect]:

@@ -30,12 +30,23 @@ from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
 from trial_keeper.host.output_forwarder import OutputForwarder
+from trial_keeper.host.packages import Packages
 from trial_keeper.host.process import TrialProcess
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.processes import adopt_orphans, ancestors, descendants
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
+from trial_keeper.wire.messages import (
+    NO_ENVIRONMENT,
+    AttemptKey,
+    Chunk,
+    Environment,
+    Hello,
+    Offsets,
+    Stream,
+    TrialEnded,
+    Usage,
+)
 from trial_keeper.wire.safe_open import open_to_append
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file, write_all
@@ -100,6 +111,7 @@ class _Attempt:
     spawned_s: float = 0.0
     """On the monotonic clock."""
     usage: UsageWatch | None = None
+    environment: Environment = NO_ENVIRONMENT
 
     def append_to_log(self, line: str) -> None:
         path = self.folder.stream(Stream.KEEPER)
@@ -132,6 +144,7 @@ class Host:
         """The document of the next trial, if that trial was prewarmed."""
         self._tmp = CachedListing(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
+        self._packages = Packages(workspace, self._environ)
         self._watcher = FileWatcher()
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
@@ -300,6 +313,7 @@ class Host:
                 sizes=attempt.tail.sizes(self._settings.streams),
                 stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES) if status else "",
                 out_of_memory=self._memory_shortage(attempt, at_end, status),
+                environment=self._packages.of(attempt.folder),
             )
         )
         self._end_baseline = None
@@ -373,7 +387,14 @@ class Host:
 
     def _report_usage(self, usage: Usage) -> None:
         is_current = self._current is not None and self._current.key == usage.key
-        if self._keeper.link.is_up and is_current:
+        if self._current is None or not is_current:
+            return
+        if not self._current.environment.python:
+            environment = self._packages.of(self._current.folder)
+            if environment.python:
+                self._current.environment = environment
+                self._handle(events.EnvironmentFound(usage.key, environment))
+        if self._keeper.link.is_up:
             self._opened_link().send(usage)
 
     async def _watch_manager(self) -> None:
@@ -534,7 +555,7 @@ class Host:
             self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
-        self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
+        self._handle(events.TrialSpawned(attempt.key, began_at_s, how, self._packages.here))
         # This call opens the files, so that a file that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
         if self._link is not None:

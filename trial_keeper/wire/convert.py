@@ -210,6 +210,7 @@ _FIELDS_FROM_PB: dict[str, Callable[[Any], Any]] = {
     "stream": _stream_from_pb,
     "key": partial(_from_pb, m.AttemptKey),
     "attempt": partial(_from_pb, m.AttemptOffsets),
+    "environment": partial(_from_pb, m.Environment),
     "gpus": _many(m.GpuUsage, "GPUs", MAX_GPUS),
     "warnings": tuple,
     "Hello.version": _checked(_is_version, "is not a valid version"),

@@ -15,6 +15,8 @@ MAX_SIZE = 2**63 - 1
 # One for each stream, with spare room for streams of later keepers.
 MAX_WARNINGS = 16
 MAX_CHARACTERS_OF_WARNING = 1000
+# A host name has at most 253 characters. Source: RFC 1035.
+MAX_CHARACTERS_OF_ENVIRONMENT = 253
 # The year 5138: a later time is an error, and cannot be displayed.
 LATEST_S = 1e11
 
@@ -61,11 +63,47 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """Where and with what an attempt runs; a text is empty if unknown.
+
+    `node`: the cluster's name of the machine. `python`: the version of the interpreter that runs the training code. `packages`:
+    the SHA-256, in hex, of the list of installed packages in the workspace's `packages` folder.
+    """
+
+    host: str = ""
+    node: str = ""
+    python: str = ""
+    packages: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for texts that no keeper sends: they come from other machines."""
+        for text in (self.host, self.node, self.python, self.packages):
+            if len(text) > MAX_CHARACTERS_OF_ENVIRONMENT or not text.isprintable():
+                raise ValueError(
+                    f"{text[:MAX_CHARACTERS_OF_ENVIRONMENT]!r} is not a name or a version of an environment"
+                )
+        if self.packages and not is_digest(self.packages):
+            raise ValueError(f"{self.packages!r} is not a SHA-256 digest")
+
+
+NO_ENVIRONMENT = Environment()
+
+
+def is_digest(text: str) -> bool:
+    """True for a SHA-256 digest in lower-case hex."""
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
 class TrialStarted:
-    """The attempt's command runs. `started_at_s` is in seconds since the epoch, on the keeper's clock."""
+    """The attempt's command runs. `started_at_s` is in seconds since the epoch, on the keeper's clock.
+
+    Sent again with the Python environment once the training code has reported it.
+    """
 
     key: AttemptKey
     started_at_s: float
+    environment: Environment = NO_ENVIRONMENT
 
     def __post_init__(self) -> None:
         """Raises ValueError for an invalid time."""
@@ -102,6 +140,7 @@ class TrialEnded:
     message: str = ""
     metrics_size_at_stop: int | None = None
     warnings: tuple[str, ...] = ()
+    environment: Environment = NO_ENVIRONMENT
 
     def __post_init__(self) -> None:
         """Raises ValueError for impossible values: the data come from other machines, and from files that anyone could write."""

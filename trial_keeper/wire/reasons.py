@@ -15,6 +15,8 @@ class ExitReason(str, Enum):
     TIME_LIMIT = "time limit"
     KEEPER_LOST = "keeper lost"
     JOB_LOST = "job lost"
+    PREEMPTED = "preempted"
+    """The cluster itself reports that it gave the place of the job to one of higher priority."""
     MOUNT = "mount"
     VERSION = "version"
     COULD_NOT_START = "could not start"

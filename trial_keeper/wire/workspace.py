@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
 from trial_keeper.wire.checkpoints import Checkpoint, checkpoint_of
-from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, Environment, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.safe_open import MAX_DOCUMENT_BYTES, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid, check_signature, signed
@@ -55,6 +55,9 @@ _ATTEMPT_DEPTH = 5
 MAX_ATTEMPT_JSON_BYTES = 4096
 """The bound of attempt.json: some ids, each at most 240 bytes, and a signature."""
 
+
+MAX_PACKAGES_BYTES = 512 << 10
+"""The bound of a list of packages: 10,000 names with versions."""
 
 MARKER = "NNI_SYS_DIR"
 """The variable that identifies a process's attempt: every process of the attempt inherits it, and its value is unique."""
@@ -123,6 +126,8 @@ class AttemptFolder:
 
     stop_notice_json = _Inside("path", "stop_notice.json")
     """Tells training code that asks `nni_sdk.should_stop` why the trial is to end; absent before the stop."""
+    python_json = _Inside("path", ".nni/python.json")
+    """The training code's own report of its interpreter; absent if it does not use the SDK."""
     awaits_stop_notice = _Inside("path", ".nni/awaits_stop_notice")
     """Exists once training code has asked `nni_sdk.should_stop`."""
 
@@ -165,6 +170,8 @@ class Workspace:
     """The checkpoints from which later trials resume, if the tuner supports that."""
     trials = _Inside("root", "trials")
     """One folder per trial."""
+    packages = _Inside("root", "packages")
+    """Lists of installed packages. The name of a file is the SHA-256 of its content, so equal lists are one file."""
 
     @property
     def sdk_packages(self) -> tuple[Path, Path, Path]:
@@ -434,7 +441,10 @@ def _fields_of(document: Any) -> dict[str, Any]:
     written: dict[str, Any] = {}
     for each in fields(document):
         value = getattr(document, each.name)
-        written |= asdict(value) if each.name == "key" else {each.name: value}
+        if each.name == "key":
+            written |= asdict(value)
+        else:
+            written[each.name] = asdict(value) if each.name == "environment" else value
     return written
 
 
@@ -519,6 +529,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "metrics_size_at_stop": _of(int, type(None)),
     "checkpoints": lambda value: tuple(map(checkpoint_of, _typed(value, list))),
     "warnings": lambda value: _tuple_of(str, value),
+    "environment": lambda value: Environment(**{name: _text(text) for name, text in value.items()}),
 }
 _ADDED_LATER: dict[str, Any] = {
     "certificate": None,
@@ -528,5 +539,6 @@ _ADDED_LATER: dict[str, Any] = {
     "metrics_size_at_stop": None,
     "warnings": [],
     "checkpoints": [],
+    "environment": {},
 }
 """The values of fields that documents of earlier managers and keepers do not have."""

@@ -17,6 +17,7 @@ from nni_manager.cli import nni_output, options
 from nni_manager.client import output, results
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.results import finite, flat_columns, parsed
+from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import Registry, corrupt_entries
 
@@ -148,6 +149,13 @@ def status(experiment_id: str | None) -> int:
 @click.option(
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
+@click.option(
+    "--provenance",
+    "-p",
+    "has_provenance",
+    is_flag=True,
+    help="Also export what ran: git commit, digest of the code, host, Python, and the digest of the packages.",
+)
 @click.option("--all", "-a", "all_trials", is_flag=True,
               help="With csv: all trials, also without a result, with their number, state and duration.")  # fmt: skip
 @click.option(
@@ -160,6 +168,7 @@ def export(
     target: Path | None,
     kind: str,
     has_intermediates: bool,
+    has_provenance: bool,
     all_trials: bool,
     nni_columns: bool,
 ) -> None:
@@ -170,11 +179,19 @@ def export(
     options.exclude(
         {"--all": all_trials, "--nni-columns": nni_columns},
         {"--all": all_trials, "--intermediate": has_intermediates},
+        {"--all": all_trials, "--nni-columns": nni_columns, "--provenance": has_provenance},
     )
     known = options.experiment(experiment_id)
     objectives = known.stored.config().all_objectives
     records = known.stored.read(
-        lambda reader: list(records_of(reader, objectives, has_intermediates=has_intermediates))
+        lambda reader: list(
+            records_of(
+                reader,
+                objectives,
+                has_intermediates=has_intermediates,
+                has_provenance=has_provenance,
+            )
+        )
     )
     if kind == "json":
         text = to_json(records)
@@ -204,7 +221,9 @@ def export(
     output.info(f"Wrote the results of {len(records)} trials to {target}")
 
 
-def records_of(reader: StoreReader, objectives: Objectives, *, has_intermediates: bool) -> Iterator[Record]:
+def records_of(
+    reader: StoreReader, objectives: Objectives, *, has_intermediates: bool, has_provenance: bool = False
+) -> Iterator[Record]:
     """A record for each trial with a counted final result, in order of creation, with the keys of NNI's export.
 
     A result that is not JSON stays text. NaN and infinities are kept here; each format converts them. `tags` and `note` are
@@ -215,6 +234,7 @@ def records_of(reader: StoreReader, objectives: Objectives, *, has_intermediates
     front = set(objectives.ranked(judged)) if objectives.has_several else set()
     remarks = {trial_id: each.to_json() for trial_id, each in reader.all_remarks().items()}
     intermediates: dict[str, list[Any]] = {}
+    provenance = _provenance_of(reader) if has_provenance else {}
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
             for row in page:
@@ -225,7 +245,30 @@ def records_of(reader: StoreReader, objectives: Objectives, *, has_intermediates
             record["onFront"] = trial_id in front
         if has_intermediates:
             record["intermediate"] = intermediates.get(trial_id, [])
+        record |= provenance.get(trial_id, {})
         yield record | {name: value for name, value in remarks.get(trial_id, {}).items() if value}
+
+
+PROVENANCE = ("gitCommit", "isDirty", "codeDigest", "host", "node", "python", "packages")
+"""The keys of what ran, in a record that has it."""
+
+
+def _provenance_of(reader: StoreReader) -> dict[str, Record]:
+    """What ran, by trial: the newest attempt's environment. Values that are not recorded are None."""
+    code, environments = reader.code(), reader.environments()
+    found: dict[str, Record] = {}
+    for row in reader.trial_list():
+        version = code_at(code, row["started_at_s"])
+        newest = environments[row["trial_id"]][-1] if row["trial_id"] in environments else None
+        values = (
+            version and version.git_commit,
+            version and version.is_dirty,
+            version and version.digest,
+            *((newest.host, newest.node, newest.python, newest.packages) if newest else (None,) * 4),
+        )
+        known = (None if each == "" else each for each in values)
+        found[row["trial_id"]] = dict(zip(PROVENANCE, known, strict=True))
+    return found
 
 
 def to_json(records: Sequence[Record]) -> str:
@@ -239,9 +282,8 @@ def to_csv(records: Sequence[Record]) -> str:
 
     Columns `tags` (separated by spaces) and `note` are present if a trial has any.
     """
-    further = [
-        name for name in ("onFront", "intermediate", "tags", "note") if any(name in each for each in records)
-    ]
+    optional = ("onFront", "intermediate", *PROVENANCE, "tags", "note")
+    further = [name for name in optional if any(name in each for each in records)]
     results_of = [(each["trialJobId"], each["parameter"], each["value"]) for each in records]
     names, rows = flat_columns(results_of, further)
     for row, each in zip(rows, records, strict=True):

@@ -115,9 +115,28 @@ def list_trials(
 @options.trial_option("The trial to show.")
 @options.json_anyway
 def show(experiment_id: str | None, trial_id: str) -> None:
-    """Print one trial as JSON: parameters, result, how it ended, and the resources it used."""
+    """Print one trial as JSON: parameters, result, how it ended, the resources it used, and what ran.
+
+    `provenance` has the version of the code, and each attempt's host, Python, and the digest of its packages.
+    """
     known = options.experiment(experiment_id)
     output.print_json(known.trial(known.trial_id(trial_id)))
+
+
+@trial.command(
+    epilog=options.example(
+        "nnictl trial packages --trial-id aB3dE", "nnictl trial packages GvTf2bVe -T aB3 > requirements.txt"
+    )
+)
+@options.experiment_argument
+@options.trial_option("The trial whose packages are printed.")
+def packages(experiment_id: str | None, trial_id: str) -> None:
+    """Print the Python packages with which a trial ran, as `pip freeze` does: NAME==VERSION.
+
+    They are those of the newest attempt whose training code used nni_sdk.
+    """
+    known = options.experiment(experiment_id)
+    sys.stdout.write("".join(f"{line}\n" for line in known.packages(known.trial_id(trial_id))))
 
 
 @trial.command(

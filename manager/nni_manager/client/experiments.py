@@ -101,6 +101,22 @@ class KnownExperiment:
             raise self._unknown(trial_id) from error
         return found
 
+    def packages(self, trial_id: str) -> list[str]:
+        """The packages with which a trial ran, as NAME==VERSION.
+
+        Raises:
+            UserError: there is no such trial, or its packages are not recorded.
+        """
+        attempts = self.trial(trial_id)["provenance"]["attempts"]
+        digests = [each["packages"] for each in attempts if each["packages"]]
+        found = self.stored.read(lambda reader: reader.packages(digests[-1])) if digests else None
+        if found is None:
+            raise UserError(
+                f"cannot list the packages of trial {trial_id}: they are not recorded; they are read when training code asks "
+                "nni_sdk for its parameters, or reports"
+            )
+        return found
+
     def _check_trial_id(self, trial_id: str) -> None:
         # The id becomes a part of URLs and of paths.
         if not is_safe_name(trial_id):

@@ -48,7 +48,9 @@ class StoredDocuments:
                 found = self.read(lambda reader: reader.trial(trial_id))
                 if found is None:
                     raise ManagerRefusal(f"cannot find trial {trial_id!r}")
-                return serializers.trial_view(snapshot, found)
+                environments = self.read(lambda reader: reader.environments(trial_id)).get(trial_id, ())
+                ran = serializers.provenance_view(snapshot, found, environments)
+                return serializers.trial_view(snapshot, found) | {"provenance": ran}
             case "/trial-jobs", ():
                 reports = self.read(lambda reader: nni_views.reports_of(reader, self._folder.workspace))
                 return nni_views.trial_jobs_view(snapshot, self.read(StoreReader.trials), reports)

@@ -404,6 +404,8 @@ class ExperimentKeys(Schema):
     max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum")
     max_trial_duration: Duration = _duration("30m")
     max_trial_retry: int = whole(0, 99, "2", 0)
+    # Each restart is on the cluster's word; the limit only ends a trial that a crowded cluster would never let finish.
+    max_preemptions: int = whole(0, 9999, "100", 100)
     # NNI lacks this key: it starts every trial, however many fail.
     fail_fast: FailFast = must_be(f"false, or a whole number from 1 to {_MOST_FAILURES}", "10", FAIL_FAST)
     search_space_file: str | None = line(

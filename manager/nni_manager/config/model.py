@@ -256,6 +256,7 @@ class ExperimentSpec:
     warnings: tuple[str, ...] = ()
     max_trial_duration_s: float | None = None
     max_trial_retry: int = 0
+    max_preemptions: int = 100
     initial_trials: tuple[dict[str, Any], ...] = ()
     """The parameters of the first trials, before the tuner proposes any."""
     fail_fast: int = FAIL_FAST

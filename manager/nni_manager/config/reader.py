@@ -234,6 +234,7 @@ class _Reading:
             max_trial_number=file.max_trial_number,
             max_trial_duration_s=file.max_trial_duration,
             max_trial_retry=file.max_trial_retry,
+            max_preemptions=file.max_preemptions,
             fail_fast=file.fail_fast,
             initial_trials=tuple(file.initial_trials),
             training_service=PLATFORMS[self.platform],

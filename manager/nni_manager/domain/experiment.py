@@ -130,6 +130,7 @@ class Experiment:
         assessor_sees_all: bool = False,
         learns_from_early_stopped: bool = False,
         reports_pruned: bool = False,
+        reports_preemption: bool = False,
         state: ExperimentState = ExperimentState.INITIALIZED,
         error: str = "",
         active_s: float = 0.0,
@@ -167,6 +168,7 @@ class Experiment:
             assessor_sees_all,
             learns_from_early_stopped,
             reports_pruned,
+            reports_preemption,
         )
         self.revisions = ChangeLog()
         """The changes of trials, for displays."""

@@ -208,8 +208,8 @@ class JobScheduler:
         return effects
 
     def _submit_for(self, trial: Trial) -> list[Effect]:
-        """Submit a job for one trial. Without reuse the job id equals the trial id, plus a suffix for retries."""
-        trial.job_id = f"{trial.trial_id}-{trial.retries}" if trial.retries else trial.trial_id
+        """Submit a job for one trial. Without reuse the job id equals the trial id, plus a suffix for restarts."""
+        trial.job_id = f"{trial.trial_id}-{trial.restarts}" if trial.restarts else trial.trial_id
         job = self.jobs.add(Job(trial.job_id))
         self.jobs.give(job, trial.trial_id)
         return [events.SaveTrial(trial), events.SaveJob(job), events.SubmitJob(job)]

@@ -10,6 +10,7 @@ from trial_keeper.wire.signals import signal_name
 _NOT_OF_THE_TRIAL = (
     ExitReason.KEEPER_LOST,
     ExitReason.JOB_LOST,
+    ExitReason.PREEMPTED,
     ExitReason.COULD_NOT_START,
     ExitReason.MOUNT,
     ExitReason.VERSION,

@@ -16,7 +16,8 @@ class Limits:
     """The limits of an experiment; all may change while it runs. None: no limit.
 
     `max_trials` and `max_duration_s` limit the start of trials; running trials continue. `max_trial_duration_s`: the longest
-    duration of one attempt. `max_retries`: how often a trial that the cluster lost is started again. `fail_fast`: how many trials
+    duration of one attempt. `max_retries`: how often a trial that the cluster lost is started again. `max_preemptions`:
+    how often one that the cluster preempted is. `fail_fast`: how many trials
     may fail by their own fault, before any has succeeded, until no more are started; 0: all of them.
     """
 
@@ -25,6 +26,7 @@ class Limits:
     max_duration_s: float | None
     max_trial_duration_s: float | None = None
     max_retries: int = 0
+    max_preemptions: int = 100
     fail_fast: int = 0
 
 

@@ -107,6 +107,7 @@ CHANGES: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
     (_C, TrialEvent.STARTED): _R,  # the cluster started a new attempt before the last one was closed
     (_C, TrialEvent.CLOSED): None,
     (_R, TrialEvent.LOST): _W,
+    (_C, TrialEvent.LOST): _W,  # its keeper ended it on the cluster's signal, before the cluster reported why
 }
 # Events that leave the state as it is.
 IGNORED: frozenset[tuple[TrialState, TrialEvent]] = frozenset(
@@ -164,6 +165,8 @@ class Trial:
     """True if a user, not the tuner, proposed the parameters. The tuner receives the result as an additional observation."""
     retries: int = 0
     """How often the trial was started again because the cluster lost it."""
+    preemptions: int = 0
+    """How often the trial was started again because the cluster preempted it."""
     continues: str | None = None
     """The trial whose newest checkpoint this one loads first; None: it starts at its first step."""
     registered: Attempts = field(default_factory=Attempts, repr=False)
@@ -406,14 +409,28 @@ class Trial:
             if each.key.task and each.number == self.attempt and self.reporter in (None, each.key.task):
                 self.attempts.setdefault(each.key.task, each)
 
-    def lost(self, how: str) -> list[RegisteredAttempt]:
-        """Queue a trial that the cluster lost for another attempt. Its earlier reports stay stored but do not count.
+    @property
+    def restarts(self) -> int:
+        """How often the trial was started again in another job."""
+        return self.retries + self.preemptions
+
+    @property
+    def awaits_job_end(self) -> bool:
+        """True if its keeper ended it, without a result, because the cluster ended the job, perhaps to preempt it."""
+        is_cut_off = self.state is TrialState.CLOSING and self.reason is ExitReason.JOB_LOST
+        return is_cut_off and not self._had_result_at_stop
+
+    def lost(self, how: str, *, is_preempted: bool = False) -> list[RegisteredAttempt]:
+        """Queue a trial that the cluster lost or preempted for another attempt. Its earlier reports stay stored but do not count.
 
         Returns the attempts that this call declares lost.
         """
         self.apply(TrialEvent.LOST)
         lost = self.registered.mark_lost()
-        self.retries += 1
+        if is_preempted:
+            self.preemptions += 1
+        else:
+            self.retries += 1
         self.warn(how)
         self.attempts.clear()
         self._reset()

@@ -35,7 +35,7 @@ from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 # Failures that the training code did not cause; a retry may succeed.
-_FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
+_FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED)
 
 STOPPED_BEFORE_START = "stopped before it started"
 _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
@@ -58,6 +58,8 @@ class TrialLifecycle:
     """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
     reports_pruned: bool = False
     """True if the tuner receives the intermediate results of a trial that was stopped early."""
+    reports_preemption: bool = False
+    """True if the cluster reports at a job's end that it preempted the job."""
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
     """The message of a trial after which the experiment cannot continue; the experiment clears it."""
@@ -353,8 +355,13 @@ class TrialLifecycle:
         return [*self._close_when_complete(trial, now_s), events.CloseAttempt(key)]
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
-        """Close the trial unless another of its tasks still runs."""
-        return [] if trial.ended is None or trial.has_task_in(*UNDELIVERED) else self._close(trial, now_s)
+        """Close the trial unless another of its tasks still runs, or the end of its job will explain its end."""
+        if trial.ended is None or trial.has_task_in(*UNDELIVERED):
+            return []
+        return [] if self._awaits_job_end(trial) else self._close(trial, now_s)
+
+    def _awaits_job_end(self, trial: Trial) -> bool:
+        return self.reports_preemption and trial.awaits_job_end and trial.job_id in self.scheduler.jobs.live
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
         """Read the remaining data of an attempt from the shared storage, after its keeper has ended."""
@@ -444,6 +451,8 @@ class TrialLifecycle:
             return [events.SaveTrial(trial)]
         if is_untouched and trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
+        if self._may_restart_preempted(trial, event, may_retry=may_retry):
+            return self._restart(trial, event, is_preempted=True)
         if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED):
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
@@ -454,13 +463,27 @@ class TrialLifecycle:
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
         may_retry = may_retry and trial.stop_reason is None and trial.ended is None
-        if not may_retry or trial.retries >= self.budget.limits.max_retries:
+        if event.reason is ExitReason.PREEMPTED or trial.retries >= self.budget.limits.max_retries:
+            may_retry = False
+        if not may_retry:
             return self._lose(trial, event.reason, event.message, event.at_s, now_s)
-        number = trial.retries + 1
+        return self._restart(trial, event, is_preempted=False)
+
+    def _may_restart_preempted(self, trial: Trial, event: events.JobTerminated, *, may_retry: bool) -> bool:
+        """True for a trial that the cluster has preempted and that neither ended by itself nor was to be stopped."""
+        is_cut_off = trial.stop_reason is None and (trial.reason is None or trial.awaits_job_end)
+        is_preempted = event.reason is ExitReason.PREEMPTED and is_cut_off and may_retry
+        return is_preempted and trial.preemptions < self.budget.limits.max_preemptions
+
+    def _restart(self, trial: Trial, event: events.JobTerminated, *, is_preempted: bool) -> list[Effect]:
+        limits = self.budget.limits
+        if is_preempted:
+            how = f"the cluster preempted it; restart {trial.preemptions + 1} of {limits.max_preemptions}"
+        else:
+            number = trial.retries + 1
+            how = f"the cluster lost it ({event.reason.value}); retry {number} of {limits.max_retries}"
         with self._counted(trial):
-            lost = trial.lost(
-                f"the cluster lost it ({event.reason.value}); retry {number} of {self.budget.limits.max_retries}"
-            )
+            lost = trial.lost(how, is_preempted=is_preempted)
         self.scheduler.jobs.queue.appendleft(trial.trial_id)
         return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
 
@@ -492,6 +515,9 @@ class TrialLifecycle:
         trial = self.trials[trial_id]
         if trial.state.is_terminal:
             return []
+        if self._awaits_job_end(trial):
+            trial.stop_reason = trial.reason = reason
+            return self._close_when_complete(trial, now_s)
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
         if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:

@@ -11,6 +11,7 @@ from typing import Any
 
 from nni_manager.backoff import delays_s
 from nni_manager.domain import events
+from nni_manager.domain.attempts import UNDELIVERED
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
@@ -427,7 +428,10 @@ class ClusterJobs:
                     how = f"{how}; the trial's files are gone: {files.workspace.trial(trial_id).attempts}"
             # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self._runtime.durable())
-            if any(each.ended for each in left) and not trial.state.is_terminal:
+            is_complete = trial.state.is_terminal or (
+                trial.awaits_job_end and not trial.has_task_in(*UNDELIVERED)
+            )
+            if any(each.ended for each in left) and not is_complete:
                 reason = ExitReason.MOUNT
                 how = "the workspace lacks data that the trial has written; check the shared storage"
         if self._service.uses_snapshot:  # only then can other users write there

@@ -78,6 +78,16 @@ def take_snapshot(
     return Snapshot(path.name, files, size_bytes, left_out)
 
 
+def digest_of(code_dir: Path, excluded: Path, secret_files: tuple[Path, ...] = ()) -> str:
+    """The digest in the name of a snapshot of the code folder without the `excluded` folder; writes nothing.
+
+    Raises:
+        CodeUnusable: as for `take_snapshot`.
+    """
+    entries, _, _, _ = _packable(code_dir, (excluded,), secret_files)
+    return _feed(code_dir, entries, lambda *_: None)
+
+
 def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) -> str:
     """The size of a snapshot of the code folder, as text. `storage`: a folder of workspaces, which are never packed.
 

@@ -22,6 +22,7 @@ from nni_manager.engine.experiment_commands import ExperimentCommands
 from nni_manager.engine.history import History
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
+from nni_manager.engine.provenance import ProvenanceRecorder
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
@@ -65,7 +66,10 @@ class Engine(Runtime):
         self.ended_at_s: float | None = self.stored.ended_at_s
         self.history = History(self.experiment, self.reader)
         self.keepers = ConnectedKeepers(self.experiment)
-        self.ingest = KeeperIngest(self, self.keepers)
+        self.provenance = ProvenanceRecorder(
+            self, lambda digest: self.storage_poller.threads.call(self.files.read_packages, digest)
+        )
+        self.ingest = KeeperIngest(self, self.keepers, self.provenance)
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
@@ -171,6 +175,7 @@ class Engine(Runtime):
             await self.jobs.adopt(job)
         if self.experiment.trials:
             self.service.garbage_collect()
+        self.spawn(self.provenance.record_code())
         self.spawn(self._watch_time())
         self.spawn(self.storage_poller.follow(self.spawn))
 
@@ -205,6 +210,7 @@ class Engine(Runtime):
             pending_reason=self.jobs.pending_reason,
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
+            code=self.provenance.code,
         )
 
     def _problems(self) -> tuple[str, ...]:

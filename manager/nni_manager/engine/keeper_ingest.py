@@ -22,6 +22,7 @@ from nni_manager.domain.learning_curve import (
 )
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
+from nni_manager.engine.provenance import ProvenanceRecorder
 from nni_manager.engine.runtime import Runtime
 from nni_sdk.records import Mark
 from trial_keeper.wire import messages
@@ -44,7 +45,8 @@ class KeeperIngest:
     One `AttemptIngest` per attempt exists from its first byte to its close, across any number of gRPC streams.
     """
 
-    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers) -> None:
+    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers, provenance: ProvenanceRecorder) -> None:
+        self._provenance = provenance
         self._experiment = runtime.experiment
         self.commits = runtime.commits
         """Stores the data of all keepers."""
@@ -94,6 +96,7 @@ class KeeperIngest:
                     self.take(key, message.stream, message.offset, message.data)
             case messages.TrialStarted():
                 self._post(events.AttemptStarted(key, message.started_at_s))
+                self._provenance.note(key, message.environment)
             case messages.TrialEnded():
                 self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
             case messages.Usage():
@@ -140,6 +143,7 @@ class KeeperIngest:
     def end(self, ended: messages.TrialEnded) -> None:
         """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
         self._post(events.AttemptEnded(ended))
+        self._provenance.note(ended.key, ended.environment)
         if self._experiment.trials[ended.key.trial_id].state.is_terminal:
             return  # the experiment has already closed the attempt
         receiver = self._receiver(ended.key)
@@ -261,6 +265,7 @@ class KeeperIngest:
     def _drop(self, key: AttemptKey) -> None:
         self._receivers.pop(key, None)
         self._garbage_lines.pop(key, None)
+        self._provenance.forget(key)
 
     def _log_garbage(self, commit: StreamWrite) -> None:
         for span in commit.garbage if commit.key in self._receivers else ():

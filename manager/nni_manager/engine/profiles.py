@@ -18,7 +18,7 @@ from nni_manager.config.model import (
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
-from nni_manager.engine.serializers import ms, problem_of, transport_view, without_none
+from nni_manager.engine.serializers import code_view, ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -41,6 +41,7 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "startTime": ms(snapshot.created_at_s),
             "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
             "nextSequenceId": len(experiment.trials),
+            "code": [code_view(each) for each in snapshot.code],
             "params": params_of(snapshot.config, limits),
             "trialTransports": transports,
             "trialRoads": transports,  # the name of `trialTransports` until 0.7; will be removed in 0.8
@@ -58,6 +59,7 @@ def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
         "maxTrialNum": limits.max_trials,
         "maxTrialDuration": limits.max_trial_duration_s,
         "maxTrialRetry": limits.max_retries,
+        "maxPreemptions": limits.max_preemptions,
         "failFast": limits.fail_fast or False,
         "searchSpace": config.search_space_raw,
         **_objectives_of(config),
@@ -91,6 +93,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             "maxTrialNumber": limits.max_trials,
             "maxTrialDuration": limits.max_trial_duration_s,
             "maxTrialRetry": limits.max_retries,
+            "maxPreemptions": limits.max_preemptions,
             "failFast": limits.fail_fast or False,
             "nniManagerIp": config.nni_manager_ip,
             "useAnnotation": config.is_annotated,
@@ -215,6 +218,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "trial": {
             "command": config.trial_command,
             "codeDirectory": str(config.code_dir),
+            "codeVersion": code_view(snapshot.code[-1]) if snapshot.code else None,
             "gpuNumber": config.gpu_num,
             "maxDurationS": limits.max_trial_duration_s,
         },

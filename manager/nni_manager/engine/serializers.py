@@ -5,6 +5,7 @@ Source: NNI v2.0 and v3.0 manager REST API.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
 from nni_manager.domain.metrics import numbers_beside_default, reward
 from nni_manager.domain.objectives import violated
+from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion, code_at
 from nni_manager.domain.transports import Transport
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_seed import trial_seed
@@ -140,6 +142,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "warning": trial.warning,
             "attempt": trial.attempt,
             "retries": trial.retries,
+            "preemptions": trial.preemptions,
             "continues": trial.continues,
             "isCustomized": trial.is_customized,
             **trial.remarks.to_json(),
@@ -167,6 +170,30 @@ def _outcome_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "violates": violated(objectives, trial.result) or None,
         }
     )
+
+
+def code_view(version: CodeVersion) -> dict[str, Any]:
+    """A version of the training code; `since` in milliseconds since the epoch."""
+    return {
+        "since": ms(version.since_s),
+        "digest": version.digest or None,
+        "gitCommit": version.git_commit,
+        "isDirty": version.is_dirty,
+    }
+
+
+def provenance_view(
+    snapshot: ExperimentSnapshot, trial: Trial, environments: Iterable[AttemptEnvironment]
+) -> dict[str, Any]:
+    """What ran as this trial: the code, and for each attempt of each task the host, Python, and the digest of its packages."""
+    code = code_at(snapshot.code, trial.started_at_s)
+    return {
+        "code": code and code_view(code),
+        "attempts": [
+            {name: value or None for name, value in asdict(each).items()} | {"attempt": each.attempt}
+            for each in environments
+        ],
+    }
 
 
 # A table of ten thousand rows shows one line of a trial's texts.

@@ -35,6 +35,7 @@ from trial_keeper.wire.safe_open import OthersMayWrite, UnsafePath, open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import (
     MAX_ATTEMPT_JSON_BYTES,
+    MAX_PACKAGES_BYTES,
     AttemptDocument,
     AttemptFolder,
     ManagerDocument,
@@ -129,7 +130,12 @@ class SharedFiles:
         sdk = sorted(workspace.sdk.glob("**/*.py"))
         if self.share is not None and code_snapshot is not None:
             self.share.send(workspace.file(code_snapshot), is_fixed=True)
-        folders = filter(Path.is_dir, (workspace.trials, workspace.checkpoints))
+        if not workspace.packages.is_dir():
+            _make_own(workspace.packages, {workspace.root.stat().st_uid, os.geteuid()})
+        if not self.is_private:
+            # Keepers of any user write there. The digest in a file's name shows whether its content is valid.
+            workspace.packages.chmod(WORLD_WRITABLE_STICKY)
+        folders = filter(Path.is_dir, (workspace.trials, workspace.packages, workspace.checkpoints))
         self._send(*folders, *sdk, workspace.run_sh, workspace.manager_json)
 
     def write_trial(
@@ -282,6 +288,13 @@ class SharedFiles:
         # A keeper writes its own stream first when a command runs.
         has_started = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
         return AttemptReadout(key, has_started, tuple(pieces), ended)
+
+    def read_packages(self, digest: str) -> bytes:
+        """A list of packages that a keeper has written; empty if there is none. Its digest is to be checked."""
+        path = self.workspace.packages / digest
+        if self.share is not None:
+            return self.share.read(path, 0, MAX_PACKAGES_BYTES)
+        return read_beneath(self.workspace.root, path, MAX_PACKAGES_BYTES).data
 
     def fetch(self, trial_id: str, stream: Stream) -> None:
         """Copy the missing bytes of a stream from the share to the local files, for every attempt of a trial."""

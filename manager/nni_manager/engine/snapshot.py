@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.pruned_trials import reports_pruned
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -36,6 +37,7 @@ def snapshot_from_stored(
         assessor_sees_all=own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
         reports_pruned=reports_pruned(config),
+        reports_preemption=service is not None and service.reports_preemption,
         state=stored.state,
         error=stored.error,
         active_s=stored.active_s,
@@ -52,6 +54,7 @@ def limits_of(config: ExperimentSpec) -> Limits:
         config.max_exec_duration_s,
         config.max_trial_duration_s,
         config.max_trial_retry,
+        config.max_preemptions,
         config.fail_fast,
     )
 
@@ -72,7 +75,7 @@ class ExperimentSnapshot:
     and others; the most urgent first. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of
     connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason`: as in
     `TrainingService`; empty without a manager. `keepers_of` and `link_of` return the connected keepers of a job by its id, and
-    the URL of the job on its cluster, if it has one.
+    the URL of the job on its cluster, if it has one. `code`: the versions of the training code, in the order of time.
     """
 
     config: ExperimentSpec
@@ -89,6 +92,7 @@ class ExperimentSnapshot:
     pending_reason: Callable[[str], str] = lambda job_id: ""
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
+    code: tuple[CodeVersion, ...] = ()
 
     @property
     def problem(self) -> str:
@@ -108,4 +112,7 @@ class ExperimentSnapshot:
             experiment = snapshot_from_stored(stored, config)
             if has_trials:
                 experiment.restore(reader.trials())
-        return cls(config, folder, experiment, stored.created_at_s, stored.ended_at_s, stored.active_s)
+            code = tuple(reader.code())
+        return cls(
+            config, folder, experiment, stored.created_at_s, stored.ended_at_s, stored.active_s, code=code
+        )

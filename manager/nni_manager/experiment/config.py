@@ -299,6 +299,7 @@ class ExperimentConfig(ConfigBase):
     max_trial_number: int | None = None
     max_trial_duration: Seconds | None = None
     max_trial_retry: int | None = None
+    max_preemptions: int | None = None
     fail_fast: bool | int | None = None
     initial_trials: list[dict[str, Any]] | None = None
     objectives: list[dict[str, Any]] | None = None

@@ -52,6 +52,23 @@ class StartedExperiment:
         """
         return TrialJob.of(self._query(lambda known: known.trial(trial_job_id)))
 
+    def get_provenance(self, trial_job_id: str) -> dict[str, Any]:
+        """What ran as a trial.
+
+        `code`: `digest`, `gitCommit`, `isDirty` and `since`, or None. `attempts`: `attempt`, `task`, `host`, `node`, `python` and
+        the digest `packages` of each. `packages`: the newest list, as NAME==VERSION; empty if it is not recorded.
+
+        Raises:
+            UserError: no trial has this id.
+        """
+
+        def read(known: KnownExperiment) -> dict[str, Any]:
+            found: dict[str, Any] = known.trial(trial_job_id)["provenance"]
+            is_recorded = any(each["packages"] for each in found["attempts"])
+            return found | {"packages": known.packages(trial_job_id) if is_recorded else []}
+
+        return self._query(read)
+
     def list_trial_jobs(self) -> list[TrialJob]:
         """All trials, in order of creation."""
         return [TrialJob.of(each) for each in self._get("/trials")]

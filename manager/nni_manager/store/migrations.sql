@@ -84,7 +84,7 @@ CREATE TABLE remarks (
     note     TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- to: 9 -- checkpoints: marks in the metrics, and trials that continue others
+-- to: 9 -- checkpoints: marks in the metrics, and trials that continue others; what ran: code, hosts, Python and packages; preemptions
 ALTER TABLE trial ADD COLUMN continues TEXT;
 CREATE TABLE mark (
     trial_id          TEXT NOT NULL,
@@ -99,3 +99,18 @@ CREATE TABLE mark (
     PRIMARY KEY (trial_id, attempt, task, record_offset)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX continued ON mark (trial_id) WHERE source_attempt_id IS NOT NULL;
+ALTER TABLE trial ADD COLUMN preemptions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempt ADD COLUMN host TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN node TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN python TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempt ADD COLUMN packages TEXT NOT NULL DEFAULT '';
+CREATE TABLE packages (
+    digest TEXT PRIMARY KEY,
+    list   TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE code (
+    since_s    REAL PRIMARY KEY,
+    digest     TEXT NOT NULL,
+    git_commit TEXT,
+    is_dirty   INTEGER
+) STRICT, WITHOUT ROWID;

@@ -28,15 +28,15 @@ SELECT * FROM imported ORDER BY position;
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, metadata, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
     stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning, is_customized, retries,
-    stop_asked_at_s, continues)
+    preemptions, stop_asked_at_s, continues)
 VALUES (:trial_id, :sequence_id, :parameters, :metadata, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
     :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning, :is_customized, :retries,
-    :stop_asked_at_s, :continues)
+    :preemptions, :stop_asked_at_s, :continues)
 ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
     peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning,
-    retries = excluded.retries, stop_asked_at_s = excluded.stop_asked_at_s;
+    retries = excluded.retries, preemptions = excluded.preemptions, stop_asked_at_s = excluded.stop_asked_at_s;
 
 -- name: get_trials -- all, in order of creation
 SELECT * FROM trial ORDER BY sequence_id;
@@ -80,6 +80,29 @@ SELECT * FROM job WHERE ended_at_s IS NULL OR rowid IN (
 -- name: save_attempt -- an attempt with its number, new or not
 INSERT INTO attempt (trial_id, task, attempt, attempt_id, is_lost) VALUES (:trial_id, :task, :attempt, :attempt_id, :is_lost)
 ON CONFLICT (trial_id, task, attempt_id) DO UPDATE SET is_lost = excluded.is_lost;
+
+-- name: save_environment -- where and with what a registered attempt runs
+UPDATE attempt SET host = :host, node = :node, python = :python, packages = :packages
+WHERE trial_id = :trial_id AND task = :task AND attempt_id = :attempt_id;
+
+-- name: get_environments -- of the attempts of one trial, or of all
+SELECT trial_id, attempt, task, host, node, python, packages FROM attempt
+WHERE :trial_id IS NULL OR trial_id = :trial_id ORDER BY trial_id, attempt, task;
+
+-- name: add_packages -- a list of packages
+INSERT INTO packages (digest, list) VALUES (:digest, :list) ON CONFLICT DO NOTHING;
+
+-- name: get_packages -- one list
+SELECT list FROM packages WHERE digest = :digest;
+
+-- name: get_package_digests -- those of all lists
+SELECT digest FROM packages;
+
+-- name: add_code -- a version of the training code
+INSERT INTO code (since_s, digest, git_commit, is_dirty) VALUES (:since_s, :digest, :git_commit, :is_dirty) ON CONFLICT DO NOTHING;
+
+-- name: get_code -- all versions of the training code, in the order of time
+SELECT * FROM code ORDER BY since_s;
 
 -- name: get_attempts -- of one trial, or of all, in the order of registration
 SELECT * FROM attempt WHERE :trial_id IS NULL OR trial_id = :trial_id ORDER BY trial_id, task, attempt;

@@ -18,6 +18,7 @@ from nni_manager.domain.jobs import Job
 from nni_manager.domain.learning_curve import LearningCurve, Segment, StoredMark, curve_of
 from nni_manager.domain.metrics import truncate_for_display
 from nni_manager.domain.objectives import MAXIMIZE, Objectives
+from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
 from nni_manager.domain.usage import gpus_from_json
@@ -42,7 +43,7 @@ BUSY_WAIT_MS = 5000
 # Page size of metrics reads: 100 MB with records of maximum size, 20 KB with plain numbers.
 ROWS_OF_A_PAGE = 100
 
-Record = TypeVar("Record", StoredExperiment, SeenJob, MetricRow)
+Record = TypeVar("Record", StoredExperiment, SeenJob, MetricRow, AttemptEnvironment, CodeVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,29 @@ class StoreReader:
     def attempts(self, trial_id: str | None = None) -> list[RegisteredAttempt]:
         """The registered attempts of one trial, or of all if `trial_id` is None, by task and number."""
         return [_attempt_of(row) for row in self._rows("get_attempts", {"trial_id": trial_id})]
+
+    def environments(self, trial_id: str | None = None) -> dict[str, list[AttemptEnvironment]]:
+        """Where and with what the attempts of one trial, or of all, ran: by trial, oldest first."""
+        found: dict[str, list[AttemptEnvironment]] = {}
+        for row in self._rows("get_environments", {"trial_id": trial_id}):
+            found.setdefault(row["trial_id"], []).append(_record(AttemptEnvironment, row))
+        return found
+
+    def packages(self, digest: str) -> list[str] | None:
+        """The packages of a list by its digest, as NAME==VERSION; None: it is not stored."""
+        rows = self._rows("get_packages", {"digest": digest})
+        return rows[0]["list"].splitlines() if rows else None
+
+    def package_digests(self) -> list[str]:
+        """The digests of all stored lists of packages."""
+        return [row["digest"] for row in self._rows("get_package_digests")]
+
+    def code(self) -> list[CodeVersion]:
+        """The versions of the training code, in the order of time."""
+        return [
+            _record(CodeVersion, row, is_dirty=None if row["is_dirty"] is None else bool(row["is_dirty"]))
+            for row in self._rows("get_code")
+        ]
 
     def open_attempts(self) -> dict[str, Attempts]:
         """The registered attempts of the trials that are not terminal, by trial."""

@@ -4,7 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -13,12 +13,13 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.learning_curve import StoredMark
+from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
 from nni_sdk.records import Mark
-from trial_keeper.wire.messages import AttemptKey, Usage
+from trial_keeper.wire.messages import AttemptKey, Environment, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -87,6 +88,21 @@ def trial_row(trial: Trial) -> RowWrite:
 def attempt_row(key: AttemptKey, number: int, is_lost: bool = False) -> RowWrite:
     """An attempt and the number that represents it in other tables."""
     return RowWrite("save_attempt", str(key), columns_of(key, attempt=number, is_lost=is_lost))
+
+
+def environment_row(key: AttemptKey, environment: Environment) -> RowWrite:
+    """The environment of an attempt, whose row exists."""
+    return RowWrite("save_environment", str(key), columns_of(key, **asdict(environment)))
+
+
+def packages_row(digest: str, text: str) -> RowWrite:
+    """A list of packages, one per line."""
+    return RowWrite("add_packages", digest, {"digest": digest, "list": text})
+
+
+def code_row(version: CodeVersion) -> RowWrite:
+    """A version of the training code."""
+    return RowWrite("add_code", str(version.since_s), asdict(version))
 
 
 def job_row(job: Job, now_s: float, ended_at_s: float | None) -> RowWrite:

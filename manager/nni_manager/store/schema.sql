@@ -43,6 +43,7 @@ CREATE TABLE trial (
     warning       TEXT NOT NULL DEFAULT '',
     is_customized INTEGER NOT NULL DEFAULT 0,      -- 1 if a person set its parameters
     retries       INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster lost it
+    preemptions   INTEGER NOT NULL DEFAULT 0,      -- number of restarts because the cluster preempted it
     stop_asked_at_s REAL,                          -- when the stop was requested
     continues     TEXT                             -- the trial whose checkpoint this one loads first
 ) STRICT;
@@ -54,8 +55,26 @@ CREATE TABLE attempt (
     attempt       INTEGER NOT NULL,                -- counts from 0 per task, in order of registration
     attempt_id    TEXT NOT NULL,                   -- a ULID; the number for attempts of version 0.6
     is_lost       INTEGER NOT NULL DEFAULT 0,      -- 1 if declared lost: it never counts again
+    host          TEXT NOT NULL DEFAULT '',        -- here and below: empty if unknown
+    node          TEXT NOT NULL DEFAULT '',        -- the cluster's name of the machine
+    python        TEXT NOT NULL DEFAULT '',        -- the version of the training code's interpreter
+    packages      TEXT NOT NULL DEFAULT '',        -- the digest of a list in table packages
     PRIMARY KEY (trial_id, task, attempt),
     UNIQUE (trial_id, task, attempt_id)
+) STRICT, WITHOUT ROWID;
+
+-- Lists of installed packages; many attempts share one.
+CREATE TABLE packages (
+    digest TEXT PRIMARY KEY,                       -- SHA-256 of the list, in hex
+    list   TEXT NOT NULL                           -- NAME==VERSION, one per line
+) STRICT, WITHOUT ROWID;
+
+-- The training code, from the start of a manager that found it changed.
+CREATE TABLE code (
+    since_s    REAL PRIMARY KEY,
+    digest     TEXT NOT NULL,                      -- of the code folder's content; empty if unknown
+    git_commit TEXT,                               -- NULL outside a git repository
+    is_dirty   INTEGER                             -- 1 if the folder differs from the commit
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE job (

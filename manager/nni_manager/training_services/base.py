@@ -58,6 +58,8 @@ class TrainingService(ABC):
     """The content of run.sh: starts the keeper in the job's environment."""
     stops_at_once: ClassVar[bool] = False
     """True if a stop request is a signal, which would overtake the message to a connected keeper."""
+    reports_preemption: ClassVar[bool] = False
+    """True if the end of a job that the cluster preempted has the reason PREEMPTED."""
     runs_as_manager = False
     """True if tasks run as the manager's own user on this machine. The workspace can then be private."""
     share: Share | None = None

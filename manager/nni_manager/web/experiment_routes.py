@@ -101,6 +101,7 @@ class ExperimentRoutes:
             Operation(f"{at}/usage", self.usage_of_trial, MANY, refusals=(404,)),
             Operation(f"{at}/attempts", self.attempts_of_trial, MANY, refusals=(404,)),
             Operation(f"{at}/log/{{stream}}", self.log_of_trial, ONE, query=log_range, refusals=(404,)),
+            Operation("/packages/{digest}", self.packages, MANY, refusals=(404,)),
             Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
             Operation("/jobs", self.jobs, MANY),
             Operation("/experiments", self.experiments, MANY),
@@ -220,8 +221,20 @@ class ExperimentRoutes:
         )
 
     async def trial(self, request: Request) -> Response:
-        """One trial."""
-        return Json(serializers.trial_view(self._engine.snapshot(), self._reads.trial_of(request)))
+        """One trial, and what ran: the code, and each attempt's host, Python and packages."""
+        trial_id = self._reads.trial_of(request).trial_id
+        environments = await self._reads.from_store(lambda reader: reader.environments(trial_id))
+        snapshot, trial = self._engine.snapshot(), self._reads.trial_of(request)
+        ran = serializers.provenance_view(snapshot, trial, environments.get(trial_id, ()))
+        return Json(serializers.trial_view(snapshot, trial) | {"provenance": ran})
+
+    async def packages(self, request: Request) -> Response:
+        """The packages of a list by its digest, as NAME==VERSION."""
+        digest = request.path_params["digest"]
+        found = await self._reads.from_store(lambda reader: reader.packages(digest))
+        if found is None:
+            raise HTTPException(404, f"cannot find packages {digest!r}; `nnictl trial show` has the digests")
+        return Json(found)
 
     async def stop_trial(self, request: Request) -> Response:
         """Stop one trial; the response does not wait for its end."""

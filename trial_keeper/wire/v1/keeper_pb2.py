@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!trial_keeper/wire/v1/keeper.proto\x12\x14trial_keeper.wire.v1\"\xb9\x03\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.HelloH\x00\x12;\n\rtrial_started\x18\x02 \x01(\x0b\x32\".trial_keeper.wire.v1.TrialStartedH\x00\x12,\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.ChunkH\x00\x12\x37\n\x0btrial_ended\x18\x04 \x01(\x0b\x32 .trial_keeper.wire.v1.TrialEndedH\x00\x12,\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.UsageH\x00\x12*\n\x04idle\x18\x06 \x01(\x0b\x32\x1a.trial_keeper.wire.v1.IdleH\x00\x12;\n\rtrial_revoked\x18\x08 \x01(\x0b\x32\".trial_keeper.wire.v1.TrialRevokedH\x00\x12\x33\n\x05\x62\x61tch\x18\x07 \x03(\x0b\x32$.trial_keeper.wire.v1.ConnectRequestB\t\n\x07message\"\x89\x03\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.trial_keeper.wire.v1.WelcomeH\x00\x12\x33\n\trun_trial\x18\x02 \x01(\x0b\x32\x1e.trial_keeper.wire.v1.RunTrialH\x00\x12\x35\n\nstop_trial\x18\x03 \x01(\x0b\x32\x1f.trial_keeper.wire.v1.StopTrialH\x00\x12(\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x19.trial_keeper.wire.v1.AckH\x00\x12\x32\n\x08shutdown\x18\x05 \x01(\x0b\x32\x1e.trial_keeper.wire.v1.ShutdownH\x00\x12\x39\n\x0crevoke_trial\x18\x07 \x01(\x0b\x32!.trial_keeper.wire.v1.RevokeTrialH\x00\x12\x34\n\x05\x62\x61tch\x18\x06 \x03(\x0b\x32%.trial_keeper.wire.v1.ConnectResponseB\t\n\x07message\"U\n\nAttemptKey\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x13\n\x07\x61ttempt\x18\x02 \x01(\rB\x02\x18\x01\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\t\"L\n\x0cStreamOffset\x12,\n\x06stream\x18\x01 \x01(\x0e\x32\x1c.trial_keeper.wire.v1.Stream\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\xac\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x32\n\x08\x61ttempts\x18\x05 \x03(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x10\n\x08is_probe\x18\x06 \x01(\x08\x12\x17\n\x0fsupports_revoke\x18\x07 \x01(\x08\"\x9d\x01\n\x0e\x41ttemptOffsets\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x33\n\x07offsets\x18\x02 \x03(\x0b\x32\".trial_keeper.wire.v1.StreamOffset\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12\x17\n\x0ftrial_succeeded\x18\x04 \x01(\x08\"R\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x36\n\x08\x61ttempts\x18\x02 \x03(\x0b\x32$.trial_keeper.wire.v1.AttemptOffsets\"S\n\x0cTrialStarted\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x14\n\x0cstarted_at_s\x18\x02 \x01(\x01\"\x82\x01\n\x05\x43hunk\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12,\n\x06stream\x18\x02 \x01(\x0e\x32\x1c.trial_keeper.wire.v1.Stream\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xa0\x02\n\nTrialEnded\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x14\n\x0cstarted_at_s\x18\x04 \x01(\x01\x12\x12\n\nended_at_s\x18\x05 \x01(\x01\x12\x37\n\x0b\x66inal_sizes\x18\x06 \x03(\x0b\x32\".trial_keeper.wire.v1.StreamOffset\x12\x0f\n\x07message\x18\x07 \x01(\t\x12!\n\x14metrics_size_at_stop\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08warnings\x18\t \x03(\tB\x17\n\x15_metrics_size_at_stop\"\xa0\x01\n\x05Usage\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x13\n\x0b\x63pu_percent\x18\x02 \x01(\x01\x12\x11\n\trss_bytes\x18\x03 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x04 \x01(\x04\x12,\n\x04gpus\x18\x05 \x03(\x0b\x32\x1e.trial_keeper.wire.v1.GpuUsage\"Q\n\x08GpuUsage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x1b\n\x13utilisation_percent\x18\x02 \x01(\x01\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x04\"\x06\n\x04Idle\"0\n\x08RunTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\"\x1f\n\x0bRevokeTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\" \n\x0cTrialRevoked\x12\x10\n\x08trial_id\x18\x01 \x01(\t\"-\n\tStopTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x03\x41\x63k\x12\x35\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32$.trial_keeper.wire.v1.AttemptOffsets\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t*m\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTREAM_METRICS\x10\x01\x12\x11\n\rSTREAM_STDOUT\x10\x02\x12\x11\n\rSTREAM_STDERR\x10\x03\x12\x11\n\rSTREAM_KEEPER\x10\x04\x32k\n\rKeeperService\x12Z\n\x07\x43onnect\x12$.trial_keeper.wire.v1.ConnectRequest\x1a%.trial_keeper.wire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!trial_keeper/wire/v1/keeper.proto\x12\x14trial_keeper.wire.v1\"\xb9\x03\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.HelloH\x00\x12;\n\rtrial_started\x18\x02 \x01(\x0b\x32\".trial_keeper.wire.v1.TrialStartedH\x00\x12,\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.ChunkH\x00\x12\x37\n\x0btrial_ended\x18\x04 \x01(\x0b\x32 .trial_keeper.wire.v1.TrialEndedH\x00\x12,\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.trial_keeper.wire.v1.UsageH\x00\x12*\n\x04idle\x18\x06 \x01(\x0b\x32\x1a.trial_keeper.wire.v1.IdleH\x00\x12;\n\rtrial_revoked\x18\x08 \x01(\x0b\x32\".trial_keeper.wire.v1.TrialRevokedH\x00\x12\x33\n\x05\x62\x61tch\x18\x07 \x03(\x0b\x32$.trial_keeper.wire.v1.ConnectRequestB\t\n\x07message\"\x89\x03\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.trial_keeper.wire.v1.WelcomeH\x00\x12\x33\n\trun_trial\x18\x02 \x01(\x0b\x32\x1e.trial_keeper.wire.v1.RunTrialH\x00\x12\x35\n\nstop_trial\x18\x03 \x01(\x0b\x32\x1f.trial_keeper.wire.v1.StopTrialH\x00\x12(\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x19.trial_keeper.wire.v1.AckH\x00\x12\x32\n\x08shutdown\x18\x05 \x01(\x0b\x32\x1e.trial_keeper.wire.v1.ShutdownH\x00\x12\x39\n\x0crevoke_trial\x18\x07 \x01(\x0b\x32!.trial_keeper.wire.v1.RevokeTrialH\x00\x12\x34\n\x05\x62\x61tch\x18\x06 \x03(\x0b\x32%.trial_keeper.wire.v1.ConnectResponseB\t\n\x07message\"U\n\nAttemptKey\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x13\n\x07\x61ttempt\x18\x02 \x01(\rB\x02\x18\x01\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\t\"L\n\x0cStreamOffset\x12,\n\x06stream\x18\x01 \x01(\x0e\x32\x1c.trial_keeper.wire.v1.Stream\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\xac\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x15\n\rexperiment_id\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x32\n\x08\x61ttempts\x18\x05 \x03(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x10\n\x08is_probe\x18\x06 \x01(\x08\x12\x17\n\x0fsupports_revoke\x18\x07 \x01(\x08\"\x9d\x01\n\x0e\x41ttemptOffsets\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x33\n\x07offsets\x18\x02 \x03(\x0b\x32\".trial_keeper.wire.v1.StreamOffset\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12\x17\n\x0ftrial_succeeded\x18\x04 \x01(\x08\"R\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x36\n\x08\x61ttempts\x18\x02 \x03(\x0b\x32$.trial_keeper.wire.v1.AttemptOffsets\"\x8b\x01\n\x0cTrialStarted\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x14\n\x0cstarted_at_s\x18\x02 \x01(\x01\x12\x36\n\x0b\x65nvironment\x18\x03 \x01(\x0b\x32!.trial_keeper.wire.v1.Environment\"K\n\x0b\x45nvironment\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x10\n\x08packages\x18\x04 \x01(\t\"\x82\x01\n\x05\x43hunk\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12,\n\x06stream\x18\x02 \x01(\x0e\x32\x1c.trial_keeper.wire.v1.Stream\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xd8\x02\n\nTrialEnded\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x14\n\x0cstarted_at_s\x18\x04 \x01(\x01\x12\x12\n\nended_at_s\x18\x05 \x01(\x01\x12\x37\n\x0b\x66inal_sizes\x18\x06 \x03(\x0b\x32\".trial_keeper.wire.v1.StreamOffset\x12\x0f\n\x07message\x18\x07 \x01(\t\x12!\n\x14metrics_size_at_stop\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08warnings\x18\t \x03(\t\x12\x36\n\x0b\x65nvironment\x18\n \x01(\x0b\x32!.trial_keeper.wire.v1.EnvironmentB\x17\n\x15_metrics_size_at_stop\"\xa0\x01\n\x05Usage\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .trial_keeper.wire.v1.AttemptKey\x12\x13\n\x0b\x63pu_percent\x18\x02 \x01(\x01\x12\x11\n\trss_bytes\x18\x03 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x04 \x01(\x04\x12,\n\x04gpus\x18\x05 \x03(\x0b\x32\x1e.trial_keeper.wire.v1.GpuUsage\"Q\n\x08GpuUsage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x1b\n\x13utilisation_percent\x18\x02 \x01(\x01\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x04\"\x06\n\x04Idle\"0\n\x08RunTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\"\x1f\n\x0bRevokeTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\" \n\x0cTrialRevoked\x12\x10\n\x08trial_id\x18\x01 \x01(\t\"-\n\tStopTrial\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x03\x41\x63k\x12\x35\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32$.trial_keeper.wire.v1.AttemptOffsets\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t*m\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTREAM_METRICS\x10\x01\x12\x11\n\rSTREAM_STDOUT\x10\x02\x12\x11\n\rSTREAM_STDERR\x10\x03\x12\x11\n\rSTREAM_KEEPER\x10\x04\x32k\n\rKeeperService\x12Z\n\x07\x43onnect\x12$.trial_keeper.wire.v1.ConnectRequest\x1a%.trial_keeper.wire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTEMPTKEY'].fields_by_name['attempt']._loaded_options = None
   _globals['_ATTEMPTKEY'].fields_by_name['attempt']._serialized_options = b'\030\001'
-  _globals['_STREAM']._serialized_start=2500
-  _globals['_STREAM']._serialized_end=2609
+  _globals['_STREAM']._serialized_start=2690
+  _globals['_STREAM']._serialized_end=2799
   _globals['_CONNECTREQUEST']._serialized_start=60
   _globals['_CONNECTREQUEST']._serialized_end=501
   _globals['_CONNECTRESPONSE']._serialized_start=504
@@ -49,30 +49,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTEMPTOFFSETS']._serialized_end=1397
   _globals['_WELCOME']._serialized_start=1399
   _globals['_WELCOME']._serialized_end=1481
-  _globals['_TRIALSTARTED']._serialized_start=1483
-  _globals['_TRIALSTARTED']._serialized_end=1566
-  _globals['_CHUNK']._serialized_start=1569
-  _globals['_CHUNK']._serialized_end=1699
-  _globals['_TRIALENDED']._serialized_start=1702
-  _globals['_TRIALENDED']._serialized_end=1990
-  _globals['_USAGE']._serialized_start=1993
-  _globals['_USAGE']._serialized_end=2153
-  _globals['_GPUUSAGE']._serialized_start=2155
-  _globals['_GPUUSAGE']._serialized_end=2236
-  _globals['_IDLE']._serialized_start=2238
-  _globals['_IDLE']._serialized_end=2244
-  _globals['_RUNTRIAL']._serialized_start=2246
-  _globals['_RUNTRIAL']._serialized_end=2294
-  _globals['_REVOKETRIAL']._serialized_start=2296
-  _globals['_REVOKETRIAL']._serialized_end=2327
-  _globals['_TRIALREVOKED']._serialized_start=2329
-  _globals['_TRIALREVOKED']._serialized_end=2361
-  _globals['_STOPTRIAL']._serialized_start=2363
-  _globals['_STOPTRIAL']._serialized_end=2408
-  _globals['_ACK']._serialized_start=2410
-  _globals['_ACK']._serialized_end=2470
-  _globals['_SHUTDOWN']._serialized_start=2472
-  _globals['_SHUTDOWN']._serialized_end=2498
-  _globals['_KEEPERSERVICE']._serialized_start=2611
-  _globals['_KEEPERSERVICE']._serialized_end=2718
+  _globals['_TRIALSTARTED']._serialized_start=1484
+  _globals['_TRIALSTARTED']._serialized_end=1623
+  _globals['_ENVIRONMENT']._serialized_start=1625
+  _globals['_ENVIRONMENT']._serialized_end=1700
+  _globals['_CHUNK']._serialized_start=1703
+  _globals['_CHUNK']._serialized_end=1833
+  _globals['_TRIALENDED']._serialized_start=1836
+  _globals['_TRIALENDED']._serialized_end=2180
+  _globals['_USAGE']._serialized_start=2183
+  _globals['_USAGE']._serialized_end=2343
+  _globals['_GPUUSAGE']._serialized_start=2345
+  _globals['_GPUUSAGE']._serialized_end=2426
+  _globals['_IDLE']._serialized_start=2428
+  _globals['_IDLE']._serialized_end=2434
+  _globals['_RUNTRIAL']._serialized_start=2436
+  _globals['_RUNTRIAL']._serialized_end=2484
+  _globals['_REVOKETRIAL']._serialized_start=2486
+  _globals['_REVOKETRIAL']._serialized_end=2517
+  _globals['_TRIALREVOKED']._serialized_start=2519
+  _globals['_TRIALREVOKED']._serialized_end=2551
+  _globals['_STOPTRIAL']._serialized_start=2553
+  _globals['_STOPTRIAL']._serialized_end=2598
+  _globals['_ACK']._serialized_start=2600
+  _globals['_ACK']._serialized_end=2660
+  _globals['_SHUTDOWN']._serialized_start=2662
+  _globals['_SHUTDOWN']._serialized_end=2688
+  _globals['_KEEPERSERVICE']._serialized_start=2801
+  _globals['_KEEPERSERVICE']._serialized_end=2908
 # @@protoc_insertion_point(module_scope)

@@ -323,23 +323,62 @@ class TrialStarted(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     STARTED_AT_S_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
     started_at_s: _builtins.float
     """seconds since the epoch, on the keeper's clock"""
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
+    @_builtins.property
+    def environment(self) -> Global___Environment:
+        """Sent again with the Python environment once the training code has reported it."""
+
     def __init__(
         self,
         *,
         key: Global___AttemptKey | None = ...,
         started_at_s: _builtins.float = ...,
+        environment: Global___Environment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "started_at_s", b"started_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "key", b"key", "started_at_s", b"started_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrialStarted: _TypeAlias = TrialStarted  # noqa: Y015
+
+@_typing.final
+class Environment(_message.Message):
+    """Where and with what an attempt runs. Empty: unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    PYTHON_FIELD_NUMBER: _builtins.int
+    PACKAGES_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    node: _builtins.str
+    """the cluster's name of the machine"""
+    python: _builtins.str
+    """the version of the interpreter that runs the training code"""
+    packages: _builtins.str
+    """SHA-256, in hex, of the list of installed packages: `packages/DIGEST` in the workspace."""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        node: _builtins.str = ...,
+        python: _builtins.str = ...,
+        packages: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "node", b"node", "packages", b"packages", "python", b"python"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Environment: _TypeAlias = Environment  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
@@ -383,6 +422,7 @@ class TrialEnded(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     METRICS_SIZE_AT_STOP_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """One of the values of ExitReason."""
     exit_code: _builtins.int
@@ -405,6 +445,8 @@ class TrialEnded(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The keeper's findings about the attempt's files, such as a truncation; each is one readable line."""
 
+    @_builtins.property
+    def environment(self) -> Global___Environment: ...
     def __init__(
         self,
         *,
@@ -417,10 +459,11 @@ class TrialEnded(_message.Message):
         message: _builtins.str = ...,
         metrics_size_at_stop: _builtins.int | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        environment: Global___Environment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_metrics_size_at_stop", b"_metrics_size_at_stop", "key", b"key", "metrics_size_at_stop", b"metrics_size_at_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_metrics_size_at_stop", b"_metrics_size_at_stop", "environment", b"environment", "key", b"key", "metrics_size_at_stop", b"metrics_size_at_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metrics_size_at_stop", b"_metrics_size_at_stop", "ended_at_s", b"ended_at_s", "exit_code", b"exit_code", "final_sizes", b"final_sizes", "key", b"key", "message", b"message", "metrics_size_at_stop", b"metrics_size_at_stop", "reason", b"reason", "started_at_s", b"started_at_s", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metrics_size_at_stop", b"_metrics_size_at_stop", "ended_at_s", b"ended_at_s", "environment", b"environment", "exit_code", b"exit_code", "final_sizes", b"final_sizes", "key", b"key", "message", b"message", "metrics_size_at_stop", b"metrics_size_at_stop", "reason", b"reason", "started_at_s", b"started_at_s", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__metrics_size_at_stop: _TypeAlias = _typing.Literal["metrics_size_at_stop"]  # noqa: Y015
     _WhichOneofArgType__metrics_size_at_stop: _TypeAlias = _typing.Literal["_metrics_size_at_stop", b"_metrics_size_at_stop"]  # noqa: Y015

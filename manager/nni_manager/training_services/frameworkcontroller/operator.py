@@ -40,6 +40,8 @@ _FIRST_PORT = 4000
 _NODE_LOST_S = 600
 _NO_RETRIES = {"fancyRetryPolicy": False, "maxRetryCount": 0}
 # FrameworkController's codes for pods or jobs that were deleted externally.
+_PREEMPTED = -1003
+"""PodPreemptedForCriticalPod."""
 _DELETED_EXTERNALLY = frozenset({-100, -101, -210, -220, -230})
 # Exports the role's command, exactly as Kubernetes expands it, as a line of bash.
 _EXPORTS_COMMAND = f"""export {PREFIX}COMMAND="$(printf '%q ' "$@")\""""
@@ -90,7 +92,8 @@ class FrameworkController(Operator):
 
     def name_of(self, experiment_id: str, job_id: str) -> str:
         """Lower-case letters and digits, so names of two jobs may collide."""
-        return f"nniexp{experiment_id}{render.short_name(job_id)}".lower()
+        # A restarted trial's job has a suffix, as in `aB3dE-1`.
+        return f"nniexp{experiment_id}{render.short_name(job_id).replace('-', '')}".lower()
 
     def metadata(self, labels: dict[str, str]) -> Document:
         """The labels, and those and the annotations of the template."""
@@ -151,6 +154,8 @@ class FrameworkController(Operator):
             exit_code = int(failed[-1]["code"])
             if failed[-1].get("reason") == "OOMKilled":
                 reason = ExitReason.OUT_OF_MEMORY
+        if code == _PREEMPTED:
+            exit_code, reason = None, ExitReason.PREEMPTED
         pod = task.get("podName")
         return JobOutcome(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
 

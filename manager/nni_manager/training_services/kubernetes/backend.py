@@ -34,7 +34,7 @@ from nni_manager.training_services.kubernetes.job_states import (
     KubernetesJobEvent,
     KubernetesJobState,
 )
-from nni_manager.training_services.kubernetes.observed import FIELDS, ObservedObjects
+from nni_manager.training_services.kubernetes.observed import FIELDS, PREEMPTED_FIELDS, ObservedObjects
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
@@ -63,6 +63,7 @@ class KubernetesService(TrainingService):
     """One experiment's jobs on one cluster. API calls and watches run on worker threads."""
 
     uses_snapshot = True
+    reports_preemption = True
     grace_s = KEEPER_GRACE_S + render.TERMINATION_MARGIN_S
 
     def __init__(
@@ -246,6 +247,13 @@ class KubernetesService(TrainingService):
             is_optional=True,
         )
         self._watches.append(events)
+        preempted = watch.Watch(
+            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._on_preempted)),
+            fields=PREEMPTED_FIELDS,
+            concerns=self._observed.warnings.concerns,
+            is_optional=True,
+        )
+        self._watches.append(preempted)
         for each in self._watches:
             each.start()
 
@@ -302,6 +310,11 @@ class KubernetesService(TrainingService):
             case watch.Synced():
                 pass
 
+    def _on_preempted(self, change: watch.Change) -> None:
+        # Without the right to read events, which `_on_event` reports, newer clusters still set the pod's condition.
+        if isinstance(change, watch.Upserted):
+            self._observed.note_preempted(change.document)
+
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:
             logger.warning("%s", message)
@@ -344,8 +357,14 @@ class KubernetesService(TrainingService):
         await self._wait_for_pods(lambda: not self._observed.awaits_pods(job.job_id, document))
         verdict = self._observed.verdict(job.job_id, document)
         message = self._observed.termination_message(job.job_id, verdict)
+        preempted = self._observed.preempted_pod(job.job_id)
         self._apply(job, _E.REPORTED)
-        self._end(job, verdict.exit_code, message, verdict.reason)
+        if preempted is not None:
+            # Whatever the exit code: training code may use the grace period to end without an error.
+            message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
+            self._end(job, None, message, ExitReason.PREEMPTED)
+        else:
+            self._end(job, verdict.exit_code, message, verdict.reason)
         self._calls.start_delete(job.name, job.uid)
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:

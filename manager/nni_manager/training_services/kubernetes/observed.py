@@ -12,6 +12,8 @@ from nni_manager.training_services.kubernetes.render import job_of
 
 FIELDS = "type=Warning"
 """The field selector of warning events."""
+PREEMPTED_FIELDS = "reason=Preempted"
+"""The field selector of the scheduler's events about preempted pods: older clusters set no condition."""
 # A scheduler event that is outdated once the pod has a node.
 _NO_NODE = "FailedScheduling"
 _MAX_CHARS = 500
@@ -28,6 +30,8 @@ class ObservedObjects:
         self.warnings = WarningEventCache(experiment_id)
         self._pods: dict[str, dict[str, Document]] = {}
         """Pods of a job are kept until its end is reported."""
+        self._preempted_uids: set[str] = set()
+        """The uids of pods with an event Preempted."""
         self._gone_pods: set[str] = set()
         """The names of kept pods that were deleted."""
 
@@ -44,6 +48,17 @@ class ObservedObjects:
             del shown[name]
             if not shown:
                 del self._pods[job_id]
+
+    def note_preempted(self, event: Document) -> None:
+        """Store the scheduler's event that it has preempted a pod."""
+        self._preempted_uids.add(str((event.get("involvedObject") or {}).get("uid", "")))
+
+    def preempted_pod(self, job_id: str) -> str | None:
+        """The name of a pod of the job that the cluster reports as preempted; None: it reports none."""
+        for name, pod in self._pods.get(job_id, {}).items():
+            if pods.is_preempted(pod) or pod["metadata"].get("uid") in self._preempted_uids:
+                return name
+        return None
 
     def drop_resource(self, document: Document) -> None:
         """Remove a deleted resource, unless a newer one of the same name was shown."""

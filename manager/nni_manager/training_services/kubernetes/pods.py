@@ -92,6 +92,18 @@ def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
     return int(failed[-1]["exitCode"]), any(each.get("reason") == "OOMKilled" for each in failed)
 
 
+def is_preempted(pod: Mapping[str, Any]) -> bool:
+    """True if the scheduler ended the pod to make room for one of higher priority.
+
+    Source: Kubernetes 1.26, Pod disruption conditions. Other reasons of the condition are deletions and evictions.
+    """
+    return any(
+        (each.get("type"), each.get("status"), each.get("reason"))
+        == ("DisruptionTarget", "True", "PreemptionByScheduler")
+        for each in (pod.get("status") or {}).get("conditions") or []
+    )
+
+
 def is_over(pod: Mapping[str, Any]) -> bool:
     """True if the pod is terminal."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")

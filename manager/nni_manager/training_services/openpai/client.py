@@ -89,6 +89,7 @@ class OpenPaiService(TrainingService):
     """One experiment's jobs on one cluster. Calls to the cluster run on worker threads."""
 
     uses_snapshot = True
+    reports_preemption = True
     # OpenPAI's grace for a container, plus two polls: one to send the stop and one to detect the end.
     grace_s = 30.0 + 2 * POLL_S
 
@@ -371,6 +372,9 @@ class OpenPaiService(TrainingService):
             await self._messages.of(detail),
         )
         message = "\n".join(filter(None, parts))
+        if detail.is_preempted:
+            self._end(job, None, message, ExitReason.PREEMPTED)
+            return
         reason = ExitReason.OUT_OF_MEMORY if detail.exit_code == OUT_OF_MEMORY else ExitReason.KEEPER_LOST
         self._end(job, detail.exit_code, message, reason)
 

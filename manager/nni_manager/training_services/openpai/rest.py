@@ -24,6 +24,8 @@ from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 # Source: the default limit of OpenPAI's job list. It also accepts explicit limits up to 50000.
 PAGE_ROWS = 5000
+PREEMPTED = -1003
+"""OpenPAI's exit code of a job whose place a critical pod has taken. Source: k8s-job-exit-spec.yaml."""
 _LOG_CHUNK_BYTES = 4096
 # A log server without tail-mode sends the whole log.
 _MAX_LOG_BYTES = 2**20
@@ -65,6 +67,7 @@ class JobStatus:
     """The details of one job, or its row in a list, which has neither attempt nor reason. `document` is OpenPAI's own.
 
     `exit_code` is that of the task's command if the runtime reports it, else OpenPAI's. `trigger` is the task that ended the job.
+    `is_preempted`: OpenPAI reports that a critical pod took the job's place.
     """
 
     name: str
@@ -75,6 +78,7 @@ class JobStatus:
     reason: str
     trigger: tuple[str, int] | None
     document: Mapping[str, Any] = field(repr=False)
+    is_preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,4 +298,5 @@ def _status(document: Any) -> JobStatus:
         reason=", ".join(filter(None, reason)),
         trigger=(role, index) if isinstance(role, str) and isinstance(index, int) else None,
         document=values,
+        is_preempted=code == PREEMPTED,
     )

@@ -66,14 +66,26 @@
  * @property {string} warning
  * @property {number | null} attempt
  * @property {number} retries
+ * @property {number} preemptions
  * @property {?string} continues
  * @property {boolean} isCustomized
  * @property {string[]} tags
  * @property {string} note
  * @property {number} intermediateCount
  * @property {{peak: UsageFigures, latest: UsageFigures | null} | null} usage
+ * @property {Provenance} [provenance]  only in the answer about one trial
  * @property {string | null} transport
  * @property {number | null} lastContactAgoS
+ *
+ * @typedef {object} CodeVersion
+ * @property {number} since
+ * @property {string | null} digest
+ * @property {string | null} gitCommit
+ * @property {boolean | null} isDirty
+ *
+ * @typedef {object} Provenance
+ * @property {CodeVersion | null} code
+ * @property {{attempt: number, task: string | null, host: string | null, node: string | null, python: string | null, packages: string | null}[]} attempts
  *
  * @typedef {object} Summary
  * @property {string} id
@@ -134,7 +146,7 @@
  * @property {{name: string} | null} assessor
  * @property {string} earlyStops  what the tuner learns from trials that the assessor stops; empty without one
  * @property {string} trainingService
- * @property {{command: string, codeDirectory: string, gpuNumber: number | null, maxDurationS: number | null}} trial
+ * @property {{command: string, codeDirectory: string, codeVersion: CodeVersion | null, gpuNumber: number | null, maxDurationS: number | null}} trial
  * @property {unknown} searchSpace
  * @property {string} text  the stored configuration as YAML
  * @property {string} version  of the manager

@@ -8,7 +8,7 @@ import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
-import { badge, card, experimentBadge, facts, metricTitle, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { badge, card, codeVersion, experimentBadge, facts, metricTitle, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 import { Sample } from "../state/sample.js";
 import { frontChart } from "./front_chart.js";
 import { NoticeBox } from "../widgets/notices.js";
@@ -342,6 +342,7 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
     ["Training service", plain(trainingService)],
     ["Command", h("code", {}, plain(trial.command))],
     ["Code", h("code", {}, plain(trial.codeDirectory))],
+    ["Code version", codeVersion(trial.codeVersion)],
     ["GPUs per trial", trial.gpuNumber ? format.count(trial.gpuNumber) : null],
     ["Time limit per trial", perTrial === null ? "no limit" : format.duration(perTrial)],
     ["Folder", h("code", {}, plain(logDir))],

@@ -9,7 +9,7 @@ import { api } from "../state/api.js";
 import { usageLines } from "../usage.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
-import { badge, facts, metricTitle, parameterTable, time } from "../widgets/facts.js";
+import { badge, codeVersion, facts, metricTitle, parameterTable, time } from "../widgets/facts.js";
 import { LogView } from "../widgets/log.js";
 import { RemarksEditor } from "../widgets/remarks.js";
 
@@ -151,12 +151,43 @@ function factsOf(trial, objectives) {
     ["Duration", run === null ? null : format.duration(run)],
     ["Attempt", trial.attempt === null ? null : format.count(trial.attempt)],
     ["Retried", trial.retries ? `${format.counted(trial.retries, "time")}, because the cluster lost its job` : null],
+    ["Preempted", trial.preemptions ? `${format.counted(trial.preemptions, "time")}, and started again` : null],
     ["Continues", trial.continues ? `trial ${trial.continues}, from its checkpoint` : null],
     ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
     ["Job", jobOf(trial)],
     ["Transport", trial.transport && transportText(trial.transport, trial.lastContactAgoS)],
+    ["Code", codeVersion(trial.provenance?.code)],
+    ["Ran on", ranOn(trial)],
+    ["Python", pythonOf(trial)],
     ["Log path", trial.logPath && h("code", { "data-test": "log-path" }, plain(trial.logPath))],
   ]);
+}
+
+/**
+ * The machines of the attempts, without repetitions.
+ *
+ * @param {Trial} trial
+ */
+function ranOn(trial) {
+  const names = (trial.provenance?.attempts ?? []).map(({ host, node }) => (node && node !== host ? `${host ?? ""} on ${node}` : host ?? ""));
+  return short([...new Set(names)].filter(Boolean).join(", "), 500);
+}
+
+/**
+ * The Python of the newest attempt that has reported one; its packages are loaded when they are opened.
+ *
+ * @param {Trial} trial
+ */
+function pythonOf(trial) {
+  const { python, packages } = (trial.provenance?.attempts ?? []).filter((each) => each.python).at(-1) ?? {};
+  if (!python) return null;
+  if (!packages) return short(python, 100);
+  const list = h("pre", { tabindex: 0, "data-test": "packages" });
+  const box = h("details", {}, h("summary", {}, `${short(python, 100)}, packages`), list);
+  box.addEventListener("toggle", () => attempt(async () => {
+    if (list.textContent === "") list.textContent = plain((await api.packages(packages)).join("\n"));
+  }));
+  return box;
 }
 
 /**

@@ -172,6 +172,8 @@ export const api = {
   trial: (id) => ask(trialPath(id)),
   /** @param {string} id @returns {Promise<Attempt[]>} */
   attempts: (id) => ask(`${trialPath(id)}/attempts`),
+  /** @param {string} digest @returns {Promise<string[]>} */
+  packages: (digest) => ask(`/packages/${encodeURIComponent(digest)}`),
   /** @param {string} id @returns {Promise<UsageSample[]>} */
   usage: (id) => ask(`${trialPath(id)}/usage`),
   /** @param {string} id @returns {Promise<Metric[]>} */

@@ -6,7 +6,7 @@ import { flat, oneLine, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 
 /** @import { Child } from "../dom.js" */
-/** @import { Parameters } from "../types.js" */
+/** @import { CodeVersion, Parameters } from "../types.js" */
 
 /**
  * A badge with the style of a state, and its name unless there is a text.
@@ -59,6 +59,19 @@ export function facts(entries) {
 export function time(ms) {
   if (ms === null || ms === undefined) return null;
   return h("time", { datetime: new Date(ms).toISOString(), title: momentWithZone(ms) }, moment(ms));
+}
+
+/**
+ * The commit of the training code, and the digest of its folder.
+ *
+ * @param {CodeVersion | null | undefined} code
+ */
+export function codeVersion(code) {
+  if (!code || !(code.gitCommit || code.digest)) return null;
+  const { gitCommit, isDirty, digest } = code;
+  return h("span", { "data-test": "code-version" },
+    gitCommit && ["commit ", h("code", { title: plain(gitCommit) }, short(gitCommit, 12)), isDirty ? " with changes" : "", digest ? ", " : ""],
+    digest && ["content ", h("code", {}, short(digest, 16))]);
 }
 
 /**

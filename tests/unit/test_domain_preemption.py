@@ -1,0 +1,172 @@
+"""Trials whose jobs the cluster preempts: they start again, without counting as retries."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_search import SimulatedReuse, new_search
+
+from nni_manager.domain.events import (
+    AttemptEnded,
+    CloseAttempt,
+    ExperimentStopAsked,
+    JobTerminated,
+    TrialStopAsked,
+)
+from nni_manager.domain.trial import TrialState
+from trial_keeper.wire.messages import TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+PREEMPTED, JOB_LOST = ExitReason.PREEMPTED, ExitReason.JOB_LOST
+
+
+def a_search(**options):
+    return new_search(concurrency=1, max_trials=1, reports_preemption=True, **options)
+
+
+@pytest.mark.parametrize("is_ended_by_keeper", [False, True])
+def test_a_preempted_trial_starts_again_without_counting_as_a_retry(is_ended_by_keeper):
+    search = a_search(max_retries=0)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, "0.9", final=False)
+    if is_ended_by_keeper:  # the cluster gave the pod its grace period, and the keeper ended the trial
+        search.end(trial_id, JOB_LOST)
+        assert any(isinstance(each, CloseAttempt) for each in search.deliver(trial_id))
+        assert search.trial(trial_id).state is TrialState.CLOSING
+    search.lose_job(trial_id, PREEMPTED)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.retries, trial.preemptions) == (TrialState.WAITING, 0, 1)
+    assert trial.warning == "the cluster preempted it; restart 1 of 100"
+    assert search.submitted == ["t0", "t0-1"]
+    search.start(trial_id, attempt=1)
+    search.report(trial_id, "0.5", attempt=1)
+    search.end(trial_id, attempt=1)
+    search.deliver(trial_id, attempt=1)
+    assert (trial.state, trial.value) == (TrialState.SUCCEEDED, 0.5)
+
+
+def test_a_deletion_is_no_preemption():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.lose_job(trial_id, JOB_LOST)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
+
+
+def test_a_cluster_that_reports_no_preemption_delays_no_end():
+    search = new_search(concurrency=1, max_trials=1)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    assert search.trial(trial_id).state is TrialState.FAILED
+
+
+@given(most=st.integers(0, 5), retries=st.integers(0, 2))
+def test_a_trial_is_restarted_at_most_max_preemptions_times(most, retries):
+    search = a_search(max_preemptions=most, max_retries=retries)
+    trial_id = search.suggest()
+    for attempt in range(most + 1):
+        assert search.trial(trial_id).state is TrialState.WAITING
+        search.start(trial_id, attempt)
+        search.lose_job(trial_id, PREEMPTED)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.reason) == (TrialState.FAILED, PREEMPTED)
+    assert (trial.preemptions, trial.retries) == (most, 0)
+    assert len(set(search.submitted)) == most + 1
+
+
+@given(st.lists(st.sampled_from([PREEMPTED, JOB_LOST]), max_size=8))
+def test_each_restart_has_a_job_of_its_own_and_counts_for_its_reason(losses):
+    search = a_search(max_retries=99)
+    trial_id = search.suggest()
+    for attempt, reason in enumerate(losses):
+        search.start(trial_id, attempt)
+        search.lose_job(trial_id, reason)
+    trial = search.trial(trial_id)
+    assert (trial.preemptions, trial.retries) == (losses.count(PREEMPTED), losses.count(JOB_LOST))
+    assert len(set(search.submitted)) == len(losses) + 1
+
+
+@pytest.mark.parametrize("reason", [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT])
+def test_a_trial_that_ended_by_itself_is_not_started_again(reason):
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, "0.5")
+    search.end(trial_id, reason)
+    search.deliver(trial_id)
+    state = search.trial(trial_id).state
+    search.lose_job(trial_id, PREEMPTED)
+    assert state.is_terminal
+    assert (search.trial(trial_id).state, len(search.submitted)) == (state, 1)
+
+
+def test_a_final_result_before_the_signal_is_kept():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, "0.5", offset=0)
+    search.end(trial_id, JOB_LOST, metrics_size_at_stop=100)
+    search.deliver(trial_id)
+    assert search.trial(trial_id).state is TrialState.SUCCEEDED
+
+
+def test_a_user_may_stop_a_trial_while_the_end_of_its_job_is_awaited():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
+    search.handle(JobTerminated("t0", PREEMPTED, "gone", 60.0))
+    assert search.trial(trial_id).state is TrialState.USER_CANCELED
+
+
+def test_a_stopped_experiment_starts_no_preempted_trial_again():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.handle(ExperimentStopAsked(40.0))
+    search.lose_job(trial_id, PREEMPTED)
+    assert search.trial(trial_id).state is TrialState.USER_CANCELED
+
+
+def test_the_end_of_the_job_is_awaited_by_the_next_manager_too():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search = search.resumed()
+    search.trial(trial_id).ended = None  # not stored
+    search.experiment.state = type(search.state).RUNNING
+    search.lose_job(trial_id, PREEMPTED)
+    assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)
+
+
+def test_a_new_pod_of_the_same_job_continues_the_trial():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.start(trial_id, attempt=1)
+    assert search.trial(trial_id).state is TrialState.RUNNING
+
+
+def test_the_trial_of_a_preempted_reused_job_starts_again_in_another():
+    search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True)
+    (job_id,) = search.submitted
+    search.idle(job_id)
+    search.start("t0")
+    key = search.next_attempt("t0")
+    search.handle(AttemptEnded(TrialEnded(key, JOB_LOST, 143, 20.0, 30.0, {})))
+    search.deliver("t0")
+    search.handle(JobTerminated(job_id, PREEMPTED, "gone", 60.0))
+    trial = search.experiment.trials["t0"]
+    assert (trial.state, trial.preemptions, trial.retries) == (TrialState.WAITING, 1, 0)
+    assert len(search.submitted) == 2

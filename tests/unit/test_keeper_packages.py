@@ -1,0 +1,110 @@
+"""The environment of a trial: the packages of the paths that its interpreter has reported."""
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trial_keeper.cluster_environment import node_name
+from trial_keeper.host.packages import Packages, installed
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    (tmp_path / "packages").mkdir()
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "attempt/.nni").mkdir(parents=True)
+    return AttemptFolder(tmp_path / "attempt")
+
+
+def report(folder, path, version="3.11.2"):
+    folder.python_json.write_text(json.dumps({"version": version, "path": path}))
+
+
+def test_the_packages_of_this_interpreter_are_those_that_the_standard_library_finds():
+    found = dict(line.split("==") for line in installed(sys.path))
+    for each in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
+        if "editable" not in str(each.locate_file("")):
+            assert name in found
+    assert found["pytest"] == importlib.metadata.version("pytest")
+
+
+def test_of_two_versions_the_first_in_the_path_counts(tmp_path):
+    for place, version in (("a", "2.0"), ("b", "1.0")):
+        (tmp_path / place / f"Some_Package-{version}.dist-info").mkdir(parents=True)
+    (tmp_path / "b/old-0.1-py3.7.egg-info").touch()
+    paths = [str(tmp_path / place) for place in ("a", "b", "missing", "")]
+    assert installed(paths) == ["old==0.1", "some-package==2.0"]
+
+
+def test_a_list_is_written_once_under_its_digest_and_again_only_if_it_changes(workspace, folder, tmp_path):
+    site = tmp_path / "site"
+    (site / "numpy-1.26.4.dist-info").mkdir(parents=True)
+    report(folder, [str(site)])
+    packages = Packages(workspace, {"NODE_NAME": "gpu-7"})
+
+    first = packages.of(folder)
+
+    assert (first.python, first.node) == ("3.11.2", "gpu-7")
+    (written,) = workspace.packages.iterdir()
+    assert written.name == first.packages == hashlib.sha256(b"numpy==1.26.4\n").hexdigest()
+    before = written.stat()
+    assert packages.of(folder) == Packages(workspace, {"NODE_NAME": "gpu-7"}).of(folder) == first
+    assert written.stat() == before
+    (site / "torch-2.1.0.dist-info").mkdir()
+    assert packages.of(folder).packages != first.packages
+    assert len(list(workspace.packages.iterdir())) == 2
+
+
+def test_without_a_report_only_host_and_node_are_known(workspace, folder):
+    packages = Packages(workspace, {})
+    assert packages.of(folder) == packages.here
+    assert packages.here.host
+    assert not packages.here.python
+
+
+@given(content=st.binary(max_size=200) | st.builds(lambda each: json.dumps(each).encode(), st.recursive(
+    st.none() | st.text() | st.integers() | st.just("version"), lambda of: st.lists(of) | st.dictionaries(
+        st.sampled_from(["version", "path"]) | st.text(), of))))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_invalid_report_costs_only_the_record(workspace, folder, content):
+    folder.python_json.write_bytes(content)
+    found = Packages(workspace, {}).of(folder)
+    assert found.host == Packages(workspace, {}).here.host
+
+
+def test_an_unwritable_workspace_costs_only_the_list(folder, tmp_path):
+    report(folder, [str(tmp_path)])
+    assert Packages(Workspace(Path("/proc/none")), {}).of(folder).packages
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, ""),
+        ({"NODE_NAME": "node-1"}, "node-1"),
+        ({"SLURMD_NODENAME": "c12"}, "c12"),
+        (
+            {
+                "PAI_CURRENT_TASK_ROLE_NAME": "Worker_A",
+                "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
+                "PAI_HOST_IP_workera_1": "10.0.0.7",
+            },
+            "10.0.0.7",
+        ),
+    ],
+)
+def test_the_name_of_the_node_comes_from_the_cluster(environ, name):
+    assert node_name(environ) == name
