@@ -1,0 +1,44 @@
+"""The words with which Kubernetes reports a preempted pod, and those that are none."""
+
+import pytest
+
+from nni_manager.training_services.kubernetes.observed import ObservedObjects
+from nni_manager.training_services.kubernetes.pods import is_preempted
+
+
+def a_pod(uid="u1", **condition):
+    return {
+        "metadata": {"name": "job-worker-0", "uid": uid, "labels": {"trialId": "aB3dE"}},
+        "status": {"phase": "Running", "conditions": [condition] if condition else None},
+    }
+
+
+def disrupted(reason, status="True"):
+    return a_pod(type="DisruptionTarget", status=status, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_one"),
+    [
+        (disrupted("PreemptionByScheduler"), True),
+        (disrupted("PreemptionByScheduler", status="False"), False),
+        (disrupted("DeletionByTaintManager"), False),
+        (disrupted("EvictionByEvictionAPI"), False),
+        (disrupted("TerminationByKubelet"), False),
+        (a_pod(type="Ready", status="True", reason="PreemptionByScheduler"), False),
+        (a_pod(), False),
+        ({}, False),
+    ],
+)
+def test_only_the_condition_of_the_scheduler_is_a_preemption(pod, is_one):
+    assert is_preempted(pod) is is_one
+
+
+def test_the_event_of_the_scheduler_counts_for_its_own_pod_and_not_for_a_new_one_of_that_name():
+    observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
+    observed.store_pod(a_pod(), is_gone=False, is_kept=True)
+    assert observed.preempted_pod("aB3dE") is None
+    observed.note_preempted({"involvedObject": {"name": "job-worker-0", "uid": "u1"}})
+    assert observed.preempted_pod("aB3dE") == "job-worker-0"
+    observed.store_pod(a_pod(uid="u2"), is_gone=False, is_kept=True)
+    assert observed.preempted_pod("aB3dE") is None
