@@ -17,6 +17,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
@@ -219,7 +220,7 @@ def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: Simula
     after = SimulatedReuse.__new__(SimulatedReuse)
     after.effects = []
     after.experiment = Experiment(
-        "exp", before.budget.limits, True, reuses_jobs=True, completion=PAIR, state=before.state
+        "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, completion=PAIR, state=before.state
     )
     trial = team.trial("t0")
     trial.ended = None

@@ -117,7 +117,7 @@ class World:
 
     def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
         self.experiment = Experiment(
-            "exp", Limits(concurrency, max_trials, None), True, reuses_jobs=True, may_prefetch=True
+            "exp", Limits(concurrency, max_trials, None), MAXIMIZE, reuses_jobs=True, may_prefetch=True
         )
         self.experiment.jobs.max_trials = max_trials_of_job
         self.containers: dict[str, Container] = {}
@@ -260,7 +260,7 @@ class World:
         self.requests.clear()
         self.undelivered.clear()
         after = self.experiment = Experiment(
-            "exp", before.budget.limits, True, reuses_jobs=True, may_prefetch=True, state=before.state
+            "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=before.state
         )
         after.jobs.max_trials = before.jobs.max_trials
         for trial in before.trials.values():

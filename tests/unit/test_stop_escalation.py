@@ -233,7 +233,7 @@ def test_a_stopping_job_of_an_earlier_manager_has_a_deadline_too() -> None:
     before.stop()
     search = SimulatedStops()
     search.experiment = Experiment(
-        "exp", before.experiment.budget.limits, True, state=ExperimentState.STOPPING
+        "exp", before.experiment.budget.limits, MAXIMIZE, state=ExperimentState.STOPPING
     )
     search.experiment.restore(before.experiment.trials.values())
     search.experiment.scheduler.restore([before.experiment.jobs.live["t0"]], [])

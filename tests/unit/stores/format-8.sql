@@ -1,4 +1,4 @@
--- A database as 0.8 left it before checkpoints: the same trials as in format 1.
+-- A database as 0.7 left it before checkpoints and the record of what ran: the same trials as in format 1.
 CREATE TABLE experiment (
     only_row           INTEGER PRIMARY KEY CHECK (only_row = 1),
     experiment_id      TEXT NOT NULL,
