@@ -6,24 +6,35 @@ Source: Keras 2 and 3, keras.callbacks.Callback; `tf.keras` is the same Keras.
 from keras.callbacks import Callback
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from typing import Any
 
+# Keras chooses the format of weights by it.
+_SUFFIX = ".weights.h5"
+
 
 class NNICallback(Callback):
     """Reports a metric after each epoch and the final result after training; a stop ends training after the batch.
 
     `metric`: a name of Keras's logs, such as `val_loss`. `best`: "min" or "max" makes the lowest or highest value the final
-    result; None the last.
+    result; None the last. `checkpoints`: save one after each epoch. `training.rounds` is the number of epochs of the attempts
+    before, whose weights are loaded at the start of training: `fit(..., initial_epoch=callback.training.rounds)`.
     """
 
-    def __init__(self, metric: str, best: "str | None" = None) -> None:
+    def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         super().__init__()
         self._reporter = MetricReporter(metric, best)
+        self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._names = set()  # type: set[str]
+
+    def on_train_begin(self, logs: "Any" = None) -> None:
+        """See Keras. The model has been built by now, so that its weights and the optimizer's can be loaded."""
+        if self.training.model is not None:
+            self.model.load_weights(self.training.model + _SUFFIX)
 
     def on_train_batch_end(self, batch: int, logs: "Any" = None) -> None:
         """See Keras."""
@@ -40,6 +51,7 @@ class NNICallback(Callback):
         )
         if is_first_process() and not is_awaited:
             self._reporter.report(logs)
+        self.training.round_ended(lambda path: self.model.save_weights(path + _SUFFIX))
 
     def on_train_end(self, logs: "Any" = None) -> None:
         """See Keras."""

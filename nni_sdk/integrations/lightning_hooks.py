@@ -4,6 +4,7 @@ Source: Lightning 2.0 and later, lightning.pytorch.callbacks.Callback.
 """
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -15,14 +16,30 @@ class LightningHooks:
     """Reports a metric after each epoch and the final result after training; a stop ends training after the batch.
 
     `metric`: a name that the LightningModule logs, such as `val_loss`. A metric of validation is reported after each validation.
-    `best`: "min" or "max" makes the lowest or highest value the final result; None the last.
+    `best`: "min" or "max" makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each
+    epoch, in trainings of one process. `training.model` is that of the attempts before:
+    `trainer.fit(..., ckpt_path=callback.training.model)`.
     """
 
-    def __init__(self, metric: str, best: "str | None" = None) -> None:
+    def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         super().__init__()
         self._reporter = MetricReporter(metric, best)
+        self._saves = checkpoints
+        self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._is_of_validation = False
         self._was_validated = False
+
+    def on_train_start(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning. Refuses to save checkpoints of several processes, which must all take part in saving.
+
+        Raises:
+            ValueError: `checkpoints` was set, and there are several processes.
+        """
+        if self._saves and trainer.world_size > 1:
+            raise ValueError(
+                f"cannot save checkpoints of {trainer.world_size} processes; leave out checkpoints=True, "
+                "and let ModelCheckpoint save in nni_sdk.checkpoint_dir()"
+            )
 
     def on_train_batch_end(self, trainer: "Any", *_: "Any") -> None:
         """See Lightning. All processes stop after the same batch."""
@@ -41,12 +58,12 @@ class LightningHooks:
 
     def on_train_epoch_end(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning."""
-        metrics = trainer.callback_metrics
-        is_awaited = trainer.enable_validation and not self._was_validated
-        if self._is_of_validation or not trainer.is_global_zero:
-            return
-        if self._reporter.metric in metrics or not is_awaited:
-            self._reporter.report(metrics)
+        if trainer.is_global_zero and not self._is_of_validation:
+            metrics = trainer.callback_metrics
+            is_awaited = trainer.enable_validation and not self._was_validated
+            if self._reporter.metric in metrics or not is_awaited:
+                self._reporter.report(metrics)
+        self.training.round_ended(trainer.save_checkpoint)
 
     def on_train_end(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning."""

@@ -3,9 +3,13 @@
 Source: transformers 4 and 5, transformers.TrainerCallback.
 """
 
+import os
+import shutil
+
 from transformers import TrainerCallback
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter
 from nni_sdk.integrations.torch_ranks import on_any_rank
 
@@ -18,11 +22,13 @@ class NNICallback(TrainerCallback):
     """Reports a metric each time it is logged and the final result after training; a stop ends training after the step.
 
     `metric`: a name of the Trainer's logs, such as `eval_loss` or `loss`. `best`: "min" or "max" makes the lowest or highest
-    value the final result; None the last.
+    value the final result; None the last. `checkpoints`: save each checkpoint of the Trainer (`save_strategy`).
+    `training.model` is the newest one of the attempts before: `trainer.train(resume_from_checkpoint=callback.training.model)`.
     """
 
-    def __init__(self, metric: str, best: "str | None" = None) -> None:
+    def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         self._reporter = MetricReporter(metric, best)
+        self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._names = set()  # type: set[str]
         self._was_evaluated = False
 
@@ -47,6 +53,12 @@ class NNICallback(TrainerCallback):
         """See transformers. All processes stop after the same step."""
         if on_any_rank(nni_sdk.should_stop(), args.device):
             control.should_training_stop = True
+
+    def on_save(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
+        """See transformers. The Trainer may remove its own copy later (`save_total_limit`)."""
+        if state.is_world_process_zero:
+            saved = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+            self.training.round_ended(lambda path: shutil.copytree(saved, path))
 
     def on_train_end(self, args: "Any", state: "Any", control: "Any", **_: "Any") -> None:
         """See transformers."""

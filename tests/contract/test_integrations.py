@@ -7,11 +7,14 @@ import signal
 import subprocess
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 from deadlines import scaled_s
 from framework_trainings import FRAMEWORKS, ROUNDS, STOP_AFTER
 from pythons import python_with
+
+from nni_sdk.integrations.lightning_hooks import LightningHooks
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,3 +119,10 @@ def test_a_training_that_was_killed_continues_from_its_checkpoint_with_the_same_
     both = killed["first"]["intermediate"] + killed["second"]["intermediate"]
     assert both == pytest.approx(whole["intermediate"], rel=1e-5)
     assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5)
+
+
+def test_lightning_refuses_to_save_checkpoints_of_several_processes():
+    hooks = LightningHooks("val_loss", checkpoints=True)
+    hooks.on_train_start(SimpleNamespace(world_size=1), None)
+    with pytest.raises(ValueError, match=r"cannot save checkpoints of 2 processes; .*ModelCheckpoint"):
+        hooks.on_train_start(SimpleNamespace(world_size=2), None)

@@ -167,6 +167,7 @@ class ScikitLearnFolds(ScikitLearn):
 class Keras:
     module, metric, names, best = "keras", "val_loss", ["accuracy", "loss", "val_accuracy", "val_loss"], "max"
     other = "KerasPruningCallback"
+    continues = True
 
     def train(self, callback):
         import keras
@@ -176,7 +177,15 @@ class Keras:
         model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")])
         model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy", metrics=["accuracy"])
         history = model.fit(
-            x, y, 32, ROUNDS, verbose=0, validation_data=(valid_x, valid_y), callbacks=[callback]
+            x,
+            y,
+            32,
+            ROUNDS,
+            verbose=0,
+            shuffle=False,
+            validation_data=(valid_x, valid_y),
+            callbacks=[callback],
+            initial_epoch=callback.training.rounds,
         )
         check_prediction(model.predict(valid_x, verbose=0))
         return history.history["val_loss"]
@@ -199,6 +208,7 @@ def torch_model():
 class Lightning:
     module, metric, names, best = "lightning", "val_loss", ["train_loss", "val_loss"], "max"
     other = "PyTorchLightningPruningCallback"
+    continues = True
     agrees = True
     package = "lightning.pytorch"
 
@@ -241,7 +251,7 @@ class Lightning:
             callbacks=[callback],
             **quiet,
         )
-        trainer.fit(module, train, valid)
+        trainer.fit(module, train, valid, ckpt_path=callback.training.model)
         check_prediction(module.model(valid.dataset.tensors[0]).detach())
         return module.values
 
@@ -253,6 +263,7 @@ class PyTorchLightning(Lightning):
 class Transformers:
     module, metric, names, best = "transformers", "eval_loss", ["eval_loss", "eval_runtime"], "max"
     other = "NNICallback"
+    continues = True
     agrees = True
 
     def train(self, callback):
@@ -276,7 +287,7 @@ class Transformers:
                 per_device_train_batch_size=16,
                 learning_rate=0.5,
                 eval_strategy="epoch",
-                save_strategy="no",
+                save_strategy="epoch",
                 report_to=[],
                 use_cpu=True,
                 disable_tqdm=True,
@@ -285,7 +296,7 @@ class Transformers:
             trainer = transformers.Trainer(
                 Model(), arguments, train_dataset=train, eval_dataset=valid, callbacks=[callback]
             )
-            trainer.train()
+            trainer.train(resume_from_checkpoint=callback.training.model)
             check_prediction(trainer.predict(valid).predictions)
         return [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
 
