@@ -75,7 +75,7 @@ HEARS = """
 import json, sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
     from nni_manager.tuner.optuna_backed import OptunaTuner as Tuner
-    restore, tell = Tuner.restore, Tuner.tell
+    restore, tell = Tuner.restore, Tuner.tell_result
 
     def note(key, value):
         with open({heard!r}, "a") as heard:
@@ -87,11 +87,11 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
                 note(trial.key, trial.value)
         return restore(self, trials)
 
-    def noted_tell(self, key, value):
-        note(key, value)
-        return tell(self, key, value)
+    def noted_tell(self, key, result):
+        note(key, result.value)
+        return tell(self, key, result)
 
-    Tuner.restore, Tuner.tell = noted_restore, noted_tell
+    Tuner.restore, Tuner.tell_result = noted_restore, noted_tell
 """
 JOBS, TUNER, STORE = (
     "nni_manager.engine.cluster_jobs",
@@ -106,7 +106,7 @@ PER_TRIAL = (
     (INGEST, "KeeperIngest", "end", "before", 1),
     (STORE, "Store", "commit", "after", 5),
 )
-BEFORE_A_TELL = (TUNER, "OptunaTuner", "tell", "before", 2)
+BEFORE_A_TELL = (TUNER, "OptunaTuner", "tell_result", "before", 2)
 REUSED = (
     (LOCAL, "LocalTrainingService", "submit", "after", 1),
     (JOBS, "ClusterJobs", "_write_trial", "before", 2),

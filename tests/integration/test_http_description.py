@@ -200,7 +200,13 @@ def test_unknown_methods_are_refused_with_405(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue
-        names = {"trial_id": served.trial, "stream": "stdout", "file_name": "stdout", "board_id": "1"}
+        names = {
+            "trial_id": served.trial,
+            "stream": "stdout",
+            "file_name": "stdout",
+            "board_id": "1",
+            "digest": "0" * 64,
+        }
         response = served.ask(path.format(first=0, last=1, **names), verb)
         assert response.status_code == 405
         assert response.json()["error"].startswith("cannot ")

@@ -31,6 +31,7 @@ _PATH_PARAMETERS: Mapping[str, Schema] = {
     "last": {"type": "integer", "minimum": 0},
     "file_name": {"type": "string"},
     "board_id": {"type": "string"},
+    "digest": {"type": "string"},
 }
 # Responses of `web.auth_middleware` to any operation.
 _REFUSALS_OF_ALL: Mapping[int, str] = {
