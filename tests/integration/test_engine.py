@@ -272,6 +272,34 @@ def test_a_waiting_trial_stays_waiting_when_the_experiment_is_closed(a_real_expe
         assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
 
 
+def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_manager_closes(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=2)
+
+    async def scenario():
+        before = asyncio.all_tasks()
+        engine, service = an_engine(experiment, kind=SlowSubmit)
+        blocked = asyncio.Event()
+
+        async def place(job_id):
+            blocked.set()
+            await asyncio.Event().wait()
+
+        service.place = place
+        await start(engine)
+        await blocked.wait()
+        (trial_id,) = engine.experiment.trials
+        engine.stop_trial(
+            trial_id
+        )  # its submission is cancelled, and the next trial is to start when that has ended
+        await engine.close()
+        assert not engine.failed.is_set()
+        assert asyncio.all_tasks() == before
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        assert reader.trials()[0].state.value == "USER_CANCELED"
+
+
 class Remote(Void):
     """Jobs that see only the workspace of this machine."""
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import commits
+from nni_manager.errors import RetryableError
 from nni_manager.store.errors import StoreBusy
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.reader import StoreReader
@@ -217,6 +218,25 @@ def test_a_disk_that_stays_full_does_not_block_close(database, tmp_path):
     blocker.close()
     with StoreReader(database) as reader:
         assert reader.trials() == []
+
+
+def test_writes_that_follow_from_the_last_transaction_are_stored_and_later_ones_are_refused(
+    database, tmp_path
+):
+    store = open_store(database, tmp_path)
+
+    async def run():
+        group = commits.GroupCommit(store, pytest.fail)
+        group.add([row(1)]).add_done_callback(lambda _: group.add([row(2)]))
+        await group.close()
+        with pytest.raises(RetryableError, match="the manager is ending"):
+            await group.add([row(3)])
+        group.add_deferred([row(4)])
+        assert group.waiting_bytes == 0
+
+    asyncio.run(run())
+    with StoreReader(database) as reader:
+        assert [trial.sequence_id for trial in reader.trials()] == [1, 2]
 
 
 FLOOD, QUIET, OTHER = (AttemptKey(name, attempt_id(0), "main-0") for name in ("flood", "quiet", "other"))

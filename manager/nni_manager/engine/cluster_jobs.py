@@ -6,7 +6,8 @@ The domain makes all decisions about trials; their outcomes are posted to the do
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from nni_manager.backoff import delays_s
@@ -204,17 +205,19 @@ class ClusterJobs:
         if self._inflight_commands & {command, (job_id, trial_id, None)}:
             return  # the dispatch in progress serves this request as well
         self._inflight_commands.add(command)
-        dispatched = self._in_order(job_id, self._dispatch(effect, self._runtime.last_save))
+        dispatched = self._in_order(job_id, partial(self._dispatch, effect, self._runtime.last_save))
         dispatched.add_done_callback(lambda _: self._inflight_commands.discard(command))
 
-    def _in_order(self, job_id: str, command: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+    def _in_order(
+        self, job_id: str, command: Callable[[], Coroutine[None, None, None]]
+    ) -> "asyncio.Task[None]":
         """Run a command to the keepers of a job after all earlier ones."""
         earlier = self._dispatches.get(job_id)
 
         async def run() -> None:
             if earlier is not None:
                 await asyncio.wait({earlier})
-            await command
+            await command()
 
         task = self._dispatches[job_id] = self._spawn(run())
         return task
@@ -240,7 +243,7 @@ class ClusterJobs:
         """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
         # Replaces an older revoke, whose stream has ended: the trial may have been dispatched again since.
         newest = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
-        self._in_order(effect.job.job_id, self._revoke(effect.job, effect.trial, newest))
+        self._in_order(effect.job.job_id, partial(self._revoke, effect.job, effect.trial, newest))
 
     async def _revoke(self, job: Job, trial: Trial, newest: object) -> None:
         if self._pending_revokes.get((job.job_id, trial.trial_id)) is not newest:

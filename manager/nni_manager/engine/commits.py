@@ -102,7 +102,7 @@ class GroupCommit:
         self._deferral: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._failure: Exception | None = None
-        """Why nothing more is stored: a bug, or a disk that rejected a transaction at close."""
+        """Why nothing more is stored: a bug, a disk that rejected a transaction at close, or a closed store."""
         self.waiting_bytes = 0
         """An upper estimate of the memory held by pending writes."""
         self._bytes_of: dict[AttemptKey, int] = {}
@@ -111,7 +111,7 @@ class GroupCommit:
         """Why nothing can be stored at present; empty if it can."""
 
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[Any]":
-        """Store the writes; the future is done when they are durable, and fails only for a bug or a full disk at close.
+        """Store the writes; the future is done when they are durable. It fails after a bug or close, or for a full disk at close.
 
         Without writes, the future is done when everything added before is durable.
         """
@@ -162,14 +162,16 @@ class GroupCommit:
         """Wait until all writes are durable, and close the store.
 
         The first transaction that the disk rejects now is dropped with all later writes: they were not acknowledged, so keepers
-        resend them.
+        resend them. Writes that are added after the last transaction fail in the same way.
         """
         self._is_closing = True
         self._added.set()
-        if self._all():
+        while self._all():
             self._start()
-        if self._task is not None:
-            await self._task
+            if self._task is not None:
+                await self._task
+        if self._failure is None:
+            self._failure = RetryableError("cannot store data: the manager is ending; resume the experiment")
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 

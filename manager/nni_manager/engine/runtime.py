@@ -63,6 +63,7 @@ class Runtime(ABC):
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     # ---- events
 
@@ -128,13 +129,17 @@ class Runtime(ABC):
     # ---- tasks
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run the work as a task; its failure ends the manager."""
+        """Run the work as a task; its failure ends the manager. While the manager closes, no work starts."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._note_task)
+        if self._is_closing:
+            task.cancel()
         return task
 
     async def _cancel_tasks(self) -> None:
+        # No task may outlive the store. A cancelled submission ends its trial, and the next one would then be submitted.
+        self._is_closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
