@@ -27,6 +27,13 @@ trial: {command: python3 train.py, codeDir: .}
 SECRET = b"the secret of keepers"
 
 
+def unpack(archive, folder):
+    """Extract an archive of the tests' own, with the filter of Pythons that have one: some demand it, older ones lack it."""
+    with tarfile.open(archive) as file:
+        file.extraction_filter = getattr(tarfile, "data_filter", None)
+        file.extractall(folder)  # noqa: S202 - we have made the archive
+
+
 def move_to(monkeypatch, path):
     """Switch to another machine: an empty home."""
     monkeypatch.setenv("HOME", str(path))

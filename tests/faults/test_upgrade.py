@@ -10,7 +10,6 @@ one before columns and documents were renamed to the field's terms.
 import asyncio
 import os
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from attempts import metrics_of
 from real_experiment import RealExperiment, a_manager_here, until, values
+from saved_archives import unpack
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.trial import Trial
@@ -41,8 +41,7 @@ nni_sdk.report_final_result(nni_sdk.get_sequence_id())
 
 def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]]:
     """Resume the experiment of an archive and run it to its end."""
-    with tarfile.open(HERE / archive) as file:
-        file.extractall(tmp_path, filter="data")
+    unpack(HERE / archive, tmp_path)
     folder = ExperimentFolder(tmp_path / "experiments" / "TESTEXPT")
     with StoreReader(folder.database) as reader:
         config = ExperimentSpec.from_json(reader.experiment().config)
@@ -94,8 +93,7 @@ def test_keepers_from_before_the_renames_work_with_this_manager(
     reuse: bool,
 ) -> None:
     """With `reuse`, trials are prefetched, so all messages of the protocol except refusals are exchanged."""
-    with tarfile.open(HERE / "keeper-0.7-before-renames.tar.xz") as file:
-        file.extractall(tmp_path, filter="data")
+    unpack(HERE / "keeper-0.7-before-renames.tar.xz", tmp_path)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(
         "#!/bin/sh\n"

@@ -109,12 +109,20 @@ def in_a_prefix(tmp_path, site_packages):
     prefix = tmp_path / "prefix"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "conda-meta").mkdir()
-    (prefix / LIB / "site-packages").mkdir(parents=True)
-    os.link(os.path.realpath(BASE), prefix / "bin/python")
+    (prefix / LIB).mkdir(parents=True)
+    python = prefix / "bin/python"
+    os.link(os.path.realpath(BASE), python)
     for entry in Path(sys.base_prefix, LIB).iterdir():
         if entry.name != "site-packages":
             (prefix / LIB / entry.name).symlink_to(entry)
-    return prefix / "bin/python", real_nni(prefix / LIB / "site-packages"), {}
+    # site-packages, or what Debian has in its place.
+    packages = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return python, real_nni(Path(packages.stdout.strip())), {}
 
 
 def on_the_path_after_the_sdk(tmp_path, site_packages):

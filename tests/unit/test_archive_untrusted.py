@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from saved_archives import a_member, move_to, repacked, save_an_experiment
+from saved_archives import a_member, move_to, repacked, save_an_experiment, unpack
 
 from nni_manager.cli import archive, archive_reader, main
 from nni_manager.cli.archive_reader import ArchiveLimits
@@ -559,8 +559,7 @@ def test_any_value_in_any_column_is_loaded_or_rejected(an_archive, data):
 def test_two_copies_of_a_valid_store_preserve_all_rows(saved, tmp_path):
     """Copies every row of a valid store twice."""
     path = saved("-s", metadata={"/lr": 0.5, "x": "é"})
-    with tarfile.open(path) as packed:
-        packed.extract("experiment.sqlite", tmp_path, filter="data")
+    unpack(path, tmp_path)
     copy_tables(tmp_path / "experiment.sqlite", tmp_path / "tables.sqlite")
     copy_store(tmp_path / "tables.sqlite", tmp_path / "copy.sqlite", config="{}", secret=b"")
 

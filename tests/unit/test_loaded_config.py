@@ -50,7 +50,6 @@ def test_a_loaded_file_describes_the_same_experiment_in_any_folder(file, tmp_pat
 
 @pytest.mark.parametrize("file", ACCEPTED_FILES)
 def test_the_json_of_a_configuration_describes_the_same_experiment(file, tmp_path, monkeypatch):
-    expected = read_experiment_file(file)
     config = ExperimentConfig.load(file)
     monkeypatch.chdir(tmp_path)
     document = json.loads(json.dumps(config.json()))
