@@ -33,7 +33,7 @@ OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions images lock
+.PHONY: help demo quick test e2e test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,12 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
 	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
 
-test: .venv/.installed-test ## run all tests; the environment variable TEST names a single one
-	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40; fi
+test: .venv/.installed-test ## run all tests but those of make e2e; the environment variable TEST names a single one
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
+	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/faults tests/integration tests/unit; fi
+
+e2e: .venv/.installed-test ## trial-keeper as its users have it: the page in Chromium, images in podman, an installed wheel, the real nni package
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 6 --dist loadscope --durations 20 tests/e2e; fi
 
 # The programs of the PATH without the optional ones, and no libfuse.
 test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs

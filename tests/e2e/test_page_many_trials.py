@@ -1,6 +1,6 @@
 """The web page of a large experiment in a real Chromium: it loads the trials that it shows.
 
-`make page` measures it at 100,000 trials; `make test` does the same with fewer, above a lower threshold.
+`make page` measures it at 100,000 trials; `make e2e` does the same with fewer, above a lower threshold.
 """
 
 import csv

@@ -32,7 +32,7 @@ from nni_manager.training_services.local.client import processes_of
 
 pytestmark = pytest.mark.timeout(400)
 
-SEEDS = amount(2, 40)
+SEEDS = amount(1, 40)
 _ENDS_S = 180.0
 # What a trial of two seconds reports, so that damage comes before, during and after.
 TRAIN = """

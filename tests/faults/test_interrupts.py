@@ -85,7 +85,7 @@ def test_an_interrupt_leaves_nothing_or_names_what_runs(place, foreground):
         nnictl(place, "stop").communicate(timeout=2 * DEADLINE_S)
 
     unnamed, tracebacks = [], []
-    for number in range(amount(6, 100)):
+    for number in range(amount(3, 100)):
         chosen = random.Random(number)
         (place / "train.py").write_text(chosen.choice((TRAIN, ENDLESS)))
         first_s = chosen.uniform(0, took_s + scaled_s(0.2))

@@ -64,7 +64,12 @@ def test_an_experiment_ends_after_a_resume_although_its_folder_of_trials_is_gone
     assert_it_ends(experiment)
 
 
-@pytest.mark.parametrize("lost", ["a missing workspace", "a file as trials"])
+# Refused before any job matters, so alike with reused jobs. On this machine, the workspace is the experiment's folder.
+@pytest.mark.parametrize(
+    ("experiment", "lost"),
+    [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],
+    indirect=["experiment"],
+)
 def test_a_resume_without_a_workspace_names_it_with_a_remedy_that_works(experiment, tmp_path, lost):
     workspace = experiment.folder.workspace
     if lost == "a file as trials":
@@ -72,8 +77,6 @@ def test_a_resume_without_a_workspace_names_it_with_a_remedy_that_works(experime
         workspace.trials.touch()
         told = f"cannot use {workspace.trials}: it is not a folder; move it away"
         remedy = workspace.trials.unlink
-    elif workspace.root == experiment.folder.path:
-        pytest.skip("the workspace is the experiment's folder")
     else:
         shutil.rmtree(workspace.root)
         told = f"cannot find workspace {workspace.root}; mount its storage, or, if the workspace is lost, create an empty folder"

@@ -1,7 +1,8 @@
 """State files of an experiment on the local OpenPAI, of its storage and of that OpenPAI itself, replaced or made unreadable.
 
 A resume works, or names the file and the remedy. `make thorough` damages each file alone, in each form. In short, the files
-are damaged in groups, each in one form.
+are damaged in groups, each in one form, without those that an experiment on this machine has, too
+(`test_replaced_state_files.py`).
 """
 
 import contextlib
@@ -154,6 +155,7 @@ def test_a_resume_on_openpai_works_with_any_replaced_state_file_or_names_it_with
     if IS_THOROUGH:
         cases = [{name: form} for name, form in itertools.product(kinds, forms)]
     else:
+        kinds = [name for name in kinds if not name.startswith("experiments/")]
         groups = in_groups(kinds, len(forms))
         cases = [dict.fromkeys(names, form) for names, form in zip(groups, forms, strict=True)]
     print(f"{len(kinds)} state files, {len(cases)} resumes")
