@@ -25,6 +25,8 @@ class Controllers:
 
     def __init__(self, store):
         self._store = store
+        self.stopped = set()
+        """The kinds whose operator does not run."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -54,7 +56,8 @@ class Controllers:
                     for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
                         # A refused step is tried again at the next change.
                         with contextlib.suppress(Refused):
-                            STEPS[kind.group, kind.plural](self._store, kind, found)
+                            if kind not in self.stopped:
+                                STEPS[kind.group, kind.plural](self._store, kind, found)
 
     # ---- garbage collection
 

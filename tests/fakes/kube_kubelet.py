@@ -356,6 +356,8 @@ class Pod:
         self.is_stopping = self.is_over = self.is_lost = self._is_killed = False
         self.killed_for, self.evicted_for = "Error", ""
         self._grace: threading.Timer | None = None
+        self._signals = threading.Lock()
+        """A stop concerns the processes that run then, and those that start afterwards."""
         folders = node.folders(pod)
         containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
         self._plans = []
@@ -381,13 +383,17 @@ class Pod:
 
     def stop(self, grace_s):
         """Send SIGTERM to the first process of each container, and SIGKILL to all after `grace_s`."""
-        self.is_stopping = True
-        for process in self.processes:
+        with self._signals:
+            self.is_stopping = True
+            self._terminate(self.processes)
+            self._grace = threading.Timer(grace_s, self.kill)
+            self._grace.daemon = True
+            self._grace.start()
+
+    def _terminate(self, processes):
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-        self._grace = threading.Timer(grace_s, self.kill)
-        self._grace.daemon = True
-        self._grace.start()
 
     def kill(self):
         self._is_killed = True
@@ -425,8 +431,6 @@ class Pod:
             self._tell_init(plan, {"terminated": {"exitCode": 0, "reason": "Completed"}}, plans, here)
         started_at = now()
         started = self._start(plans)
-        if self.is_stopping:
-            self.stop(0)
         running = [
             container_status(self._pod, plan[0], True, {"running": {"startedAt": started_at}})
             for plan in plans
@@ -494,7 +498,10 @@ class Pod:
         return started
 
     def _take(self, started):
-        self.processes += started
+        with self._signals:
+            self.processes += started
+            if self.is_stopping:
+                self._terminate(started)
         if self._is_killed:
             self.kill()
 

@@ -141,10 +141,11 @@ class Place:
             if not cluster.serves(resource):
                 pytest.skip(f"{cluster.login.address} has no {resource.plural} of {resource.api_version}")
 
-    def nnictl(self, *arguments):
+    def start(self, *arguments):
+        """Start nnictl."""
         (self.work / "config.yml").write_text(json.dumps(self.config))
         outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
-        return subprocess.run(
+        return subprocess.Popen(
             [str(BIN / "nnictl"), *arguments],
             cwd=self.work,
             env=outside
@@ -155,11 +156,23 @@ class Place:
             }
             | self.environ,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=scaled_s(240),
-            check=False,
         )
+
+    def nnictl(self, *arguments):
+        """Run nnictl to its end."""
+        return self.completed(self.start(*arguments))
+
+    def completed(self, process):
+        """The end of a started nnictl."""
+        try:
+            out, err = process.communicate(timeout=scaled_s(240))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def create(self, *options):
         return self.nnictl("create", "--config", "config.yml", "--port", "auto", *options)

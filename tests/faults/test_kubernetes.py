@@ -6,6 +6,7 @@ The real client and service use the fake cluster; a keeper here is a script that
 
 import asyncio
 import contextlib
+import itertools
 from dataclasses import replace
 
 import kube_definitions as definitions
@@ -20,6 +21,7 @@ from real_experiment import until
 pytest.importorskip("kubernetes")
 
 from nni_manager.errors import RetryableError
+from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.reasons import ExitReason
 
 POD = f"{NAME}-worker-0"
@@ -278,6 +280,24 @@ async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(sit
         of_jobs = [kind for kind in site.store.kinds.values() if (kind.group, kind.plural) in STEPS]
         kinds = [*of_jobs, SECRETS, PODS]
         await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", DEADLINE_S)
+
+
+async def test_at_its_end_a_manager_deletes_at_once_what_it_would_have_tried_much_later(site, monkeypatch):
+    monkeypatch.setattr(resource_calls, "retry_delays_s", lambda: itertools.repeat(1e6))
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await site.is_running()
+        site.cluster.api.misbehave(503, 10, at=("delete", FRAMEWORKS.plural))
+        end(site)
+        await site.has_ended()
+        await until(lambda: "Kubernetes answers 503" in service.problem, "the delete has failed", DEADLINE_S)
+        (left,) = service.leftovers().values()
+        assert left.startswith(f"cannot delete Framework {NAME} in namespace default: Kubernetes answers 503")
+        assert left.endswith(f"; remove it with `{service.removal_command('trial1')}`")
+        site.cluster.api.stop_misbehaving(("delete", FRAMEWORKS.plural))
+        await service.settle()
+        assert service.leftovers() == {}
+    await gone(site)
 
 
 async def test_jobs_of_a_dead_manager_are_adopted_with_their_ends_by_the_next_one(site):

@@ -328,7 +328,8 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
         site.cluster.api.misbehave(503, 2000, at=("delete", "frameworks"))
         await first.submit(site.settings())
         await site.has_ended()
-    assert f"cannot delete Framework {NAME} in namespace default in time" in caplog.text
+    assert f"cannot delete Framework {NAME} in namespace default: " in caplog.text
+    assert f"; remove it with `{first.removal_command('trial1')}`" in caplog.text
     site.cluster.api.stop()
     async with site.manager() as second:
         second.garbage_collect()

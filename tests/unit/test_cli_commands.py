@@ -386,7 +386,7 @@ def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
     code, out, err = nnictl("experiment", "status", "abc11111")
     assert (code, json.loads(out)) == (
         1,
-        {"status": "INITIALIZED", "errors": [], "managerIsRunning": False},
+        {"status": "INITIALIZED", "errors": [], "managerIsRunning": False, "leftovers": []},
     )
     assert err == (
         "WARNING: the manager of experiment abc11111 is not running, and this is its last status; "
@@ -698,7 +698,9 @@ def test_an_experiment_whose_cluster_is_unreachable_is_not_deleted_while_it_may_
         connection.commit()
     code, _, err = nnictl("experiment", "delete", "abd", "--yes")
     assert code == 1
-    assert "exited in state INITIALIZED, and 1 job (aB3dE) on its cluster may run; run `nnictl stop" in err
+    assert (
+        "exited in state INITIALIZED, and 1 job (aB3dE) may be left on its cluster; run `nnictl stop" in err
+    )
 
 
 @pytest.mark.parametrize("corrupt", ["database", "entry", "lock"])

@@ -19,6 +19,7 @@ from nni_manager.client.experiments import KnownExperiment, known_experiments, m
 from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import Registry, corrupt_entries
 
 if TYPE_CHECKING:
@@ -126,12 +127,15 @@ def show(experiment_id: str | None) -> None:
 def status(experiment_id: str | None) -> int:
     """Print an experiment's status as JSON, with the error that stopped it, if any.
 
-    The exit code is 1 if its manager has died: the status is then the last one.
+    "leftovers" is what it may have left on its cluster, with the commands that remove it. The exit code is 1 if its manager has
+    died: the status is then the last one.
     """
     known = options.experiment(experiment_id)
     shown = known.get("/check-status")
     shown.pop("isOver", None)
-    output.print_json(shown | {"managerIsRunning": known.manager is not None})
+    # A running manager deletes what an earlier one has left.
+    left = [] if known.manager is not None else list(leftover_jobs.read(known.folder).values())
+    output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
     return 1 if options.warn_of_dead_manager(known) else 0
 
 
@@ -377,7 +381,7 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
             return f"cannot delete experiment {name}: {left}, its files are unreadable ({why}); run `nnictl stop {name}` first"
         return f"cannot delete experiment {name}: its files are unreadable ({why}); use --force"
     state = known.stored.status()
-    if state["isOver"]:
+    if state["isOver"] and not leftover_jobs.read(known.folder):
         return None
     remains = remains_of(known.folder)
     if remains:

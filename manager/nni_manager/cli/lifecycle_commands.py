@@ -16,6 +16,7 @@ from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import ManagerProcess
 
 
@@ -347,7 +348,7 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     if is_unusable(known):
         return known
     name, status = known.experiment_id, known.stored.status()
-    if status["isOver"]:
+    if status["isOver"] and not leftover_jobs.read(known.folder):
         raise UserError(
             f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )

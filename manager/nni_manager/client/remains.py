@@ -12,6 +12,7 @@ from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.stop_escalation import StopEscalation, StopStage
 from nni_manager.errors import NniManagerError, RetryableError
+from nni_manager.store import leftover_jobs
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -63,7 +64,7 @@ def end_without_manager(known: KnownExperiment) -> str:
     if is_unusable(known):
         _end_processes(known)
     name, folder = known.experiment_id, known.folder
-    config, (live, _) = known.stored.config(), known.stored.read(StoreReader.jobs)
+    config, job_ids = known.stored.config(), _jobs_of(folder)
     if holder := _other_machine(config, folder):
         raise RetryableError(
             f"cannot stop experiment {name}: its processes are on {holder}; run `nnictl stop {name}` there"
@@ -72,10 +73,12 @@ def end_without_manager(known: KnownExperiment) -> str:
         # Holding the lease keeps managers from starting. If the lock cannot be opened, no manager holds it.
         with contextlib.suppress(OSError):
             stack.enter_context(folder.owned())
-        ended, problems = asyncio.run(_end_jobs(config, folder, [job.job_id for job in live]))
+        ended, problems = asyncio.run(_end_jobs(config, folder, job_ids))
+        with contextlib.suppress(OSError):  # on a full disk, the message below is all there is
+            leftover_jobs.write(folder, problems)
         pids = end_processes_of(folder.workspace)
     if problems:
-        raise RetryableError(f"cannot stop all jobs of experiment {name}: {'; '.join(problems)}")
+        raise RetryableError(f"cannot stop all jobs of experiment {name}: {'; '.join(problems.values())}")
     what = [_counted("job", ended)] * bool(ended) + [_counted("process", pids)] * bool(pids)
     done = f"Ended {' and '.join(what)} without a manager" if what else "Nothing of it runs"
     return f"{done}; `nnictl resume {name}` records what its trials reported, and continues the experiment"
@@ -83,10 +86,10 @@ def end_without_manager(known: KnownExperiment) -> str:
 
 async def _end_jobs(
     config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]
-) -> tuple[list[str], list[str]]:
-    """End those of the jobs that run: the ended ones, and a message for each that may still run."""
+) -> tuple[list[str], dict[str, str]]:
+    """End those of the jobs that run: the ended ones, and a message for each of which the cluster may still have something."""
     if not job_ids:
-        return [], []
+        return [], {}
     changed, gone, problems = asyncio.Event(), set[str](), dict[str, str]()
 
     def note_end(job: JobEnded) -> None:
@@ -111,7 +114,8 @@ async def _end_jobs(
                     await service.kill(job_id)
                 else:
                     problems[job_id] = f"remove job {job_id} with `{service.removal_command(job_id)}`"
-        return [each for each in asked if each in gone], list(problems.values())
+        await service.settle()
+        return [each for each in asked if each in gone], problems | service.leftovers()
     finally:
         await service.close()
 
@@ -151,16 +155,22 @@ def remains_of(folder: ExperimentFolder) -> str:
         return left
     stored = StoredDocuments(folder)
     config = stored.config()
-    live, _ = stored.read(StoreReader.jobs)
+    job_ids = _jobs_of(folder)
     if holder := _other_machine(config, folder):
         return f"its processes on {holder} cannot be listed from this machine"
     if config.pai is None and config.kubernetes is None:
         return ""  # a job on this machine is a process
     try:
-        jobs = asyncio.run(_running(config, folder, [job.job_id for job in live])) if live else []
+        jobs = asyncio.run(_remaining(config, folder, job_ids)) if job_ids else []
     except NniManagerError as error:
         return f"its cluster does not report whether its jobs run ({error})"
-    return f"{_counted('job', jobs)} on its cluster may run" if jobs else ""
+    return f"{_counted('job', jobs)} may be left on its cluster" if jobs else ""
+
+
+def _jobs_of(folder: ExperimentFolder) -> list[str]:
+    """The jobs that may run, and those that a manager may have left behind."""
+    live, _ = StoredDocuments(folder).read(StoreReader.jobs)
+    return list(dict.fromkeys([*(job.job_id for job in live), *leftover_jobs.read(folder)]))
 
 
 def _other_machine(config: ExperimentSpec, folder: ExperimentFolder) -> str:
@@ -169,10 +179,13 @@ def _other_machine(config: ExperimentSpec, folder: ExperimentFolder) -> str:
     return "" if holder is None or holder.host == socket.gethostname() else holder.host
 
 
-async def _running(config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]) -> list[str]:
+async def _remaining(config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]) -> list[str]:
+    """The jobs that run, and the ended ones that the cluster does not delete."""
     service = make_service(config, folder)(lambda _: None)
     try:
-        return [each for each in job_ids if await service.adopt(each) is JobPresence.RUNNING]
+        running = [each for each in job_ids if await service.adopt(each) is JobPresence.RUNNING]
+        await service.settle()
+        return [*running, *service.leftovers()]
     finally:
         await service.close()
 

@@ -26,6 +26,7 @@ from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.engine.submission_gate import SubmissionGate
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.store import leftover_jobs
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
@@ -68,7 +69,9 @@ class ClusterJobs:
         self.problem = ""
         """Why jobs cannot be submitted at present; empty: no problem."""
         self.leftovers: dict[str, str] = {}
-        """The abandoned jobs that may still run: a message for each, with the command that removes it."""
+        """What may be left on the cluster of jobs that have ended for the experiment: a message for each, with the command that
+        removes it.
+        """
         self._recovering: set[str] = set()
         """The ended jobs whose files are being read. Only the recovery reports their end to the experiment."""
         self._killed: set[str] = set()
@@ -378,6 +381,29 @@ class ClusterJobs:
             if presence is not JobPresence.UNKNOWN:
                 message = self._service.termination_message(job.job_id)
             self._start_recovery(job, JobEnded(job.job_id, None, message))
+
+    async def adopt_leftovers(self) -> None:
+        """End what an earlier manager may have left on the cluster.
+
+        Raises:
+            FolderUnreadable: its note cannot be read.
+        """
+        self.leftovers = leftover_jobs.read(self._runtime.folder)
+        for job_id in list(self.leftovers):
+            if await self._service.adopt(job_id) is JobPresence.RUNNING:
+                self._service.wake(job_id)
+                await self._service.stop(job_id)  # its end removes the message
+            else:
+                del self.leftovers[job_id]
+
+    async def settle(self) -> None:
+        """Wait until the cluster has deleted what is left of ended jobs, for a bounded time, and store what it may still have."""
+        await self._service.settle()
+        self.leftovers |= self._service.leftovers()
+        try:
+            leftover_jobs.write(self._runtime.folder, self.leftovers)
+        except OSError as error:
+            log.error("cannot store what is left on the cluster: %s", error)
 
     async def _is_untouched(self, trial: Trial) -> bool:
         """True if no keeper has started the trial."""

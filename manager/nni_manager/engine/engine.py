@@ -173,6 +173,7 @@ class Engine(Runtime):
         self.admission.is_open = True
         for job in inherited_jobs:
             await self.jobs.adopt(job)
+        await self.jobs.adopt_leftovers()
         if self.experiment.trials:
             self.service.garbage_collect()
         self.spawn(self.provenance.record_code())
@@ -237,6 +238,7 @@ class Engine(Runtime):
         await self._is_ending.wait()
         await _wait_at_most(self.finished, RECORDED_TIMEOUT_S)
         await _wait_at_most(self._no_jobs, MAX_STOP_S)
+        await self.jobs.settle()
 
     # ---- effects
 

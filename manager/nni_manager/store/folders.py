@@ -113,6 +113,8 @@ class ExperimentFolder:
     """The function that trials run instead of a command; exists only if there is one. Not part of an archive."""
     jobs = _Inside("jobs")
     """The local training service's state of its jobs."""
+    leftover_jobs = _Inside("leftover-jobs.json")
+    """What the experiment may have left on its cluster; see `store.leftover_jobs`."""
     _certificate = _Inside("tls.pem")
     _workspace_link = _Inside("workspace")
     _process_json = _Inside("manager-process.json")

@@ -137,6 +137,13 @@ class TrainingService(ABC):
     def garbage_collect(self) -> None:  # noqa: B027 - most clusters keep no ended jobs that the manager must delete
         """Delete ended jobs of earlier managers. Call it after all other jobs were adopted."""
 
+    def leftovers(self) -> dict[str, str]:
+        """Returns, for each ended job of which the cluster may still have objects, a message with the command that removes them."""
+        return {}
+
+    async def settle(self) -> None:  # noqa: B027 - as for garbage_collect
+        """Wait, for a bounded time, until the cluster has deleted the objects of ended jobs. No job is submitted afterwards."""
+
     @abstractmethod
     async def close(self) -> None:
         """Release the cluster's resources. Running jobs continue."""

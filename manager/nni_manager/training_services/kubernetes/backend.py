@@ -102,7 +102,7 @@ class KubernetesService(TrainingService):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
-        if failure := next(filter(None, [*self._failures.values(), self._problem]), ""):
+        if failure := next(filter(None, [*self._failures.values(), self._problem, self._calls.problem]), ""):
             return failure
         waiting = [job for job in self._jobs.values() if job.is_waiting]
         for job in sorted(waiting, key=lambda job: job.waits_since_s):
@@ -195,11 +195,11 @@ class KubernetesService(TrainingService):
             if stage is Stage.ENDED:
                 verdict = self._observed.verdict(job_id, seen)
                 self._termination_messages[job_id] = self._observed.termination_message(job_id, verdict)
-                self._calls.start_delete(name, seen["metadata"]["uid"])
+                self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if stage is Stage.WAITING and not await self._calls.has_secret(name):
                 # The earlier manager died before it created the secrets: no pod of this job can start.
-                self._calls.start_delete(name, seen["metadata"]["uid"])
+                self._calls.start_delete(job_id, name, seen["metadata"]["uid"])
                 return JobPresence.UNKNOWN
         job = self._job(job_id)
         self._apply(job, _E.CONFIRMED)
@@ -217,9 +217,22 @@ class KubernetesService(TrainingService):
         self._watch()
         self._delete_leftovers()
 
+    def leftovers(self) -> dict[str, str]:
+        """The jobs that have ended, and whose resources were not seen gone."""
+        return {
+            job_id: f"{why}; remove it with `{self.removal_command(job_id)}`"
+            for job_id, why in self._calls.leftovers().items()
+        }
+
+    async def settle(self) -> None:
+        """Wait for pending deletes."""
+        await self._calls.settle()
+
     async def close(self) -> None:
         """Stop watching, and wait briefly for pending deletes. Jobs continue."""
-        await self._calls.finish_deletes()
+        await self._calls.settle()
+        for left in self.leftovers().values():
+            logger.warning("%s", left)
         for each in self._watches:
             each.end()
         for task in self._tasks:
@@ -266,7 +279,7 @@ class KubernetesService(TrainingService):
             case watch.Deleted(document):
                 job = self._job_of(document)
                 self._observed.drop_resource(document)
-                self._calls.doomed.discard(document["metadata"]["uid"])
+                self._calls.note_gone(document["metadata"]["uid"])
                 if job is not None:
                     if self._observed.has_started(job.job_id, document):
                         self._apply(job, _E.STARTED)
@@ -365,7 +378,7 @@ class KubernetesService(TrainingService):
             self._end(job, None, message, ExitReason.PREEMPTED)
         else:
             self._end(job, verdict.exit_code, message, verdict.reason)
-        self._calls.start_delete(job.name, job.uid)
+        self._calls.start_delete(job.job_id, job.name, document["metadata"]["uid"])
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
         """Report the loss of a job whose start no watch has shown. With a reason why it was pending, wait for its pods."""
@@ -437,9 +450,10 @@ class KubernetesService(TrainingService):
             return
         for name, document in self._observed.resources.items():
             uid = document["metadata"]["uid"]
-            is_known = uid in self._calls.doomed or render.job_of(document) in self._jobs
+            job_id = render.job_of(document)
+            is_known = uid in self._calls.doomed or job_id in self._jobs
             if not is_known and self._operator.stage_of(document) is Stage.ENDED:
-                self._calls.start_delete(name, uid)
+                self._calls.start_delete(job_id, name, uid)
 
     # ---- parts
 

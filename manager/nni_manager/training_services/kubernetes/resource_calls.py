@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
-from nni_manager.training_services.kubernetes.errors import AlreadyExists, Forbidden, NotFound
+from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import SECRETS
@@ -32,6 +33,7 @@ _FIRST_RETRY_DELAY_S = 1.0
 _MAX_RETRY_DELAY_S = 30.0
 # The time to delete terminal resources when the manager exits.
 _LAST_DELETES_S = 10.0
+_SETTLE_INTERVAL_S = 0.1
 
 Answer = TypeVar("Answer")
 
@@ -56,8 +58,13 @@ class ResourceCalls:
         """`logins`: the content of each role's registry login."""
         self._cluster, self._operator, self._share, self._logins = cluster, operator, share, logins
         self._namespace, self._experiment_id = namespace, experiment_id
-        self.doomed: set[str] = set()
-        """The uids of resources that are no longer needed and being deleted."""
+        self.doomed: dict[str, tuple[str, str]] = {}
+        """The resources that are no longer needed, until they are seen gone: the job id and the name of each uid."""
+        self._refused: dict[str, str] = {}
+        """The jobs that the cluster has refused, until what was created for them is deleted: the name for each id."""
+        self._problems: dict[str, str] = {}
+        """Why the resource of a job is not deleted yet."""
+        self._is_last_chance = asyncio.Event()
         self._deletes: set[asyncio.Task[None]] = set()
         self._callers = ThreadPoolExecutor(_CALLERS, thread_name_prefix="kubernetes")
 
@@ -135,44 +142,86 @@ class ResourceCalls:
 
     # ---- background deletes
 
-    def start_delete(self, name: str, uid: str | None) -> None:
+    def start_delete(self, job_id: str, name: str, uid: str) -> None:
         """Delete a resource that is no longer needed."""
-        if uid is not None:
-            self.doomed.add(uid)
+        self.doomed[uid] = job_id, name
         delete = partial(self._cluster.delete, self._operator.resource, self._namespace, name, uid=uid)
-        self._start(name, delete, uid)
+        self._start(job_id, self._until_deleted(job_id, delete, uid))
 
     def start_delete_refused(self, job: KubernetesJob) -> None:
         """Delete what a refused submit, or an earlier one of the job, has created."""
-        self._start(job.name, partial(self._delete, job), None)
+        self._refused[job.job_id] = job.name
+        self._start(job.job_id, self._until_deleted(job.job_id, partial(self._delete, job), None))
 
-    def _start(self, name: str, delete: Callable[[], None], uid: str | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._until_deleted(delete, uid), name=name)
+    def _start(self, job_id: str, deleting: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(deleting, name=job_id)
         self._deletes.add(task)
         task.add_done_callback(self._deletes.discard)
 
-    async def _until_deleted(self, delete: Callable[[], None], uid: str | None) -> None:
+    async def _until_deleted(self, job_id: str, delete: Callable[[], None], uid: str | None) -> None:
         for delay_s in retry_delays_s():
             try:
-                if not await self._exists(delete):
-                    self.doomed.discard(uid or "")
-            except Forbidden as error:
-                logger.warning("%s", error)
+                exists = await self._exists(delete)
             except NniManagerError as error:
-                logger.info("%s", error)
-                await asyncio.sleep(delay_s)
+                # Rights, too, may come back.
+                if job_id not in self._problems:
+                    logger.warning("%s", error)
+                self._problems[job_id] = str(error)
+                await self._pause(delay_s)
                 continue
+            self._problems.pop(job_id, None)
+            self._refused.pop(job_id, None)
+            if not exists and uid is not None:
+                self.note_gone(uid)
             return
 
-    async def finish_deletes(self) -> None:
-        """Wait briefly for the deletes in progress."""
-        if self._deletes:
-            _, left = await asyncio.wait(self._deletes, timeout=_LAST_DELETES_S)
-            for task in left:
-                logger.warning(
-                    "cannot delete %s %s in namespace %s in time; resume the experiment, or run `kubectl delete`",
-                    *(self._operator.resource.kind, task.get_name(), self._namespace),
-                )
+    async def _pause(self, delay_s: float) -> None:
+        """Wait before another try; at the end of the manager, not as long as an outage has made the delay."""
+        if self._is_last_chance.is_set():
+            await asyncio.sleep(min(delay_s, _FIRST_RETRY_DELAY_S))
+            return
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_last_chance.wait(), delay_s)
+
+    def note_gone(self, uid: str) -> None:
+        """Record that the resource with this uid does not exist anymore."""
+        self.doomed.pop(uid, None)
+
+    @property
+    def problem(self) -> str:
+        """Why a resource cannot be deleted at present; empty: no problem."""
+        return next(iter(self._problems.values()), "")
+
+    def leftovers(self) -> dict[str, str]:
+        """Why the cluster may still have the resource of an ended job, for each job id."""
+        of = f"in namespace {self._namespace} is deleted: Kubernetes has not shown it in time"
+        return {
+            job_id: self._problems.get(
+                job_id, f"cannot confirm that {self._operator.resource.kind} {name} {of}"
+            )
+            for job_id, name in (*self.doomed.values(), *self._refused.items())
+        }
+
+    async def settle(self) -> None:
+        """Wait for the deletes in progress, until the resources are seen gone, for a bounded time."""
+        if self._is_last_chance.is_set():
+            return
+        self._is_last_chance.set()
+        deadline_s = time.monotonic() + _LAST_DELETES_S
+        while (self._deletes or self.doomed) and time.monotonic() < deadline_s:
+            await asyncio.sleep(_SETTLE_INTERVAL_S)
+        # The watch may be interrupted.
+        for uid, (_, name) in list(self.doomed.items()):
+            with contextlib.suppress(NniManagerError):
+                if await self._is_gone(name, uid):
+                    self.note_gone(uid)
+
+    async def _is_gone(self, name: str, uid: str) -> bool:
+        try:
+            found = await self._ask(self._cluster.get, self._operator.resource, self._namespace, name)
+        except NotFound:
+            return True
+        return bool(found["metadata"]["uid"] != uid)
 
     async def close(self) -> None:
         """Cancel everything in progress, and close the clients of the share and the cluster."""

@@ -1,0 +1,40 @@
+"""The jobs that may be left on the cluster of an ended experiment: a file in its folder, which its last manager has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
+from trial_keeper.wire.workspace import replace_file
+
+
+def read(folder: ExperimentFolder) -> dict[str, str]:
+    """For each job id what may be left, with the command that removes it; empty if nothing is known to be left.
+
+    Raises:
+        FolderUnreadable: there is a file that cannot be read.
+    """
+    path = folder.leftover_jobs
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise FolderUnreadable(
+            f"cannot read {path}: {why}; look for jobs of {folder.experiment_id} on its cluster, then remove the file"
+        ) from error
+    return {str(job_id): str(message) for job_id, message in found.items()}
+
+
+def write(folder: ExperimentFolder, leftovers: Mapping[str, str]) -> None:
+    """Replace what is known; without leftovers there is no file.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    if leftovers:
+        replace_file(folder.leftover_jobs, json.dumps(leftovers).encode(), 0o600)
+    else:
+        folder.leftover_jobs.unlink(missing_ok=True)

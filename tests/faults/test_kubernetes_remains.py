@@ -1,0 +1,127 @@
+"""Ends of experiments while Kubernetes cannot report or delete: what may be left is named, with a command that removes it.
+
+The real nnictl and manager use the fake cluster.
+"""
+
+import json
+import re
+
+import pytest
+from amounts import amount
+from deadlines import DEADLINE_S
+from kube_controllers import FRAMEWORKS
+from kube_place import Place, our_cluster, worker_role
+from kube_store import CONFIG_MAPS, PODS, SECRETS
+from real_experiment import wait_until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.client.manager_client import ManagerClient
+from nni_manager.store.folders import ExperimentFolder
+
+pytestmark = pytest.mark.timeout(300)
+
+# Each trial waits for the test.
+TRAIN = """\
+import os, time
+import nni_sdk
+nni_sdk.get_next_parameter()
+nni_sdk.report_intermediate_result(1)
+while not os.path.exists({gate!r}):
+    time.sleep(0.05)
+nni_sdk.report_final_result(1)
+"""
+KINDS = (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)
+
+
+@pytest.fixture
+def place(tmp_path):
+    with our_cluster(tmp_path) as around:
+        place = Place(tmp_path, around, TRAIN.format(gate=str(tmp_path / "gate")))
+        place.gate = tmp_path / "gate"
+        place.config["trainingServicePlatform"] = "frameworkcontroller"
+        place.config["maxTrialNum"] = 2
+        place.config["trial"]["taskRoles"] = [worker_role("python3 train.py", around.image)]
+        place.config["frameworkcontrollerConfig"] = around.storage | {"namespace": around.namespace}
+        yield place
+
+
+def left(place):
+    return [found["metadata"]["name"] for kind in KINDS for found in place.cluster.store.list(kind)]
+
+
+def both_run(place, *options):
+    """Create the experiment and wait until both of its trials run; the process of `nnictl create`."""
+    creating = place.start("create", "--config", "config.yml", "--port", "auto", *options)
+    wait_until(
+        lambda: (
+            place.cluster.store.count(PODS, lambda pod: pod.get("status", {}).get("phase") == "Running") == 2
+        ),
+        "both trials run",
+    )
+    return creating
+
+
+def without_a_server(place):
+    """The API server dies after the trials' ends, before Kubernetes has reported them."""
+    creating = both_run(place, "--foreground")
+    place.gate.touch()
+    place.cluster.api.stop()
+    return place.completed(creating)
+
+
+def during_an_outage(place):
+    """The experiment is stopped while its trials run and the API server is away."""
+    place.completed(both_run(place))
+    place.cluster.api.stop()
+    return place.nnictl("stop")
+
+
+def with_a_server_that_deletes_nothing(place):
+    """The ends are reported, but no resource can be deleted."""
+    creating = both_run(place, "--foreground")
+    place.cluster.api.misbehave(503, 1000, at=("delete", FRAMEWORKS.plural))
+    place.gate.touch()
+    return place.completed(creating)
+
+
+def without_the_right_to_delete(place):
+    place.completed(both_run(place))
+    place.cluster.api.denied.add(("delete", FRAMEWORKS.plural))
+    place.gate.touch()
+    (path,) = (place.folder / "experiments").iterdir()
+    manager = ExperimentFolder(path).running_process()
+    client = ManagerClient(path.name, manager)
+    wait_until(lambda: "is forbidden" in client.get("/summary")["problem"], "the refusal is a problem")
+    return place.nnictl("stop")
+
+
+# A manager waits a minute before it gives up a job that has not ended.
+WAYS = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server, during_an_outage)
+
+
+@pytest.mark.parametrize("way", amount(WAYS[:3], WAYS))
+def test_jobs_that_may_be_left_are_named_until_they_are_removed(place, way):
+    done = way(place)
+    assert done.returncode == 1
+    found = place.cluster.store.list(FRAMEWORKS)
+    assert len(found) == 2
+    for framework in found:
+        labels = framework["metadata"]["labels"]
+        command = rf"`kubectl delete frameworks,pods -n default -l \S*expId={labels['expId']},trialId={labels['trialId']} "
+        assert re.search(command, done.stderr), done.stderr
+
+    status = json.loads(place.nnictl("experiment", "status").stdout)
+    assert [len(re.findall("`kubectl delete ", each)) for each in status["leftovers"]] == [1, 1]
+    kept = place.nnictl("experiment", "delete", labels["expId"])
+    assert kept.returncode == 1
+    assert f"run `nnictl stop {labels['expId']}` first, or use --force" in kept.stderr
+
+    if way in (without_a_server, during_an_outage):
+        place.cluster.api.start()
+    place.cluster.api.stop_misbehaving(("delete", FRAMEWORKS.plural))
+    place.cluster.api.denied.clear()
+    assert place.nnictl("stop", labels["expId"]).returncode == 0
+    wait_until(lambda: not left(place), "nothing is left", DEADLINE_S)
+    assert json.loads(place.nnictl("experiment", "status").stdout)["leftovers"] == []
+    assert place.nnictl("experiment", "delete", labels["expId"], "--yes").returncode == 0
