@@ -132,6 +132,9 @@ def status(experiment_id: str | None) -> int:
     shown = known.get("/check-status")
     shown.pop("isOver", None)
     output.print_json(shown | {"managerIsRunning": known.manager is not None})
+    for error in shown["errors"]:
+        if "\n" in error.strip():
+            output.warning(error.strip())  # JSON has a traceback on one line
     return 1 if options.warn_of_dead_manager(known) else 0
 
 

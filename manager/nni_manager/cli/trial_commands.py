@@ -95,7 +95,9 @@ def list_trials(
         output.print_json_lines(shown)
         return
     if not shown:
-        output.info(f"Experiment {known.experiment_id} has no {'such trials' if trials else 'trials yet'}")
+        is_failed = options.warn_of_error(known)
+        what = "such trials" if trials else "trials" if is_failed else "trials yet"
+        output.info(f"Experiment {known.experiment_id} has no {what}")
         return
     trial_table.show(shown, trial_table.columns_of(columns, trials, metrics))
     garbage = {} if known.problem else known.stored.read(lambda reader: reader.corrupt_bytes())
@@ -106,6 +108,7 @@ def list_trials(
                 "check what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed during a report"
             )
         output.trial_warning(each)
+    options.warn_of_error(known)
 
 
 @trial.command(

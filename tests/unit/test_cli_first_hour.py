@@ -1,0 +1,95 @@
+"""What nnictl prints where new users stumble: an experiment that failed, words of other tools, results that are dicts."""
+
+import json
+
+import pytest
+from attempts import RegisteringStore
+
+from nni_manager.cli import main
+from nni_manager.client import watch
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.rows import experiment_row, trial_row
+
+CONFIG = """\
+experimentName: digits
+trialConcurrency: 2
+searchSpace: {lr: {_type: uniform, _value: [0, 1]}}
+trialCommand: "true"
+trainingService: {platform: local}
+"""
+TRACEBACK = "the tuner mine failed. Fix it. The error:\nTraceback (most recent call last):\nKeyError: 'lr'\n"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def nnictl(capsys):
+    """Runs a command line; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        code = main.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Creates a stored experiment with these trials that has ended with this status."""
+
+    def make(*results, more="", state=ExperimentState.DONE, error="", experiment_id="abc11111"):
+        (tmp_path / "config.yml").write_text(CONFIG + more)
+        config = read_experiment_file(tmp_path / "config.yml")
+        objectives = config.all_objectives
+        folder = ExperimentFolder(tmp_path / "logs" / experiment_id)
+        folder.make()
+        store = RegisteringStore.create(
+            folder.database, folder.collected_logs, experiment_id, config.to_json(), b"s", 0.0
+        )
+        Registry.of_user().add(folder)
+        for number, result in enumerate(results):
+            trial = Trial(
+                f"t{number}", number, {"lr": number / 8}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED
+            )
+            trial.final = json.dumps(result)
+            outcome = objectives.outcome(trial.final)
+            trial.value = outcome.values[0] if outcome else None
+            store.commit([trial_row(trial)], 1.0)
+        store.commit([experiment_row(state, error, 42.0, 60.0, True)], 60.0)
+        store.close()
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("results", "out"), [((), "INFO: Experiment abc11111 has no trials\n"), ((0.5,), "no.\ttrial\t")]
+)
+def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
+    stored(*results, state=ExperimentState.ERROR, error=TRACEBACK)
+    code, shown, err = nnictl("trial", "ls", "abc")
+    assert (code, shown[: len(out)]) == (0, out)
+    assert err == (
+        "WARNING: experiment abc11111 has the status ERROR: the tuner mine failed. Fix it. (KeyError: 'lr'); "
+        "`nnictl experiment status abc11111` shows the whole error\n"
+    )
+
+
+def test_the_status_shows_a_traceback_with_its_lines(nnictl, stored):
+    stored(state=ExperimentState.ERROR, error=TRACEBACK)
+    code, out, err = nnictl("experiment", "status", "abc")
+    assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
+    assert err == f"WARNING: {TRACEBACK}"
+
+
+def test_an_error_of_several_lines_is_outlined_by_its_first_and_last():
+    assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
+    assert watch.outline("disk full\n") == "disk full"
