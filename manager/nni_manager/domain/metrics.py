@@ -68,6 +68,21 @@ def reason_without_reward(value: str) -> str:
         return f"{_quoted(value)}, which is not JSON"
 
 
+def objective_hint(value: str) -> str:
+    """How the experiment file can name a metric of a reported dict without `default`; empty if it has no finite number."""
+    try:
+        reported = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(reported, dict) or "default" in reported:
+        return ""
+    name = next((name for name, each in reported.items() if finite_number(each) is not None), None)
+    if name is None:
+        return ""
+    objective = f"objectives: [{{metric: {_quoted(json.dumps(name, ensure_ascii=False))}, mode: minimize}}]"
+    return f", or name the metric in the experiment file, such as {objective} (or maximize)"
+
+
 def reason_without(value: str, metrics: Sequence[str]) -> str:
     """The reason why a reported result is unusable that must have a finite number for each of these metrics, as a clause."""
     names = ", ".join(map(json.dumps, metrics))
