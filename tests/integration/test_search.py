@@ -125,3 +125,4 @@ def test_a_search_with_several_objectives_returns_the_front(place):
     assert [each.value for each in found.front] == sorted((each.value for each in found.front), reverse=True)
     assert "4 on the Pareto front" in repr(found)
     assert len(found.plot_history().data) == 2
+    assert list(found.trials["value"]) == list(found.trials["value/gain"])

@@ -1,5 +1,7 @@
 """What nnictl prints where new users stumble: an experiment that failed, words of other tools, results that are dicts."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -93,3 +95,23 @@ def test_the_status_shows_a_traceback_with_its_lines(nnictl, stored):
 def test_an_error_of_several_lines_is_outlined_by_its_first_and_last():
     assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
     assert watch.outline("disk full\n") == "disk full"
+
+
+ONE = "objectives: [{metric: loss, mode: minimize}]\n"
+TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--all",)])
+@pytest.mark.parametrize(
+    ("more", "result", "value"), [(ONE, {"loss": 0.5, "x": 1}, "0.5"), (TWO, {"acc": 0.9, "ms": 12}, "0.9")]
+)
+def test_the_value_of_an_exported_table_is_the_number_of_the_first_objective(
+    nnictl, stored, options, more, result, value
+):
+    stored(result, more=more)
+    code, out, _ = nnictl("experiment", "export", "abc", "--type", "csv", *options)
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (code, row["value"]) == (0, value)
+    assert {name: row[f"value/{name}"] for name in result} == {
+        name: str(number) for name, number in result.items()
+    }

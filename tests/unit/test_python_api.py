@@ -266,6 +266,7 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame["value"].tolist() == [0.9, 0.5]
     assert frame["lr"].mean() == pytest.approx(0.15)
     assert list(frame_of([]).columns) == ["trialJobId", "value"]
+    assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
 
 
 def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
