@@ -3,12 +3,15 @@
 import contextlib
 import math
 import os
+import time
 
 import psutil
 import pytest
+from deadlines import scaled_s
 from plotly.graph_objects import Figure
 from user_home import environ_of, left_in, processes_of
 
+import nni_sdk
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
 from nni_manager.experiment import AlgorithmConfig, search
@@ -100,6 +103,29 @@ def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_
     assert list(traces_of(none.plot_history())[0].y) == []
     traces_of(none.plot_parallel())
     traces_of(none.plot_slices())
+
+
+@pytest.mark.parametrize(
+    "assessor", ["Medianstop", AlgorithmConfig(name="Medianstop")], ids=["name", "config"]
+)
+def test_an_assessor_of_a_search_stops_the_worse_trials_also_if_its_own_default_is_to_maximize(
+    place, assessor
+):
+    most_s = scaled_s(20.0)
+
+    def loss(parameters):
+        deadline_s = time.monotonic() + most_s
+        nni_sdk.report_intermediate_result(parameters["x"])
+        while parameters["x"] == 9 and not nni_sdk.should_stop() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return parameters["x"]
+
+    found = search(
+        loss, {"x": {"_type": "choice", "_value": [1, 9]}}, trials=2, tuner="GridSearch", assessor=assessor
+    )
+    assert dict(zip(found.trials.x, found.trials.state, strict=True)) == {1: "SUCCEEDED", 9: "EARLY_STOPPED"}
+    if isinstance(assessor, AlgorithmConfig):
+        assert assessor.class_args == {}, "the caller's object is not changed"
 
 
 def test_wrong_arguments_of_a_search_are_named(place):

@@ -62,8 +62,8 @@ def flat_columns(
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its final result.
 
     Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict, its
-    `metric`, that of the first objective; columns `value/NAME` have all entries but `default`. A parameter with the name of another column, or one of `reserved`,
-    becomes `parameter/NAME`.
+    `metric`, that of the first objective; columns `value/NAME` have all entries but `default`. A parameter with the name of
+    another column, or one of `reserved`, becomes `parameter/NAME`.
     """
     rows = [(dict(flat(parameters)), _columns_of(value, metric)) for _, parameters, value in results]
     values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}
