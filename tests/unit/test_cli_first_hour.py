@@ -12,7 +12,10 @@ from nni_manager.client import watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.profiles import metadata_view, stored_metadata_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import experiment_row, trial_row
 
 CONFIG = """\
@@ -115,3 +118,27 @@ def test_the_value_of_an_exported_table_is_the_number_of_the_first_objective(
     assert {name: row[f"value/{name}"] for name in result} == {
         name: str(number) for name, number in result.items()
     }
+
+
+LIMITED = "constraints: [{metric: ms, at_most: 15}]\n"
+RESULTS = [{"acc": acc, "ms": ms} for acc, ms in ((0.9, 20), (0.8, 10), (0.7, 12), (0.95, 30))]
+
+
+@pytest.mark.parametrize(
+    ("more", "best"),
+    [
+        (TWO, "front of 3"),
+        (TWO + LIMITED, "front of 1"),
+        ("objectives: [{metric: acc, mode: maximize}]\n" + LIMITED, "0.8"),
+        ("objectives: [{metric: acc, mode: maximize}]\n", "0.95"),
+    ],
+)
+def test_the_list_of_experiments_finds_the_best_without_reading_whole_trials(
+    nnictl, stored, monkeypatch, more, best
+):
+    folder = stored(*RESULTS, None, more=more)
+    monkeypatch.setattr(StoreReader, "trials", lambda reader: pytest.fail("all trials are read"))
+    code, out, _ = nnictl("experiment", "list", "--all")
+    assert (code, out.splitlines()[1].split("\t")[:4]) == (0, ["abc11111", "DONE", "5", best])
+    monkeypatch.undo()
+    assert metadata_view(ExperimentSnapshot.stored(folder)) == stored_metadata_view(folder)
