@@ -142,3 +142,23 @@ def test_the_list_of_experiments_finds_the_best_without_reading_whole_trials(
     assert (code, out.splitlines()[1].split("\t")[:4]) == (0, ["abc11111", "DONE", "5", best])
     monkeypatch.undo()
     assert metadata_view(ExperimentSnapshot.stored(folder)) == stored_metadata_view(folder)
+
+
+def rows_of(out):
+    return [line.split("\t") for line in out.splitlines()]
+
+
+def test_the_list_of_trials_has_a_column_for_each_objective_and_sorts_by_any_entry_of_results(nnictl, stored):
+    stored(*({**each, "mb": each["ms"] % 7} for each in RESULTS), more=TWO)
+    head, first, *_ = rows_of(nnictl("trial", "ls", "abc")[1])
+    assert (head[:6], first[3:5]) == (["no.", "trial", "state", "acc", "ms", "time"], ["0.9", "20"])
+    shown = rows_of(nnictl("trial", "ls", "abc", "--sort", "mb", "--columns", "no.,mb")[1])
+    assert shown == [["no.", "mb"], ["3", "2"], ["1", "3"], ["2", "5"], ["0", "6"]]
+    listed = json.loads(nnictl("trial", "ls", "abc", "--sort", "mb", "--json")[1])
+    assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
+
+
+def test_the_list_of_trials_reads_no_results_where_none_is_shown(nnictl, stored, monkeypatch):
+    stored(0.5)
+    monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
+    assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
