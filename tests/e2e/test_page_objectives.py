@@ -5,6 +5,7 @@ import random
 
 import pytest
 from browser import chromium, expect, needs_chromium, visit
+from deadlines import DEADLINE_S
 from made_experiment import made_experiment, made_trial, served_view
 
 from nni_manager.web import change_feed
@@ -129,3 +130,27 @@ def test_a_trial_that_violates_a_constraint_says_which(browser, stored):
         person.go(f"{view.origin}/detail#trial={large.trial_id}")
         expect(person.page.get_by_text("size_mb ≤ 80")).to_be_visible()
         expect(person.page.get_by_role("columnheader", name="accuracy")).to_have_count(1)
+
+
+def test_every_place_of_the_page_names_the_first_objective(browser, stored):
+    with served_view(stored.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        expect(person.see("tab-metric")).to_have_text("accuracy")
+        # Its importance is measured, not that of a number that no result has.
+        person.see("tab-importance").click()
+        caption = person.see("importance-chart").locator("figcaption")
+        expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
+        person.see("tab-parallel").click()
+        axis = person.see("axis-accuracy")
+        expect(axis).to_have_accessible_name("accuracy, axis 2 of 2")
+        axis.press("ArrowUp")
+        expect(person.page.get_by_role("button", name="Clear the mark accuracy")).to_have_count(1)
+        person.see("show-marked").click()
+        expect(person.page.get_by_role("button", name="Remove the filter accuracy")).to_have_count(1)
+        for box in person.page.get_by_role("checkbox", name="to compare").all()[:2]:
+            box.check()
+        person.see("compare").click()
+        names = person.see("comparison").locator("th[scope=row]")
+        expect(names.nth(1)).to_have_text("accuracy")
+        expect(names.nth(2)).to_have_text("latency_ms")
+        assert "default metric" not in person.page.locator("body").inner_text().lower()

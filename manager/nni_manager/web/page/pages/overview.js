@@ -8,7 +8,7 @@ import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
-import { badge, card, codeVersion, experimentBadge, facts, metricTitle, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { badge, card, codeVersion, experimentBadge, facts, resultName, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 import { Sample } from "../state/sample.js";
 import { frontChart } from "./front_chart.js";
 import { NoticeBox } from "../widgets/notices.js";
@@ -378,7 +378,7 @@ function bestDrawing(all, { maximize, objectives }, results) {
         marker: { color: colour["quiet"], size: 6, opacity: 0.55 } },
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],
-    layout: { yaxis: { title: label(metricTitle(objectives).replace("Default", "default")) }, xaxis: { type: "date" } },
+    layout: { yaxis: { title: label(resultName(objectives)) }, xaxis: { type: "date" } },
     words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(count, "result")}${some}.`,
   };
 }

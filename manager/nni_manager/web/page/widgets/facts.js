@@ -107,6 +107,15 @@ export function metricTitle(objectives) {
 }
 
 /**
+ * The same within a sentence, or as the title of an axis.
+ *
+ * @param {{metric: string}[]} objectives
+ */
+export function resultName(objectives) {
+  return metricTitle(objectives).replace(/^Default metric$/, "default metric");
+}
+
+/**
  * The best trials with their parameters.
  *
  * @param {{id: string, sequenceId: number, value: number | null, values?: number[], parameters: Parameters}[]} trials
