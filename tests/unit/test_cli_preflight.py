@@ -61,6 +61,8 @@ def test_a_command_that_bash_may_be_able_to_run_is_accepted(with_command, comman
         ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is neither a "
          "program on PATH nor a builtin of bash; did you mean python3"),
         ("zzqqxxyy", "cannot find the command 'zzqqxxyy' of trial.command in config.yml: "),
+        ("conda activate torch && python3 train.py", "cannot find the command 'conda' of trial.command in config.yml: it is "
+         "neither a program on PATH nor a builtin of bash; a trial's shell does not read ~/.bashrc; write `eval \"$("),
         ("./absent.sh", "cannot find the command './absent.sh' of trial.command in config.yml: /"),
         ("./plain.sh 1", "cannot run the command './plain.sh' of trial.command in config.yml: "),
     ],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import known_experiments
+from nni_manager.domain.message_summary import HOW_TO_USE_CONDA
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.wire.workspace import Workspace
@@ -293,6 +294,8 @@ def check_command(config: ExperimentSpec) -> None:
     commands = _bash("compgen -c", word, config)
     near = difflib.get_close_matches(word, sorted(set(commands.stdout.split())), n=1) if commands else []
     hint = f"did you mean {near[0]}?" if near else "install it, or write the full path"
+    if word == "conda":
+        hint = HOW_TO_USE_CONDA
     raise UserError(
         f"cannot find the command {word!r} of {where}: it is neither a program on PATH nor a builtin of bash; {hint}"
     )
