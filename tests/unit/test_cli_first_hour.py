@@ -162,3 +162,34 @@ def test_the_list_of_trials_reads_no_results_where_none_is_shown(nnictl, stored,
     stored(0.5)
     monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
     assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
+
+
+@pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
+def test_a_trial_in_the_place_of_the_experiment_is_written_with_its_option(nnictl, command):
+    code, _, err = nnictl(*command.split(), "aB3dE")
+    assert (code, err.partition("; ")[2].partition("? ")[0]) == (
+        1,
+        f"did you mean `nnictl {command} -T aB3dE`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("export", "`nnictl experiment export`"),
+        ("status", "`nnictl experiment status`"),
+        ("show", "`nnictl experiment show` or `nnictl trial show`"),
+        ("run config.yml", "`nnictl create`"),
+        ("ls", "`nnictl experiment list`"),
+        ("logs", "`nnictl log trial`"),
+        ("trial list", "`nnictl trial ls`"),
+        ("trial log", "`nnictl log trial`"),
+        ("experiment stop", "`nnictl stop`"),
+        ("experiment best", "`nnictl trial ls --best 5`"),
+        ("submit", "`nnictl openpai submit`"),
+        ("creat", "create"),
+    ],
+)
+def test_a_word_that_is_no_command_here_is_named_with_the_command_that_it_means(nnictl, line, meant):
+    code, _, err = nnictl(*line.split())
+    assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
