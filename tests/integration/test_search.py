@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import socket
 import time
 
 import psutil
@@ -14,7 +15,7 @@ from user_home import environ_of, left_in, processes_of
 import nni_sdk
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
-from nni_manager.experiment import AlgorithmConfig, search
+from nni_manager.experiment import AlgorithmConfig, Experiment, search
 
 SPACE = {
     "x": {"_type": "uniform", "_value": [0, 1]},
@@ -126,6 +127,20 @@ def test_an_assessor_of_a_search_stops_the_worse_trials_also_if_its_own_default_
     assert dict(zip(found.trials.x, found.trials.state, strict=True)) == {1: "SUCCEEDED", 9: "EARLY_STOPPED"}
     if isinstance(assessor, AlgorithmConfig):
         assert assessor.class_args == {}, "the caller's object is not changed"
+
+
+def test_an_experiment_that_names_no_port_runs_where_8080_is_taken(place):
+    experiment = Experiment("local")
+    experiment.config.search_space = SPACE
+    experiment.config.tuner.name = "Random"
+    experiment.config.trial_concurrency = experiment.config.max_trial_number = 1
+    with socket.socket() as other, experiment:
+        with contextlib.suppress(OSError):  # another program has it already
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", 8080))
+            other.listen()
+        assert experiment.run(objective=len)
+        assert experiment.port > 8080
 
 
 def test_wrong_arguments_of_a_search_are_named(place):

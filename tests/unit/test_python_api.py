@@ -22,6 +22,7 @@ from nni_manager.experiment import (
 from nni_manager.experiment import progress as progress_module
 from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
+from nni_manager.experiment.queries import NotStarted
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
@@ -271,7 +272,9 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
 
 def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(PandasMissing, match="run `pip install pandas`, or omit as_frame to get records"):
+    with pytest.raises(
+        PandasMissing, match=r"run `pip install pandas`, or use list_trial_jobs\(\) or export_data\(\)$"
+    ):
         frame_of(RESULTS)
 
 
@@ -294,3 +297,10 @@ def test_the_log_is_printed_from_its_current_end_line_by_line(tmp_path, capsys):
         file.write("one\ntwo\nhalf")
     tail.close()
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_trial_that_is_enqueued_before_the_start_is_refused_with_the_field_for_first_trials():
+    with pytest.raises(
+        NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
+    ):
+        Experiment("local").enqueue_trial({"x": 0.5})

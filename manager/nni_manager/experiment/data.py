@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PandasMissing(UserError, ImportError):
-    """cannot create a data frame: pandas is not installed; run `pip install pandas`, or omit as_frame to get records"""
+    """cannot create a data frame: pandas is not installed; run `pip install pandas`, or use list_trial_jobs() or export_data()"""
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,13 @@ class StartedExperiment:
         """Start a trial with these parameters before the tuner's next one, and return its id.
 
         Raises:
-            UserError: the experiment does not run.
+            UserError: the experiment does not run. Before its start, `config.initial_trials` has the first trials.
         """
+        if self.id is None:
+            raise NotStarted(
+                "cannot start a trial of an experiment that has not been started; call start() first, or write "
+                f"config.initial_trials = [{dict(parameters)!r}]"
+            )
         with in_python_terms():
             started = self._client_to("start a trial of").post("/trial-jobs", document=dict(parameters))
         return str(started["trialJobId"])
