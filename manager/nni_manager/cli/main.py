@@ -113,7 +113,7 @@ def usage_line(error: click.UsageError) -> str:
             what = f"cannot run without {str(hint).replace(chr(39), '')}"
             # A trial where the command takes an experiment.
             given = error.ctx.params.get("experiment_id") if error.ctx is not None else None
-            if error.param.name == "trial_id" and given:
+            if error.param.name == "trial_id" and isinstance(given, str):
                 near = [f"`{path} -T {given}`"]
         case _:
             message = error.format_message().rstrip(".")
