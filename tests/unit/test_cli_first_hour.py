@@ -100,6 +100,20 @@ def test_an_error_of_several_lines_is_outlined_by_its_first_and_last():
     assert watch.outline("disk full\n") == "disk full"
 
 
+def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnictl, stored):
+    died = "died, and trials may still run; `nnictl resume"
+    stored(experiment_id="over1111")
+    assert nnictl("experiment", "list")[2] == ""
+    stored(state=ExperimentState.RUNNING, experiment_id="dead1111")
+    code, out, err = nnictl("experiment", "list")
+    assert (code, out[:35]) == (0, "INFO: There is no running experimen")
+    assert err.startswith(f"WARNING: the manager of dead1111 {died} dead1111` ")
+    stored(state=ExperimentState.RUNNING, experiment_id="dead2222")
+    assert nnictl("experiment", "list")[2].startswith(
+        f"WARNING: the managers of dead1111, dead2222 {died} ID` "
+    )
+
+
 ONE = "objectives: [{metric: loss, mode: minimize}]\n"
 TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]\n"
 

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +52,12 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
 
     Lines are separated by tabs if the output goes to a pipe or a file.
     """
-    lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
+    found = known_experiments()
+    lines = [known.line() for known in found if all_of_them or known.is_served]
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
+    else:
+        _warn_of_the_dead(known for known in found if not known.is_served)
     lines = [dict(line) for line in results.with_tags(lines, tags)]
     lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
     if as_json:
@@ -94,6 +97,23 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             output.warning(
                 f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` resumes it"
             )
+
+
+def _warn_of_the_dead(unserved: Iterable[KnownExperiment]) -> None:
+    """Name the experiments whose manager has died: they are not running, and have not ended."""
+    dead = []
+    for known in unserved:
+        # An unreadable store is shown by --all.
+        with contextlib.suppress(NniManagerError):
+            if not known.problem and not known.stored.status()["isOver"]:
+                dead.append(known.experiment_id)
+    if dead:
+        several = len(dead) > 1
+        output.warning(
+            f"the {'managers' if several else 'manager'} of {', '.join(dead)} died, and trials may still run; "
+            f"`nnictl resume {'ID' if several else dead[0]}` resumes the experiment, `nnictl stop {'ID' if several else dead[0]}` "
+            "ends its trials"
+        )
 
 
 def _has_died(line: dict[str, Any]) -> bool:
