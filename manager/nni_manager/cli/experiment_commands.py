@@ -108,11 +108,10 @@ def _warn_of_the_dead(unserved: Iterable[KnownExperiment]) -> None:
             if not known.problem and not known.stored.status()["isOver"]:
                 dead.append(known.experiment_id)
     if dead:
-        several = len(dead) > 1
+        whose, name = ("manager", dead[0]) if len(dead) == 1 else ("managers", "ID")
         output.warning(
-            f"the {'managers' if several else 'manager'} of {', '.join(dead)} died, and trials may still run; "
-            f"`nnictl resume {'ID' if several else dead[0]}` resumes the experiment, `nnictl stop {'ID' if several else dead[0]}` "
-            "ends its trials"
+            f"the {whose} of {', '.join(dead)} died, and trials may still run; `nnictl resume {name}` resumes the experiment, "
+            f"`nnictl stop {name}` ends its trials"
         )
 
 
