@@ -154,3 +154,18 @@ def test_every_place_of_the_page_names_the_first_objective(browser, stored):
         expect(names.nth(1)).to_have_text("accuracy")
         expect(names.nth(2)).to_have_text("latency_ms")
         assert "default metric" not in person.page.locator("body").inner_text().lower()
+
+
+def test_results_without_the_metric_that_counts_are_not_called_missing(browser, tmp_path):
+    def without_default(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.final, trial.value, trial.message = '{"loss": 1}', None, "no number"
+        return trial
+
+    experiment = made_experiment(tmp_path, 3, without_default)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        said = "No final result has a number for the default metric."
+        expect(person.page.get_by_text(said)).to_have_count(2)
+        person.go(f"{view.origin}/detail")
+        expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()

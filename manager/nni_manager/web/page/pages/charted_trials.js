@@ -8,7 +8,7 @@ import { logTicks } from "../scales.js";
 import { axisOf, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { label } from "../widgets/charts.js";
-import { resultName } from "../widgets/facts.js";
+import { resultName, whyNoResult } from "../widgets/facts.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
@@ -80,7 +80,9 @@ export class ChartedTrials {
 
   /** The reason why there is nothing to draw. */
   get note() {
-    return this.isFiltered && this.rows.length === 0 ? "No trial matches. Remove a filter to see more." : "No trial has reported a final result yet.";
+    if (this.isFiltered && this.rows.length === 0) return "No trial matches. Remove a filter to see more.";
+    const others = this.metric === "" && this.rows.some((row) => row.metrics !== undefined) ? " Choose another metric above." : "";
+    return whyNoResult(this.live.summary) + others;
   }
 
   /** Completes "12 results" where the table is filtered. */

@@ -116,6 +116,16 @@ export function resultName(objectives) {
 }
 
 /**
+ * The reason why no trial has a result to show.
+ *
+ * @param {{objectives: {metric: string}[], latestWithoutResult: unknown} | null} summary
+ */
+export function whyNoResult(summary) {
+  if (!summary?.latestWithoutResult) return "No trial has reported a final result yet.";
+  return `No final result has a number for ${summary.objectives.length > 1 ? "each objective" : `the ${resultName(summary.objectives).replace(/^(?!default metric$)/, "objective ")}`}.`;
+}
+
+/**
  * The best trials with their parameters.
  *
  * @param {{id: string, sequenceId: number, value: number | null, values?: number[], parameters: Parameters}[]} trials
