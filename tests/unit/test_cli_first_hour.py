@@ -8,7 +8,7 @@ import pytest
 from attempts import RegisteringStore
 
 from nni_manager.cli import main
-from nni_manager.client import watch
+from nni_manager.client import manager_process, watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -112,6 +112,18 @@ def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnic
     assert nnictl("experiment", "list")[2].startswith(
         f"WARNING: the managers of dead1111, dead2222 {died} ID` "
     )
+
+
+def test_an_interrupted_create_says_that_nothing_is_left(nnictl, tmp_path, monkeypatch):
+    (tmp_path / "config.yml").write_text(CONFIG)
+
+    def interrupted(*arguments, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager_process, "create_experiment", interrupted)
+    code, out, _ = nnictl("create", str(tmp_path / "config.yml"))
+    said = "INFO: Interrupted: no experiment was created, and nothing of it runs"
+    assert (code, out.splitlines()[-1]) == (130, said)
 
 
 ONE = "objectives: [{metric: loss, mode: minimize}]\n"
