@@ -169,3 +169,29 @@ def test_results_without_the_metric_that_counts_are_not_called_missing(browser, 
         expect(person.page.get_by_text(said)).to_have_count(2)
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
+
+
+def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is_not_the_first(
+    browser, tmp_path
+):
+    def two_numbers(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.final, trial.value = json.dumps({"accuracy": number, "default": 10 * number}), float(number)
+        return trial
+
+    objectives = [OBJECTIVES[0], {"metric": "default", "mode": "minimize"}]
+    experiment = made_experiment(
+        tmp_path, 3, two_numbers, tuner={"builtinTunerName": "TPE"}, objectives=objectives
+    )
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        expect(person.see("front-chart")).to_contain_text("3 trials on the Pareto front; 3 results")
+        expect(person.see("front-chart").locator(".scatterlayer .js-line")).to_have_count(1)
+        assert (
+            person.page.evaluate(
+                """() => document.querySelector('[data-test="front-chart"] .plot').data.flatMap((trace) => trace.y).join()"""
+            )
+            == "0,10,20"
+        )
+        person.go(f"{view.origin}/detail")
+        expect(person.page.get_by_role("columnheader", name="default")).to_have_count(1)

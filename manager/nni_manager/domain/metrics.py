@@ -25,8 +25,8 @@ def reward(value: str, name: str = "default") -> float | None:
     return finite_number(metric)
 
 
-def numbers_beside_default(value: str, most: int) -> dict[str, float]:
-    """The finite numbers of a reported dict, by name, without `default`; of its first `most` entries. `value`: its JSON text."""
+def numbers_in(value: str, most: int, *, without_default: bool) -> dict[str, float]:
+    """The finite numbers of a reported dict, by name; of its first `most` entries. `value`: its JSON text."""
     if not value.startswith("{") or len(value) > MAX_SHOWN_CHARACTERS:
         return {}
     try:
@@ -34,7 +34,9 @@ def numbers_beside_default(value: str, most: int) -> dict[str, float]:
     except (ValueError, RecursionError):
         return {}
     numbers = (
-        (name, finite_number(entry)) for name, entry in islice(entries.items(), most) if name != "default"
+        (name, finite_number(entry))
+        for name, entry in islice(entries.items(), most)
+        if not (without_default and name == "default")
     )
     return {name: number for name, number in numbers if number is not None}
 
