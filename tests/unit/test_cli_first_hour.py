@@ -219,3 +219,15 @@ def test_a_trial_in_the_place_of_the_experiment_is_written_with_its_option(nnict
 def test_a_word_that_is_no_command_here_is_named_with_the_command_that_it_means(nnictl, line, meant):
     code, _, err = nnictl(*line.split())
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
+
+
+@pytest.mark.parametrize(
+    ("words", "page"), [("conda", "recipes"), ("Pareto", "objectives"), ("pruning", "assessors")]
+)
+def test_help_for_a_word_that_is_no_topic_names_the_pages_that_have_it(nnictl, words, page):
+    code, _, err = nnictl("help", words)
+    assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
+
+
+def test_help_for_a_word_that_is_on_no_page_names_none(nnictl):
+    assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]
