@@ -83,7 +83,7 @@ def test_a_script_that_is_missing_beside_one_of_a_similar_name_is_a_misspelling(
         check_command(with_command("python3 sub/trian.py --fast"))
     assert str(caught.value) == (
         f"cannot find the script 'trian.py' of trial.command in config.yml: there is no file {tmp_path}/sub/trian.py; "
-        "did you mean train.py? The path is relative to codeDir"
+        "did you mean train.py? The path is relative to trial.codeDir"
     )
 
 

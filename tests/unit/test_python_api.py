@@ -171,6 +171,13 @@ def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, mo
         UserError, match="cannot find the command 'pyton3' of trial_command: it is neither a program"
     ):
         experiment.start("auto")
+    (tmp_path / "train.py").touch()
+    experiment.config.trial_command = "python3 trian.py"
+    with pytest.raises(
+        UserError,
+        match=r"'trian.py' of trial_command: .* did you mean train.py\? .* to trial_code_directory$",
+    ):
+        experiment.start()
     experiment.config.trial_command = "python3 train.py"
     for port in (0, 65536, "8080", True):
         with pytest.raises(UserError, match='it is not a number from 1 to 65534; pass one, or port="auto"'):
@@ -180,7 +187,7 @@ def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, mo
         taken.listen()
         with pytest.raises(UserError, match='choose another with port=N or port="auto"'):
             experiment.start(taken.getsockname()[1])
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
 def test_nnis_import_paths_work_in_an_interpreter_with_our_aliases():

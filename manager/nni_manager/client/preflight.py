@@ -37,7 +37,7 @@ _PYTHON_SCRIPT = re.compile(
 # Keys of NNI's first schema in the second one.
 _KEYS_OF_V2 = {
     "trial.command": "trialCommand",
-    "codeDir": "trialCodeDirectory",
+    "trial.codeDir": "trialCodeDirectory",
     "logDir": "experimentWorkingDirectory",
 }
 _URL_SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -296,7 +296,7 @@ def check_command(config: ExperimentSpec) -> None:
         UserError: every trial would end with "command not found", or because its script is not there.
     """
     folder, where = (
-        key_of(config, "codeDir"),
+        key_of(config, "trial.codeDir"),
         f"{key_of(config, 'trial.command')} in {config.config_path.name}",
     )
     _check_script(config, where, folder)
