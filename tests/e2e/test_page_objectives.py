@@ -195,3 +195,13 @@ def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is
         )
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_role("columnheader", name="default")).to_have_count(1)
+
+
+def test_results_that_all_violate_a_constraint_are_not_called_missing(browser, tmp_path):
+    limits = [{"metric": "size_mb", "at_most": 0}]
+    experiment = made_experiment(
+        tmp_path, 3, a_trial, tuner={"builtinTunerName": "TPE"}, objectives=OBJECTIVES[:1], constraints=limits
+    )
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        expect(person.page.get_by_text("Every result violates a constraint.")).to_have_count(2)

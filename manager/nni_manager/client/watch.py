@@ -318,6 +318,12 @@ def verdict(summary: Summary) -> NniManagerError | None:
             f"the last one that succeeded ({valueless['id']}): {valueless['message']}"
         )
     failures = summary["latestFailures"]
+    succeeded = summary["counts"].get("SUCCEEDED", 0)
+    if succeeded and summary.get("constraints"):
+        return UserError(
+            f"cannot find a best trial of experiment {name}: each of {succeeded} results violates a constraint "
+            f"({', '.join(summary['constraints'])}); loosen it, or run more trials"
+        )
     if not failures:
         return UserError(
             f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "
