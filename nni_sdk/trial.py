@@ -235,11 +235,16 @@ class TrialContext:
         if _is_number(number) or self.has_warned_of_number:
             return
         self.has_warned_of_number = True
-        where = "has no number under 'default'" if isinstance(reported, dict) else "is no number"
+        where, hint = "is no number", ""
+        if isinstance(reported, dict):
+            where = "has no number under 'default'"
+            hint = ", or name the metric in the experiment file under objectives"
         _log().warning(
-            "cannot use the result %s: it %s, so the tuner ignores it; report a number, or a dict with a number under 'default'",
+            "cannot use the result %s: it %s, so the tuner ignores it; "
+            "report a number, or a dict with a number under 'default'%s",
             value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...",
             where,
+            hint,
         )
 
     def _warn_without_numbers(self, names: str, value: str) -> None:

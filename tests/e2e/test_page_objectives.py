@@ -5,6 +5,7 @@ import random
 
 import pytest
 from browser import chromium, expect, needs_chromium, visit
+from deadlines import DEADLINE_S
 from made_experiment import made_experiment, made_trial, served_view
 
 from nni_manager.web import change_feed
@@ -129,3 +130,78 @@ def test_a_trial_that_violates_a_constraint_says_which(browser, stored):
         person.go(f"{view.origin}/detail#trial={large.trial_id}")
         expect(person.page.get_by_text("size_mb ≤ 80")).to_be_visible()
         expect(person.page.get_by_role("columnheader", name="accuracy")).to_have_count(1)
+
+
+def test_every_place_of_the_page_names_the_first_objective(browser, stored):
+    with served_view(stored.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/detail")
+        expect(person.see("tab-metric")).to_have_text("accuracy")
+        # Its importance is measured, not that of a number that no result has.
+        person.see("tab-importance").click()
+        caption = person.see("importance-chart").locator("figcaption")
+        expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
+        person.see("tab-parallel").click()
+        axis = person.see("axis-accuracy")
+        expect(axis).to_have_accessible_name("accuracy, axis 2 of 2")
+        axis.press("ArrowUp")
+        expect(person.page.get_by_role("button", name="Clear the mark accuracy")).to_have_count(1)
+        person.see("show-marked").click()
+        expect(person.page.get_by_role("button", name="Remove the filter accuracy")).to_have_count(1)
+        for box in person.page.get_by_role("checkbox", name="to compare").all()[:2]:
+            box.check()
+        person.see("compare").click()
+        names = person.see("comparison").locator("th[scope=row]")
+        expect(names.nth(1)).to_have_text("accuracy")
+        expect(names.nth(2)).to_have_text("latency_ms")
+        assert "default metric" not in person.page.locator("body").inner_text().lower()
+
+
+def test_results_without_the_metric_that_counts_are_not_called_missing(browser, tmp_path):
+    def without_default(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.final, trial.value, trial.message = '{"loss": 1}', None, "no number"
+        return trial
+
+    experiment = made_experiment(tmp_path, 3, without_default)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        said = "No final result has a number for the default metric."
+        expect(person.page.get_by_text(said)).to_have_count(2)
+        person.go(f"{view.origin}/detail")
+        expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
+
+
+def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is_not_the_first(
+    browser, tmp_path
+):
+    def two_numbers(number, now_s):
+        trial = made_trial(number, now_s)
+        trial.final, trial.value = json.dumps({"accuracy": number, "default": 10 * number}), float(number)
+        return trial
+
+    objectives = [OBJECTIVES[0], {"metric": "default", "mode": "minimize"}]
+    experiment = made_experiment(
+        tmp_path, 3, two_numbers, tuner={"builtinTunerName": "TPE"}, objectives=objectives
+    )
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        expect(person.see("front-chart")).to_contain_text("3 trials on the Pareto front; 3 results")
+        expect(person.see("front-chart").locator(".scatterlayer .js-line")).to_have_count(1)
+        assert (
+            person.page.evaluate(
+                """() => document.querySelector('[data-test="front-chart"] .plot').data.flatMap((trace) => trace.y).join()"""
+            )
+            == "0,10,20"
+        )
+        person.go(f"{view.origin}/detail")
+        expect(person.page.get_by_role("columnheader", name="default")).to_have_count(1)
+
+
+def test_results_that_all_violate_a_constraint_are_not_called_missing(browser, tmp_path):
+    limits = [{"metric": "size_mb", "at_most": 0}]
+    experiment = made_experiment(
+        tmp_path, 3, a_trial, tuner={"builtinTunerName": "TPE"}, objectives=OBJECTIVES[:1], constraints=limits
+    )
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.go(f"{view.origin}/oview")
+        expect(person.page.get_by_text("Every result violates a constraint.")).to_have_count(2)

@@ -3,15 +3,19 @@
 import contextlib
 import math
 import os
+import socket
+import time
 
 import psutil
 import pytest
+from deadlines import scaled_s
 from plotly.graph_objects import Figure
 from user_home import environ_of, left_in, processes_of
 
+import nni_sdk
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
-from nni_manager.experiment import AlgorithmConfig, search
+from nni_manager.experiment import AlgorithmConfig, Experiment, search
 
 SPACE = {
     "x": {"_type": "uniform", "_value": [0, 1]},
@@ -102,6 +106,43 @@ def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_
     traces_of(none.plot_slices())
 
 
+@pytest.mark.parametrize(
+    "assessor", ["Medianstop", AlgorithmConfig(name="Medianstop")], ids=["name", "config"]
+)
+def test_an_assessor_of_a_search_stops_the_worse_trials_also_if_its_own_default_is_to_maximize(
+    place, assessor
+):
+    most_s = scaled_s(20.0)
+
+    def loss(parameters):
+        deadline_s = time.monotonic() + most_s
+        nni_sdk.report_intermediate_result(parameters["x"])
+        while parameters["x"] == 9 and not nni_sdk.should_stop() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return parameters["x"]
+
+    found = search(
+        loss, {"x": {"_type": "choice", "_value": [1, 9]}}, trials=2, tuner="GridSearch", assessor=assessor
+    )
+    assert dict(zip(found.trials.x, found.trials.state, strict=True)) == {1: "SUCCEEDED", 9: "EARLY_STOPPED"}
+    if isinstance(assessor, AlgorithmConfig):
+        assert assessor.class_args == {}, "the caller's object is not changed"
+
+
+def test_an_experiment_that_names_no_port_runs_where_8080_is_taken(place):
+    experiment = Experiment("local")
+    experiment.config.search_space = SPACE
+    experiment.config.tuner.name = "Random"
+    experiment.config.trial_concurrency = experiment.config.max_trial_number = 1
+    with socket.socket() as other, experiment:
+        with contextlib.suppress(OSError):  # another program has it already
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", 8080))
+            other.listen()
+        assert experiment.run(objective=len)
+        assert experiment.port > 8080
+
+
 def test_wrong_arguments_of_a_search_are_named(place):
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
         search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
@@ -125,3 +166,4 @@ def test_a_search_with_several_objectives_returns_the_front(place):
     assert [each.value for each in found.front] == sorted((each.value for each in found.front), reverse=True)
     assert "4 on the Pareto front" in repr(found)
     assert len(found.plot_history().data) == 2
+    assert list(found.trials["value"]) == list(found.trials["value/gain"])

@@ -58,6 +58,11 @@ def test_an_experiment_resumes_with_a_fixed_user_tuner_and_ends_when_it_has_no_m
     error = "".join(experiment.wait_for_status("ERROR")["errors"])
     assert "the tuner mine.Mine failed, and no more trials are started" in error
     assert "KeyError: 'no such key'" in error
+    name = experiment.folder.experiment_id
+    assert (
+        f"end the manager with `nnictl stop {name}` if it still runs, and resume with `nnictl resume {name}`"
+        in error
+    )
     assert "user_worker" not in error.split("Traceback")[0]
     experiment.kill_manager()
 

@@ -6,6 +6,7 @@ import socket
 import pytest
 from free_ports import free_port_pair
 
+from nni_manager.client import manager_process
 from nni_manager.client.preflight import check_command, free_ports, usable_ports
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
@@ -61,6 +62,8 @@ def test_a_command_that_bash_may_be_able_to_run_is_accepted(with_command, comman
         ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is neither a "
          "program on PATH nor a builtin of bash; did you mean python3"),
         ("zzqqxxyy", "cannot find the command 'zzqqxxyy' of trial.command in config.yml: "),
+        ("conda activate torch && python3 train.py", "cannot find the command 'conda' of trial.command in config.yml: it is "
+         "neither a program on PATH nor a builtin of bash; a trial's shell does not read ~/.bashrc; write `eval \"$("),
         ("./absent.sh", "cannot find the command './absent.sh' of trial.command in config.yml: /"),
         ("./plain.sh 1", "cannot run the command './plain.sh' of trial.command in config.yml: "),
     ],
@@ -69,6 +72,34 @@ def test_a_command_that_does_not_exist_is_rejected_with_a_remedy(with_command, c
     with pytest.raises(UserError) as caught:
         check_command(with_command(command))
     assert str(caught.value).startswith(expected)
+
+
+def test_a_script_that_is_missing_beside_one_of_a_similar_name_is_a_misspelling(with_command, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").touch()
+    check_command(with_command("python3 sub/train.py"))
+    check_command(with_command("python3 sub/prepare.py && python3 sub/trian.py"))
+    with pytest.raises(UserError) as caught:
+        check_command(with_command("python3 sub/trian.py --fast"))
+    assert str(caught.value) == (
+        f"cannot find the script 'trian.py' of trial.command in config.yml: there is no file {tmp_path}/sub/trian.py; "
+        "did you mean train.py? The path is relative to trial.codeDir"
+    )
+
+
+def test_messages_about_a_file_of_the_second_schema_have_its_keys(tmp_path, monkeypatch):
+    (tmp_path / "v2.yml").write_text(
+        "trialConcurrency: 1\nsearchSpace: {x: {_type: uniform, _value: [0, 1]}}\ntrialCommand: ./absent.sh\n"
+        "experimentWorkingDirectory: /dev/null/x\ntrainingService: {platform: local}\n"
+    )
+    config = read_experiment_file(tmp_path / "v2.yml")
+    with pytest.raises(
+        UserError, match=r"of trialCommand in v2.yml: .*, which is relative to trialCodeDirectory$"
+    ):
+        check_command(config)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"choose another experimentWorkingDirectory, or fix the disk$"):
+        manager_process.create_experiment(config, [1], debug=False)
 
 
 def test_an_exported_command_not_found_handler_makes_any_command_acceptable(with_command, monkeypatch):

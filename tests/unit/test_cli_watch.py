@@ -154,6 +154,8 @@ def test_a_failed_trial_is_described_in_one_line(changed, expected):
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
         (a_summary("DONE", counts={"USER_CANCELED": 3}),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded, and none"),
+        (a_summary("DONE", counts={"SUCCEEDED": 3, "FAILED": 1}, latestFailures=[a_trial()], constraints=["size_mb ≤ 80"]),
+         "cannot find a best trial of experiment GvTf2bVe: each of 3 results violates a constraint (size_mb ≤ 80); loosen it"),
         (a_summary("STOPPED", counts={"SUCCEEDED": 3}), "cannot finish experiment GvTf2bVe: it was stopped after 3/20 trials; "),
         (a_summary("ERROR", counts={"SUCCEEDED": 3}, errors=["the tuner failed.\nTraceback\nKeyError: 1\n"]),
          "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),

@@ -85,6 +85,15 @@ def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
+def test_the_message_about_a_dict_without_a_default_names_how_its_metric_becomes_the_objective() -> None:
+    search = new_search(concurrency=1, max_trials=2)
+    search.run(search.suggest(), '{"note": "x", "loss": 1}')
+    search.run(search.suggest(), '{"note": "x"}')
+    hint = ', or name the metric in the experiment file, such as objectives: [{metric: "loss", mode: minimize}] (or maximize)'
+    assert search.trial("t0").message.endswith('"default"' + hint)
+    assert search.trial("t1").message.endswith('"default"')
+
+
 def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), None)

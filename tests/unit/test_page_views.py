@@ -193,6 +193,11 @@ def test_the_summary_names_the_command_that_was_not_found(message, line):
         ("./crlf.sh", "the script has Windows line ends; "),
         ("bash crlf.sh", "the script has Windows line ends; "),
         ("./crlf.py", "the script has Windows line ends; "),
+        (
+            "./crlf_of_bash.sh",
+            "the first line of the script names a program that does not exist; fix it or, if",
+        ),
+        ("./without.sh", "the first line of the script names a program that does not exist; "),
         ("conda activate torch && python3 train.py", "a trial's shell does not read ~/.bashrc; "),
         ("python9 train.py", "it is not on the PATH of the trial; "),
         ("sh -c 'python9 train.py'", "it is not on the PATH of the trial; "),
@@ -204,6 +209,8 @@ def test_the_summary_names_the_command_that_was_not_found(message, line):
 def test_a_command_that_cannot_be_run_has_a_hint(tmp_path, command, hint):
     for name, text in {
         "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
+        "crlf_of_bash.sh": "#!/bin/bash\r\npython3 train.py\r\n",
+        "without.sh": "#!/opt/missing/python3\nprint(1)\n",
         "crlf.py": "#!/usr/bin/env python3\r\nprint(1)\r\n",
         "plain.py": "print(1)\n",
     }.items():

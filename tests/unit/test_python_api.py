@@ -22,6 +22,7 @@ from nni_manager.experiment import (
 from nni_manager.experiment import progress as progress_module
 from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
+from nni_manager.experiment.queries import NotStarted
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
@@ -170,6 +171,13 @@ def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, mo
         UserError, match="cannot find the command 'pyton3' of trial_command: it is neither a program"
     ):
         experiment.start("auto")
+    (tmp_path / "train.py").touch()
+    experiment.config.trial_command = "python3 trian.py"
+    with pytest.raises(
+        UserError,
+        match=r"'trian.py' of trial_command: .* did you mean train.py\? .* to trial_code_directory$",
+    ):
+        experiment.start()
     experiment.config.trial_command = "python3 train.py"
     for port in (0, 65536, "8080", True):
         with pytest.raises(UserError, match='it is not a number from 1 to 65534; pass one, or port="auto"'):
@@ -179,7 +187,7 @@ def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, mo
         taken.listen()
         with pytest.raises(UserError, match='choose another with port=N or port="auto"'):
             experiment.start(taken.getsockname()[1])
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
 def test_nnis_import_paths_work_in_an_interpreter_with_our_aliases():
@@ -266,11 +274,14 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame["value"].tolist() == [0.9, 0.5]
     assert frame["lr"].mean() == pytest.approx(0.15)
     assert list(frame_of([]).columns) == ["trialJobId", "value"]
+    assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
 
 
 def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(PandasMissing, match="run `pip install pandas`, or omit as_frame to get records"):
+    with pytest.raises(
+        PandasMissing, match=r"run `pip install pandas`, or use list_trial_jobs\(\) or export_data\(\)$"
+    ):
         frame_of(RESULTS)
 
 
@@ -293,3 +304,10 @@ def test_the_log_is_printed_from_its_current_end_line_by_line(tmp_path, capsys):
         file.write("one\ntwo\nhalf")
     tail.close()
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_trial_that_is_enqueued_before_the_start_is_refused_with_the_field_for_first_trials():
+    with pytest.raises(
+        NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
+    ):
+        Experiment("local").enqueue_trial({"x": 0.5})

@@ -549,6 +549,7 @@ def test_an_unknown_name_is_an_attribute_error():
             "cannot use the result {\"acc\": 0.9}: it has no number under 'default', so the tuner ignores it; ",
         ),
         ("{'default': None}", "it has no number under 'default'"),
+        ("{'loss': 1}", "under 'default', or name the metric in the experiment file under objectives"),
         ("'0.93'", 'cannot use the result "0.93": it is no number'),
         ("float('nan')", "cannot use the result NaN: it is no number"),
         ("[1, 2]", "cannot use the result [1, 2]: it is no number"),

@@ -63,9 +63,26 @@ def test_with_several_objectives_the_best_are_the_front_with_a_column_for_each(c
     shown = trial_table.best(TRIALS, finals, 9, two)
     assert numbers(shown) == [0, 3]
     assert numbers(trial_table.best(TRIALS[1:], finals, 9, two)) == [3], "a hidden trial still dominates"
-    trial_table.show(shown, trial_table.columns_of(None, TRIALS, ("acc", "ms")))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.split("\t")[:6] == ["no.", "trial", "state", "acc", "ms", "time"] or "acc" in first
+    trials = trial_table.with_metrics(shown, finals)
+    trial_table.show(trials, trial_table.columns_of(None, trials, ("acc", "ms")))
+    printed = [line.split("\t")[:6] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [
+        ["no.", "trial", "state", "acc", "ms", "time"],
+        ["0", "t0", "SUCCEEDED", "0.9", "20", "3.0 s"],
+        ["3", "t3", "SUCCEEDED", "0.8", "10", "1.0 s"],
+    ]
+
+
+def test_an_entry_of_results_is_a_column_also_beside_a_parameter_or_a_column_of_its_name(capsys):
+    results = [("t0", '{"lr": 7, "state": "good", "loss": 2}'), ("t3", '{"loss": 1}'), ("t4", "0.5")]
+    trials = trial_table.with_metrics(TRIALS, results)
+    assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False))[:2] == [3, 0]
+    assert numbers(trial_table.sorted_by(trials, "value/lr", is_descending=False))[:1] == [0]
+    trial_table.show(trials[:1], trial_table.columns_of("lr,value/lr,loss,value/loss,state", trials))
+    assert capsys.readouterr().out.splitlines()[1].split("\t") == ["0.1", "7", "2", "2", "SUCCEEDED"]
+    assert trial_table.columns_of(None, trials, ("lr", "loss"))[3:5] == ("value/lr", "loss")
+    with pytest.raises(UserError, match=r"write one of no\., .*, lr, value/lr, value/state, loss$"):
+        trial_table.columns_of("units", trials)
 
 
 @pytest.mark.parametrize(

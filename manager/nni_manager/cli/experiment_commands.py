@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +53,12 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
 
     Lines are separated by tabs if the output goes to a pipe or a file.
     """
-    lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
+    found = known_experiments()
+    lines = [known.line() for known in found if all_of_them or known.is_served]
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
+    else:
+        _warn_of_the_dead(known for known in found if not known.is_served)
     lines = [dict(line) for line in results.with_tags(lines, tags)]
     lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
     if as_json:
@@ -97,6 +100,22 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             )
 
 
+def _warn_of_the_dead(unserved: Iterable[KnownExperiment]) -> None:
+    """Name the experiments whose manager has died: they are not running, and have not ended."""
+    dead = []
+    for known in unserved:
+        # An unreadable store is shown by --all.
+        with contextlib.suppress(NniManagerError):
+            if not known.problem and not known.stored.status()["isOver"]:
+                dead.append(known.experiment_id)
+    if dead:
+        whose, name = ("manager", dead[0]) if len(dead) == 1 else ("managers", "ID")
+        output.warning(
+            f"the {whose} of {', '.join(dead)} died, and trials may still run; `nnictl resume {name}` resumes the experiment, "
+            f"`nnictl stop {name}` ends its trials"
+        )
+
+
 def _has_died(line: dict[str, Any]) -> bool:
     return not line["managerIsRunning"] and line["status"] not in ("DONE", "ERROR", "STOPPED", "UNREADABLE")
 
@@ -136,6 +155,9 @@ def status(experiment_id: str | None) -> int:
     # A running manager deletes what an earlier one has left.
     left = [] if known.manager is not None else list(leftover_jobs.read(known.folder).values())
     output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
+    for error in shown["errors"]:
+        if "\n" in error.strip():
+            output.warning(error.strip())  # JSON has a traceback on one line
     return 1 if options.warn_of_dead_manager(known) else 0
 
 
@@ -201,7 +223,7 @@ def export(
         text = to_json(records)
     elif all_trials:
         values = {each["trialJobId"]: each["value"] for each in records}
-        names, rows = results.all_trials(known.trial_list(), values)
+        names, rows = results.all_trials(known.trial_list(), values, objectives.first.metric)
         if objectives.has_several:
             front = {each["trialJobId"]: each["onFront"] for each in records}
             names = [*names, "onFront"]
@@ -210,7 +232,7 @@ def export(
     elif nni_columns or options.prefers_nni_output():
         text = nni_output.to_csv(records)
     else:
-        text = to_csv(records)
+        text = to_csv(records, objectives.first.metric)
     if not records:
         name = known.experiment_id
         output.warning(
@@ -281,15 +303,16 @@ def to_json(records: Sequence[Record]) -> str:
     return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
 
 
-def to_csv(records: Sequence[Record]) -> str:
+def to_csv(records: Sequence[Record], metric: str = "default") -> str:
     """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON.
 
+    `metric`: that of the first objective, whose number is in the column `value`.
     Columns `tags` (separated by spaces) and `note` are present if a trial has any.
     """
     optional = ("onFront", "intermediate", *PROVENANCE, "tags", "note")
     further = [name for name in optional if any(name in each for each in records)]
     results_of = [(each["trialJobId"], each["parameter"], each["value"]) for each in records]
-    names, rows = flat_columns(results_of, further)
+    names, rows = flat_columns(results_of, further, metric)
     for row, each in zip(rows, records, strict=True):
         row |= {name: each[name] for name in further if name in each}
         if "tags" in each:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -17,6 +17,7 @@ _INSTALLED = Path(__file__).parents[1] / "docs"
 # In a checkout, the pages are beside the packages.
 _FOLDER = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "docs"
 _FOR_DEVELOPERS = ("internals",)
+_MOST_PAGES = 3
 
 
 def _topics() -> dict[str, Path]:
@@ -52,10 +53,22 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> None:
     if command is None:
         name = " ".join(words)
         near = difflib.get_close_matches(name, [*topics, *_commands(root.command)], n=1)
-        hint = f"did you mean `nnictl help {near[0]}`? " if near else ""
+        meant = near or _pages_with(name, topics)
+        hint = f"did you mean {' or '.join(f'`nnictl help {each}`' for each in meant)}? " if meant else ""
         raise UserError(f"cannot find a page or a command {name!r}; {hint}`nnictl help` lists all pages")
     with click.Context(command, info_name=" ".join(words), parent=root) as shown:
         output.plain(command.get_help(shown))
+
+
+def _pages_with(words: str, topics: Mapping[str, Path]) -> list[str]:
+    """The topics of up to three pages that have these words, those that have them most often first."""
+    wanted = words.casefold()
+    counts = {
+        topic: page.read_text(encoding="utf-8").casefold().count(wanted) for topic, page in topics.items()
+    }
+    return sorted((topic for topic in counts if counts[topic]), key=lambda topic: -counts[topic])[
+        :_MOST_PAGES
+    ]
 
 
 def _commands(group: click.Command, path: str = "") -> Iterator[str]:

@@ -64,9 +64,13 @@ def create(
             f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(
-        config, ports, debug, host, require_token=require_token, url_prefix=url_prefix or ""
-    )
+    try:
+        known = manager_process.create_experiment(
+            config, ports, debug, host, require_token=require_token, url_prefix=url_prefix or ""
+        )
+    except KeyboardInterrupt:
+        output.info("Interrupted: no experiment was created, and nothing of it runs")
+        raise
     return _after_start(known, foreground, port)
 
 

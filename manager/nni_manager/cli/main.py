@@ -35,7 +35,7 @@ from nni_manager.cli import (
     webui,
 )
 from nni_manager.cli.banner import print_first_steps
-from nni_manager.cli.nni_spellings import translated
+from nni_manager.cli.nni_spellings import elsewhere, translated
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError
 from trial_keeper import __version__
@@ -103,12 +103,18 @@ def usage_line(error: click.UsageError) -> str:
     near: Sequence[str] = ()
     match error:
         case click.exceptions.NoSuchCommand():
-            what, near = f"cannot find the command {path} {error.command_name}", error.possibilities or ()
+            what = f"cannot find the command {path} {error.command_name}"
+            meant = elsewhere(cli, path.removeprefix("nnictl").strip(), error.command_name)
+            near = [f"`nnictl {each}`" for each in meant] or error.possibilities or ()
         case click.exceptions.NoSuchOption():
             what, near = f"cannot use option {error.option_name} of {path}", error.possibilities or ()
         case click.exceptions.MissingParameter() if error.param is not None:
             hint = error.param.get_error_hint(error.ctx) if error.ctx is not None else error.param.name
             what = f"cannot run without {str(hint).replace(chr(39), '')}"
+            # A trial where the command takes an experiment.
+            given = error.ctx.params.get("experiment_id") if error.ctx is not None else None
+            if error.param.name == "trial_id" and isinstance(given, str):
+                near = [f"`{path} -T {given}`"]
         case _:
             message = error.format_message().rstrip(".")
             _, found, own = message.partition(": cannot ")

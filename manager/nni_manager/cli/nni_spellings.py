@@ -5,7 +5,7 @@ They are translated before click reads them, so the help pages show one name of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -26,6 +26,24 @@ _ADVICE = {
     "trainingservice": "platforms are built in; write local, openpai, frameworkcontroller or kubeflow into the experiment file",
     "webui nas": "architecture search is not a part of trial-keeper; use the package nni for it",
 }
+
+# What other tools call a command, or the place where they have it.
+_SYNONYMS = {
+    "best": "trial ls --best 5",
+    "cancel": "stop",
+    "list": "experiment list",
+    "logs": "log trial",
+    "ls": "experiment list",
+    "ps": "experiment list",
+    "rm": "experiment delete",
+    "run": "create",
+    "start": "create",
+    "trial list": "trial ls",
+    "trial log": "log trial",
+    "trial stop": "trial kill",
+}
+# Groups whose commands are for few users: named only if no other group has the command.
+_SPECIAL_GROUPS = ("algo", "openpai", "platform", "tensorboard")
 
 
 class CommandOfNni(UserError):
@@ -53,6 +71,27 @@ def translated(cli: click.Group, arguments: Sequence[str]) -> list[str]:
             return words[:count] + _with_known_options(found, rest)
         group = found
     return words
+
+
+def elsewhere(cli: click.Group, group: str, word: str) -> list[str]:
+    """The commands that a word which is no command of a group may mean, such as `experiment export` for `export`.
+
+    `group`: its path, empty for the program itself.
+    """
+    for name in (f"{group} {word}".strip(), word):
+        if name in _SYNONYMS:
+            return [_SYNONYMS[name]]
+    found = [path for path in _paths(cli) if path.rpartition(" ")[2] == word]
+    usual = [path for path in found if path.partition(" ")[0] not in _SPECIAL_GROUPS]
+    return usual or found
+
+
+def _paths(group: click.Group, above: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _paths(command, f"{above}{name} ")
+        else:
+            yield above + name
 
 
 def _with_known_options(command: click.Command, words: list[str]) -> list[str]:

@@ -172,6 +172,21 @@ def warn_of_dead_manager(known: KnownExperiment) -> bool:
     return True
 
 
+def warn_of_error(known: KnownExperiment) -> bool:
+    """Warn on stderr if the experiment's status is ERROR, and name the error; True if so."""
+    from nni_manager.client.watch import outline
+
+    status = None if known.problem else known.stored.status()
+    if status is None or status["status"] != "ERROR":
+        return False
+    name = known.experiment_id
+    causes = "; ".join(map(outline, status["errors"])) or "it failed"
+    output.warning(
+        f"experiment {name} has the status ERROR: {causes}; `nnictl experiment status {name}` shows the whole error"
+    )
+    return True
+
+
 def prefers_nni_output() -> bool:
     """True if NNICTL_COMPAT=1 in the environment requests the output of NNI's own nnictl."""
     return os.environ.get("NNICTL_COMPAT") == "1"

@@ -37,10 +37,15 @@ trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
     metavar="N",
     help="Only the N trials with the best values, best first; with several objectives only those on the Pareto front.",
 )
-@click.option("--sort", "column", metavar="COLUMN", help="Sort by a column or a parameter; default: no.")
+@click.option(
+    "--sort",
+    "column",
+    metavar="COLUMN",
+    help="Sort by a column, a parameter or an entry of results; default: no.",
+)
 @click.option("--descending", is_flag=True, help="With --sort: the highest first.")
 @click.option("--columns", metavar="NAMES", help="The columns to print, separated by commas: no., trial, state, value, "
-              "time, started, ended, tags, note, parameters, and names of parameters.")  # fmt: skip
+              "time, started, ended, tags, note, parameters, and names of parameters and of entries of results.")  # fmt: skip
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
 @options.json_option
@@ -65,6 +70,7 @@ def list_trials(
     those of --nni-json.
     """
     from nni_manager.cli import trial_table
+    from nni_manager.domain.objectives import MAXIMIZE
 
     options.exclude(
         {"--head": head, "--tail": tail, "--best": best},
@@ -81,21 +87,28 @@ def list_trials(
         nni_output.print_trials(known.get("/trial-jobs"), head, tail)
         return
     trials = known.get("/trials") if as_json else known.trial_list()
+    objectives = MAXIMIZE if known.problem else known.stored.config().all_objectives
+    metrics = [each.metric for each in objectives.all] if objectives.has_several else []
+    given = [name.strip() for name in (column or "", *(columns or "").split(","))]
+    named = [name for name in given if name and not trial_table.is_built_in(name)]
+    finals: list[tuple[str, str]] = []
+    # Results are read only where they are shown: they can be large.
+    if not known.problem and (best is not None or named or (metrics and not as_json)):
+        finals = known.stored.read(lambda reader: list(reader.finals()))
+        trials = trials if as_json and column is None else trial_table.with_metrics(trials, finals)
     shown = with_tags(trial_table.in_states(trials, states), tags)
-    metrics: tuple[str, ...] = ()
     if best is not None:
-        objectives = known.stored.config().all_objectives
-        finals = known.stored.read(lambda reader: [(each, final) for each, _, final in reader.results()])
         shown = trial_table.best(shown, finals, best, objectives)
-        metrics = tuple(each.metric for each in objectives.all) if objectives.has_several else ()
     elif column is not None:
         shown = trial_table.sorted_by(shown, column, is_descending=descending)
     shown = shown[:head] if head is not None else shown[-tail:] if tail is not None else shown
     if as_json:
-        output.print_json_lines(shown)
+        output.print_json_lines([{name: each[name] for name in each if name != "metrics"} for each in shown])
         return
     if not shown:
-        output.info(f"Experiment {known.experiment_id} has no {'such trials' if trials else 'trials yet'}")
+        is_failed = options.warn_of_error(known)
+        what = "such trials" if trials else "trials" if is_failed else "trials yet"
+        output.info(f"Experiment {known.experiment_id} has no {what}")
         return
     trial_table.show(shown, trial_table.columns_of(columns, trials, metrics))
     garbage = {} if known.problem else known.stored.read(lambda reader: reader.corrupt_bytes())
@@ -106,6 +119,7 @@ def list_trials(
                 "check what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed during a report"
             )
         output.trial_warning(each)
+    options.warn_of_error(known)
 
 
 @trial.command(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output, watch
-from nni_manager.client.results import duration_s
+from nni_manager.client.results import duration_s, parsed
 from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,9 +17,11 @@ Trial = Mapping[str, Any]
 
 DEFAULT_COLUMNS = ("no.", "trial", "state", "value", "time", "parameters")
 _NUMBERS = ("no.", "value", "time")
+_METRIC_PREFIX = "value/"
+"""Before the name of an entry of results, as in the columns of a CSV export."""
 
 
-# What a column sorts by. Any other column is a parameter.
+# What a column sorts by. Any other column is a parameter, or a number of the trials' results.
 _KEYS: dict[str, Callable[[Trial], Any]] = {
     "no.": lambda trial: trial["sequenceId"],
     "trial": lambda trial: trial["id"],
@@ -58,21 +60,29 @@ def best(
     """Those of the `count` best trials that are among `trials`, best first; among equals the first.
 
     `finals`: id and final result (JSON text) of every trial whose result counts. With several objectives, the trials on the
-    front; each then has the number of each objective in `objectives`.
+    front.
     """
     by_id = {each["id"]: each for each in trials}
     if not objectives.has_several:
         finals = [(trial_id, final) for trial_id, final in finals if trial_id in by_id]
-    ranked = [trial_id for trial_id in objectives.ranked(finals) if trial_id in by_id][:count]
-    if not objectives.has_several:
-        return [by_id[trial_id] for trial_id in ranked]
-    texts, shown = dict(finals), []
-    for trial_id in ranked:
-        outcome = objectives.outcome(texts[trial_id])
-        assert outcome is not None  # it is on the front
-        numbers = {each.metric: value for each, value in zip(objectives.all, outcome.values, strict=True)}
-        shown.append({**by_id[trial_id], "objectives": numbers})
-    return shown
+    return [by_id[trial_id] for trial_id in objectives.ranked(finals) if trial_id in by_id][:count]
+
+
+def is_built_in(column: str) -> bool:
+    """True if the column needs neither the parameters nor the results of trials."""
+    return column in _KEYS
+
+
+def with_metrics(trials: Sequence[Trial], finals: Iterable[tuple[str, str]]) -> Sequence[Trial]:
+    """The trials, each with the entries of its result in `metrics` if the result is a dict.
+
+    `finals`: id and final result (JSON text) of every trial whose result counts.
+    """
+    results = {trial_id: parsed(final) for trial_id, final in finals}
+    return [
+        {**each, "metrics": result} if isinstance(result := results.get(each["id"]), dict) else each
+        for each in trials
+    ]
 
 
 def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> Sequence[Trial]:
@@ -82,7 +92,7 @@ def sorted_by(trials: Sequence[Trial], column: str, *, is_descending: bool) -> S
         UserError: no trial has such a column.
     """
     _check(trials, column, "--sort")
-    key = _KEYS.get(column) or (lambda trial: dict(output.flat_parameters(trial["parameters"])).get(column))
+    key = _KEYS.get(column) or (lambda trial: _further(trial).get(column))
     given = [each for each in trials if key(each) is not None]
     without = [each for each in trials if key(each) is None]
     return [*sorted(given, key=lambda each: _rank(key(each)), reverse=is_descending), *without]
@@ -104,10 +114,12 @@ def columns_of(given: str | None, trials: Sequence[Trial], metrics: Sequence[str
     if given is None:
         if not metrics:
             return DEFAULT_COLUMNS
+        taken = {*_KEYS, *_names_of_parameters(trials)}
+        shown = [_METRIC_PREFIX + each if each in taken else each for each in metrics]
         place = DEFAULT_COLUMNS.index("value")
-        return *DEFAULT_COLUMNS[:place], *metrics, *DEFAULT_COLUMNS[place + 1 :]
+        return *DEFAULT_COLUMNS[:place], *shown, *DEFAULT_COLUMNS[place + 1 :]
     columns = [each.strip() for each in given.split(",")]
-    for column in set(columns) - set(metrics):
+    for column in columns:
         _check(trials, column, "--columns")
     return columns
 
@@ -115,10 +127,23 @@ def columns_of(given: str | None, trials: Sequence[Trial], metrics: Sequence[str
 def _check(trials: Sequence[Trial], column: str, option: str) -> None:
     if column in _KEYS:
         return
-    names = dict.fromkeys(name for each in trials for name, _ in output.flat_parameters(each["parameters"]))
-    if column not in names:
-        known = ", ".join((*_KEYS, *names))
+    names = _names_of_parameters(trials)
+    metrics = dict.fromkeys(name for each in trials for name in each.get("metrics", ()))
+    if column not in names and column.removeprefix(_METRIC_PREFIX) not in metrics:
+        own = (_METRIC_PREFIX + name if name in _KEYS or name in names else name for name in metrics)
+        known = ", ".join((*_KEYS, *names, *own))
         raise UserError(f"cannot use {option} {column!r}: there is no such column; write one of {known}")
+
+
+def _names_of_parameters(trials: Sequence[Trial]) -> Mapping[str, None]:
+    return dict.fromkeys(name for each in trials for name, _ in output.flat_parameters(each["parameters"]))
+
+
+def _further(trial: Trial) -> dict[str, Any]:
+    """The parameters of a trial, and the entries of its result; `value/NAME` names an entry also beside a parameter NAME."""
+    metrics = trial.get("metrics", {})
+    prefixed = {_METRIC_PREFIX + name: value for name, value in metrics.items()}
+    return {**prefixed, **metrics, **dict(output.flat_parameters(trial["parameters"]))}
 
 
 def show(trials: Sequence[Trial], columns: Sequence[str]) -> None:
@@ -132,8 +157,7 @@ def _cells(trial: Trial) -> dict[str, str]:
     value, time, parameters = watch.trial_cells(trial)
     since = trial.get("stoppingSince")
     state = trial["state"] if since is None else f"{trial['state']} since {output.moment(since)}"
-    found = {name: output.short(each) for name, each in output.flat_parameters(trial["parameters"])}
-    found |= {name: output.number(each) for name, each in trial.get("objectives", {}).items()}
+    found = {name: output.short(each) for name, each in _further(trial).items()}
     return found | {
         "no.": str(trial["sequenceId"]),
         "trial": trial["id"],

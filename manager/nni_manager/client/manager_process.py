@@ -21,7 +21,7 @@ from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
-from nni_manager.client.preflight import HOST, ports_are_free
+from nni_manager.client.preflight import HOST, key_of, ports_are_free
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
 from nni_manager.plain_text import escaped
@@ -105,7 +105,8 @@ def create_experiment(
             Registry.of_user().add(folder)
         except OSError as error:
             raise UserError(
-                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix the disk"
+                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another "
+                f"{key_of(config, 'logDir')}, or fix the disk"
             ) from error
         return start_manager(
             folder,

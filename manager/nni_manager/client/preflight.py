@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import known_experiments
+from nni_manager.domain.message_summary import HOW_TO_USE_CONDA
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.wire.workspace import Workspace
@@ -29,6 +30,16 @@ HIGHEST_PORT = 65534  # keepers use the next port
 # A word that bash does not expand, followed by the end of the line or by arguments. No parenthesis may follow: that would
 # define a function.
 _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())")
+# Python without options, and a script that bash does not expand.
+_PYTHON_SCRIPT = re.compile(
+    r"[ \t\n]*(?:[A-Za-z0-9_./+-]*/)?python[0-9.]*[ \t]+([A-Za-z0-9_./+-]+\.py)(?=$|[ \t\n])"
+)
+# Keys of NNI's first schema in the second one.
+_KEYS_OF_V2 = {
+    "trial.command": "trialCommand",
+    "trial.codeDir": "trialCodeDirectory",
+    "logDir": "experimentWorkingDirectory",
+}
 _URL_SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
 # BASH_ENV may name slow start-up files; the check is limited in time.
 _CHECK_TIMEOUT_S = 10.0
@@ -261,15 +272,34 @@ def _share_problems(config: ExperimentSpec) -> list[str]:
     return []
 
 
+def key_of(config: ExperimentSpec, key: str) -> str:
+    """A key of NNI's first schema, as the file of this experiment writes it.
+
+    A configuration in Python keeps the key: `to_python_names` translates it.
+    """
+    # Imported here: it takes 0.1 s, and other commands do not need it.
+    from nni_manager.config.python_document import CALLED
+
+    is_file_of_v2 = config.schema == "v2" and config.config_path.name != CALLED
+    return _KEYS_OF_V2[key] if is_file_of_v2 else key
+
+
 def check_command(config: ExperimentSpec) -> None:
-    """Check that bash finds the first word of the trial's command. Skipped if the answer would be uncertain.
+    """Check that bash finds the first word of the trial's command, and that a script for Python is not misspelt.
+
+    Skipped if the answer would be uncertain.
 
     Bash itself resolves the word, in the code folder and with the environment of trials, so aliases, functions and
     builtins count. Words that bash would expand are not checked.
 
     Raises:
-        UserError: every trial would end with "command not found".
+        UserError: every trial would end with "command not found", or because its script is not there.
     """
+    folder, where = (
+        key_of(config, "trial.codeDir"),
+        f"{key_of(config, 'trial.command')} in {config.config_path.name}",
+    )
+    _check_script(config, where, folder)
     match = _PLAIN_WORD.match(config.trial_command)
     if match is None:
         return
@@ -278,12 +308,11 @@ def check_command(config: ExperimentSpec) -> None:
     found = _bash('type -t -- "$1" || type -t command_not_found_handle', word, config)
     if found is None or found.returncode == 0 or found.stdout.strip():
         return
-    where = f"trial.command in {config.config_path.name}"
     path = config.code_dir / word
     if "/" in word:
         if not path.exists():
             raise UserError(
-                f"cannot find the command {word!r} of {where}: {path} does not exist; fix the path, which is relative to codeDir"
+                f"cannot find the command {word!r} of {where}: {path} does not exist; fix the path, which is relative to {folder}"
             )
         if path.is_file() and not os.access(path, os.X_OK):
             raise UserError(
@@ -293,9 +322,25 @@ def check_command(config: ExperimentSpec) -> None:
     commands = _bash("compgen -c", word, config)
     near = difflib.get_close_matches(word, sorted(set(commands.stdout.split())), n=1) if commands else []
     hint = f"did you mean {near[0]}?" if near else "install it, or write the full path"
+    if word == "conda":
+        hint = HOW_TO_USE_CONDA
     raise UserError(
         f"cannot find the command {word!r} of {where}: it is neither a program on PATH nor a builtin of bash; {hint}"
     )
+
+
+def _check_script(config: ExperimentSpec, where: str, folder: str) -> None:
+    # An absent script may still come to be, such as by an earlier part of the command; a similar name shows a slip.
+    match = _PYTHON_SCRIPT.match(config.trial_command)
+    path = config.code_dir / match.group(1) if match else None
+    if path is None or path.exists() or not path.parent.is_dir():
+        return
+    near = difflib.get_close_matches(path.name, sorted(each.name for each in path.parent.glob("*.py")), n=1)
+    if near:
+        raise UserError(
+            f"cannot find the script {path.name!r} of {where}: there is no file {path}; did you mean {near[0]}? The path is "
+            f"relative to {folder}"
+        )
 
 
 def _bash(script: str, argument: str, config: ExperimentSpec) -> subprocess.CompletedProcess[str] | None:

@@ -140,7 +140,7 @@ class _Lines:
         for problem in [summary["problem"], *summary["errors"]]:
             if problem and problem not in self._printed:
                 self._printed.add(problem)
-                output.warning(problem.strip().splitlines()[0])
+                output.warning(outline(problem))
         running = summary["counts"]["RUNNING"]
         self._most_running = max(self._most_running, running)
         now = (summary["status"], ended(summary))
@@ -162,6 +162,12 @@ class _Lines:
             parts.append(left)
         state = "" if summary["status"] == "RUNNING" else f" {summary['status']}"
         output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
+
+
+def outline(error: str) -> str:
+    """An error on one line: its first line and, if more follow, the last one, which names the exception of a traceback."""
+    lines = error.strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0].removesuffix(' The error:')} ({lines[-1].strip()})"
 
 
 def draw(summary: Summary) -> RenderableType:
@@ -207,7 +213,7 @@ def draw(summary: Summary) -> RenderableType:
         grid.add_row("no value", Text(f"trial {valueless['id']}: {valueless['message']}", style="yellow"))
     for problem in [summary["problem"], *summary["errors"]]:
         if problem:
-            grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
+            grid.add_row("problem", Text(outline(problem), style="red"))
     return grid
 
 
@@ -296,10 +302,8 @@ def verdict(summary: Summary) -> NniManagerError | None:
     """The error that describes why the experiment failed; None if it is DONE and at least one trial has a value."""
     name = summary["id"]
     if summary["status"] == "ERROR":
-        # The last line of a traceback names the exception.
-        lines = [line for error in summary["errors"] for line in error.strip().splitlines()]
-        last = f" ({lines[-1].strip()})" if len(lines) > 1 else ""
-        return UserError(f"cannot finish experiment {name}: {lines[0] if lines else 'it failed'}{last}")
+        errors = "\n".join(filter(str.strip, summary["errors"]))
+        return UserError(f"cannot finish experiment {name}: {outline(errors or 'it failed')}")
     if summary["status"] == "STOPPED":
         return UserError(
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
@@ -314,6 +318,12 @@ def verdict(summary: Summary) -> NniManagerError | None:
             f"the last one that succeeded ({valueless['id']}): {valueless['message']}"
         )
     failures = summary["latestFailures"]
+    succeeded = summary["counts"].get("SUCCEEDED", 0)
+    if succeeded and summary.get("constraints"):
+        return UserError(
+            f"cannot find a best trial of experiment {name}: each of {succeeded} results violates a constraint "
+            f"({', '.join(summary['constraints'])}); loosen it, or run more trials"
+        )
     if not failures:
         return UserError(
             f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "

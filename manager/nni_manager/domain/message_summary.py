@@ -22,6 +22,10 @@ _SIGNALLED = 128
 _NO_COMMAND = 127
 _NOT_FOUND = re.compile(r".*: (?:command )?not found\b.*|.*: No such file or directory\b.*")
 _NOT_EXECUTABLE = 126
+HOW_TO_USE_CONDA = (
+    'a trial\'s shell does not read ~/.bashrc; write `eval "$(CONDA_FOLDER/bin/conda shell.bash hook)"` before '
+    "`conda activate`, or the full path of the environment's python"
+)
 # What a command line lacks, by the exit code (None: any) and the words of bash, dash, env, Python and conda. The first match
 # counts. A carriage return at the end of a name is shown as \\r.
 _HINTS = (
@@ -30,12 +34,14 @@ _HINTS = (
         re.compile(r"\\r['\u2019]"),
         "the script has Windows line ends; remove them with `sed -i 's/\\r$//' FILE`",
     ),
+    # bash, from 5.2 on and before, about a script whose first line names a missing interpreter, such as `/bin/bash\\r`.
     (
         None,
-        re.compile(r"\bconda: (?:command )?not found|'conda activate'"),
-        'a trial\'s shell does not read ~/.bashrc; write `eval "$(CONDA_FOLDER/bin/conda shell.bash hook)"` before '
-        "`conda activate`, or the full path of the environment's python",
+        re.compile(r": cannot execute: required file not found$|: bad interpreter: "),
+        "the first line of the script names a program that does not exist; fix it or, if the script has Windows line ends, "
+        "remove them with `sed -i 's/\\r$//' FILE`",
     ),
+    (None, re.compile(r"\bconda: (?:command )?not found|'conda activate'"), HOW_TO_USE_CONDA),
     (
         _NO_COMMAND,
         re.compile(r": (?:command )?not found\b"),

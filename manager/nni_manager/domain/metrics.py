@@ -25,8 +25,8 @@ def reward(value: str, name: str = "default") -> float | None:
     return finite_number(metric)
 
 
-def numbers_beside_default(value: str, most: int) -> dict[str, float]:
-    """The finite numbers of a reported dict, by name, without `default`; of its first `most` entries. `value`: its JSON text."""
+def numbers_in(value: str, most: int, *, without_default: bool) -> dict[str, float]:
+    """The finite numbers of a reported dict, by name; of its first `most` entries. `value`: its JSON text."""
     if not value.startswith("{") or len(value) > MAX_SHOWN_CHARACTERS:
         return {}
     try:
@@ -34,7 +34,9 @@ def numbers_beside_default(value: str, most: int) -> dict[str, float]:
     except (ValueError, RecursionError):
         return {}
     numbers = (
-        (name, finite_number(entry)) for name, entry in islice(entries.items(), most) if name != "default"
+        (name, finite_number(entry))
+        for name, entry in islice(entries.items(), most)
+        if not (without_default and name == "default")
     )
     return {name: number for name, number in numbers if number is not None}
 
@@ -66,6 +68,21 @@ def reason_without_reward(value: str) -> str:
         return f'a dict whose "default" is {_quoted(json.dumps(inner))}, {_kind_of(inner)}'
     except (ValueError, RecursionError):
         return f"{_quoted(value)}, which is not JSON"
+
+
+def objective_hint(value: str) -> str:
+    """How the experiment file can name a metric of a reported dict without `default`; empty if it has no finite number."""
+    try:
+        reported = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(reported, dict) or "default" in reported:
+        return ""
+    name = next((name for name, each in reported.items() if finite_number(each) is not None), None)
+    if name is None:
+        return ""
+    objective = f"objectives: [{{metric: {_quoted(json.dumps(name, ensure_ascii=False))}, mode: minimize}}]"
+    return f", or name the metric in the experiment file, such as {objective} (or maximize)"
 
 
 def reason_without(value: str, metrics: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
 from nni_manager.domain.learning_curve import InheritedResults
-from nni_manager.domain.metrics import reason_without_reward, truncate_for_display
+from nni_manager.domain.metrics import objective_hint, reason_without_reward, truncate_for_display
 from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.state_tables import with_ignored
@@ -66,7 +66,7 @@ NO_FINAL_RESULT = (
 )
 NO_NUMBER_IN_FINAL_RESULT = (
     "the final result has no finite number for the tuner: it is {}; report a number, "
-    'or a dict with a number under "default"'
+    'or a dict with a number under "default"{}'
 )
 NO_NUMBERS_IN_FINAL_RESULT = (
     "the final result has not all numbers of objectives and constraints: it is {}; "
@@ -233,7 +233,11 @@ class Trial:
     @property
     def _why_without_result(self) -> str:
         if self.final is not None:
-            return self.unusable or NO_NUMBER_IN_FINAL_RESULT.format(reason_without_reward(self.final))
+            if self.unusable:
+                return self.unusable
+            return NO_NUMBER_IN_FINAL_RESULT.format(
+                reason_without_reward(self.final), objective_hint(self.final)
+            )
         if METRICS_FILE_WAS in self.warning:
             return NO_FINAL_RESULT_IN_CHANGED_FILE
         return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT

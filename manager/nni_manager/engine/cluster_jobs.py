@@ -403,7 +403,8 @@ class ClusterJobs:
         try:
             leftover_jobs.write(self._runtime.folder, self.leftovers)
         except OSError as error:
-            log.error("cannot store what is left on the cluster: %s", error)
+            # The leftovers are named in the log and by the command that ends the experiment.
+            log.warning("cannot store what is left on the cluster: %s; free some space", error)
 
     async def _is_untouched(self, trial: Trial) -> bool:
         """True if no keeper has started the trial."""

@@ -5,6 +5,7 @@ manager, v1.9 for the first schema, v2.10 and v3.0 for the second.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.config.model import (
@@ -22,7 +23,6 @@ from nni_manager.engine.serializers import code_view, ms, problem_of, transport_
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import TrialTotals
 from trial_keeper import __version__
 
 
@@ -161,21 +161,27 @@ def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
     """
     snapshot = ExperimentSnapshot.stored(folder, has_trials=False)
     objectives = snapshot.config.all_objectives
-    if objectives.has_several or objectives.constraints:
-        # A range of values does not show which trials are the best.
-        return metadata_view(ExperimentSnapshot.stored(folder))
     with StoreReader(folder.database) as reader:
-        return metadata_view(snapshot, reader.trial_totals())
+        totals = reader.trial_totals()
+        if not objectives.has_several and not objectives.constraints:
+            best = totals.highest if objectives.first.mode == "maximize" else totals.lowest
+            return _metadata_view(snapshot, totals.counts, best, front_count=0)
+        # A range of values does not show which results are the best; their numbers do, without the rest of the trials.
+        ranked = objectives.ranked((final, final) for _, final in reader.finals())
+    best = objectives.value_of(ranked[0]) if ranked and not objectives.has_several else None
+    return _metadata_view(snapshot, totals.counts, best, len(ranked))
 
 
-def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = None) -> dict[str, Any]:
-    """The fields of the experiment in a list of experiments. `totals`: of its trials, if the snapshot has none."""
+def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The fields of the experiment, of which the snapshot has all trials, in a list of experiments."""
     lifecycle, leaderboard = snapshot.experiment.lifecycle, snapshot.experiment.leaderboard
-    if totals is None:
-        best = None if leaderboard.best is None else leaderboard.best.value
-    else:
-        best = totals.highest if leaderboard.maximize else totals.lowest
-    counts = lifecycle.counts if totals is None else totals.counts
+    best = None if leaderboard.best is None else leaderboard.best.value
+    return _metadata_view(snapshot, lifecycle.counts, best, len(leaderboard.front))
+
+
+def _metadata_view(
+    snapshot: ExperimentSnapshot, counts: Mapping[TrialState, int], best: float | None, front_count: int
+) -> dict[str, Any]:
     return without_none(
         {
             "id": snapshot.experiment.experiment_id,
@@ -189,7 +195,7 @@ def metadata_view(snapshot: ExperimentSnapshot, totals: TrialTotals | None = Non
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
             "failedCount": counts.get(TrialState.FAILED, 0),
             "bestValue": best,
-            "frontCount": len(leaderboard.front) if leaderboard.objectives.has_several else None,
+            "frontCount": front_count if snapshot.config.all_objectives.has_several else None,
             "durationS": snapshot.duration_s,
             **snapshot.experiment.remarks.to_json(),
         }

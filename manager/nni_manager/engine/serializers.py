@@ -14,7 +14,7 @@ from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
-from nni_manager.domain.metrics import numbers_beside_default, reward
+from nni_manager.domain.metrics import numbers_in, reward
 from nni_manager.domain.objectives import violated
 from nni_manager.domain.provenance import AttemptEnvironment, CodeVersion, code_at
 from nni_manager.domain.transports import Transport
@@ -271,8 +271,10 @@ def row_note(trial: Trial) -> str:
 
 
 def row_metrics(trial: Trial) -> dict[str, float]:
-    """The numbers beside the default one, if the final result is a dict."""
-    return {} if trial.result is None else numbers_beside_default(trial.result, _MAX_METRICS)
+    """The numbers of a final result that is a dict, without `default` where that is the first objective."""
+    if trial.result is None:
+        return {}
+    return numbers_in(trial.result, _MAX_METRICS, without_default=trial.metric == "default")
 
 
 def _cell(value: Any) -> Any:

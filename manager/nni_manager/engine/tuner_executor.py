@@ -207,8 +207,9 @@ class TunerExecutor:
         log.error("the %s failed:\n%s", what, text)
         algorithm = self._config.tuner if what == "tuner" else self._config.assessor
         message = (
-            f"the {what} {algorithm.name if algorithm else ''} failed, and no more trials are started. Fix it, then "
-            f"resume with `nnictl resume {self._experiment_id}`. The error:\n{text}"
+            f"the {what} {algorithm.name if algorithm else ''} failed, and no more trials are started. Fix it, end "
+            f"the manager with `nnictl stop {self._experiment_id}` if it still runs, and resume with "
+            f"`nnictl resume {self._experiment_id}`. The error:\n{text}"
         )
         self._post(events.TunerFailed(message, was_asked))
 

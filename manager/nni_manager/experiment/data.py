@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PandasMissing(UserError, ImportError):
-    """cannot create a data frame: pandas is not installed; run `pip install pandas`, or omit as_frame to get records"""
+    """cannot create a data frame: pandas is not installed; run `pip install pandas`, or use list_trial_jobs() or export_data()"""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,16 @@ class TrialJob:
         )
 
 
-def frame_of(results: Sequence[TrialResult]) -> pandas.DataFrame:
+def frame_of(results: Sequence[TrialResult], metric: str = "default") -> pandas.DataFrame:
     """A row for each result: `trialJobId`, a column for each parameter (nested ones as `layer/size`), and `value`.
 
-    If a result is a dict, `value` is its `default`, and `value/NAME` are its other values.
+    If a result is a dict, `value` is its `metric`, and `value/NAME` are all entries but `default`.
 
     Raises:
         PandasMissing: pandas is not installed.
     """
-    return frame_with(*flat_columns([(each.trialJobId, each.parameter, each.value) for each in results]))
+    rows = [(each.trialJobId, each.parameter, each.value) for each in results]
+    return frame_with(*flat_columns(rows, metric=metric))
 
 
 def frame_with(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:

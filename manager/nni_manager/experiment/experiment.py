@@ -150,7 +150,7 @@ class Experiment(StartedExperiment):
 
     def start(
         self,
-        port: Port = 8080,
+        port: Port = "auto",
         debug: bool = False,
         run_mode: RunMode = RunMode.Background,
         *,
@@ -197,7 +197,7 @@ class Experiment(StartedExperiment):
 
     def run(
         self,
-        port: Port = 8080,
+        port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
         *,
@@ -255,7 +255,7 @@ class Experiment(StartedExperiment):
     @overload
     def resume(  # type: ignore[misc]  # Experiment.resume("ID"), as NNI v2 has it
         self: str,
-        port: Port = 8080,
+        port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
         *,
@@ -265,7 +265,7 @@ class Experiment(StartedExperiment):
     @overload
     def resume(
         self,
-        port: Port = 8080,
+        port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
         *,
@@ -274,7 +274,7 @@ class Experiment(StartedExperiment):
 
     def resume(
         self: Experiment | str,
-        port: Port = 8080,
+        port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
         *,
@@ -297,13 +297,13 @@ class Experiment(StartedExperiment):
 
     @overload
     def view(  # type: ignore[misc]  # Experiment.view("ID"), as NNI v2 has it
-        self: str, port: Port = 8080, non_blocking: bool = False
+        self: str, port: Port = "auto", non_blocking: bool = False
     ) -> Experiment: ...
 
     @overload
-    def view(self, port: Port = 8080, non_blocking: bool = False) -> Experiment: ...
+    def view(self, port: Port = "auto", non_blocking: bool = False) -> Experiment: ...
 
-    def view(self: Experiment | str, port: Port = 8080, non_blocking: bool = False) -> Experiment:
+    def view(self: Experiment | str, port: Port = "auto", non_blocking: bool = False) -> Experiment:
         """Serve a stored experiment read-only until Ctrl-C, or, with `non_blocking`, until `stop`.
 
         Raises:
@@ -329,7 +329,7 @@ class Experiment(StartedExperiment):
 
     def run_or_resume(
         self,
-        port: Port = 8080,
+        port: Port = "auto",
         wait_completion: bool = True,
         debug: bool = False,
         *,

@@ -137,18 +137,24 @@ class StartedExperiment:
             PandasMissing: a frame is requested, and pandas is not installed.
         """
         results = [TrialResult.of(each) for each in self._get("/export-data")]
-        return frame_of(results) if as_frame else results
+        return frame_of(results, self._first_metric()) if as_frame else results
+
+    def _first_metric(self) -> str:
+        # A manager of an earlier version has no objectives.
+        objectives = self._get("/summary").get("objectives") or [{"metric": "default"}]
+        return str(objectives[0]["metric"])
 
     def trials_dataframe(self) -> pandas.DataFrame:
         """All trials, also failed and running ones, as a pandas data frame.
 
-        Its columns: `number`, `trialJobId`, one for each parameter, `value`, `state`, `durationS`, `tags` (a list) and `note`.
+        Its columns: `number`, `trialJobId`, one for each parameter, `value` (the number of the first objective), `state`,
+        `durationS`, `tags` (a list) and `note`; if results are dicts, also `value/NAME` for each entry.
 
         Raises:
             PandasMissing: pandas is not installed.
         """
         results = {each["trialJobId"]: parsed(each["value"]) for each in self._get("/export-data")}
-        return frame_with(*all_trials(self._get("/trials"), results))
+        return frame_with(*all_trials(self._get("/trials"), results, self._first_metric()))
 
     # ---- tags and notes, also of an experiment that does not run
 
@@ -242,8 +248,13 @@ class StartedExperiment:
         """Start a trial with these parameters before the tuner's next one, and return its id.
 
         Raises:
-            UserError: the experiment does not run.
+            UserError: the experiment does not run. Before its start, `config.initial_trials` has the first trials.
         """
+        if self.id is None:
+            raise NotStarted(
+                "cannot start a trial of an experiment that has not been started; call start() first, or write "
+                f"config.initial_trials = [{dict(parameters)!r}]"
+            )
         with in_python_terms():
             started = self._client_to("start a trial of").post("/trial-jobs", document=dict(parameters))
         return str(started["trialJobId"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from nni_manager.config.algorithms import ASSESSOR_ARGS
 from nni_manager.errors import UserError
 from nni_manager.experiment.config import AlgorithmConfig, ExperimentConfig
 from nni_manager.experiment.data import TrialJob
@@ -92,6 +94,7 @@ def search(
     *,
     concurrency: int = 1,
     tuner: str | AlgorithmConfig = "TPE",
+    assessor: str | AlgorithmConfig | None = None,
     maximize: bool = False,
     seed: int | None = None,
     port: Port = "auto",
@@ -99,10 +102,11 @@ def search(
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
-    `space`: NNI's search space. `fields`: further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the
-    field `objectives`, the function returns a dict with their metrics. With the same `seed` and a `concurrency` of 1 the tuner
-    repeats its choices, as long as the results are the same. After Ctrl-C the results until then are returned. The experiment is
-    stored, as any other, and its manager has ended.
+    `space`: NNI's search space. `assessor`: a built-in one without `optimize_mode` gets the direction of the search. `fields`:
+    further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the field `objectives`, the function returns a
+    dict with their metrics. With the same `seed` and a `concurrency` of 1 the tuner repeats its choices, as long as the results
+    are the same. After Ctrl-C the results until then are returned. The experiment is stored, as any other, and its manager has
+    ended.
 
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
@@ -118,6 +122,11 @@ def search(
     else:
         config.tuner.name = tuner
         config.tuner.class_args = {} if seed is None else {"seed": seed}
+    if assessor is not None:
+        # A copy: the direction is added below.
+        config.assessor = (
+            AlgorithmConfig(name=assessor) if isinstance(assessor, str) else dataclasses.replace(assessor)
+        )
     if config.objectives:
         if maximize:
             raise UserError(
@@ -125,10 +134,11 @@ def search(
             )
         maximize = config.objectives[0].get("mode") == "maximize"
     else:
-        config.tuner.class_args = {
-            **config.tuner.class_args,
-            "optimize_mode": "maximize" if maximize else "minimize",
-        }
+        mode = "maximize" if maximize else "minimize"
+        config.tuner.class_args = {**config.tuner.class_args, "optimize_mode": mode}
+        if config.assessor.name in ASSESSOR_ARGS:
+            # Medianstop and Curvefitting would otherwise maximize, as in NNI, and stop the best trials.
+            config.assessor.class_args = {"optimize_mode": mode, **config.assessor.class_args}
     with Experiment(config) as experiment:
         experiment.run(port, objective=function)
         # Before the manager ends: it answers sooner than the store is opened here.

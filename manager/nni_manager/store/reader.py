@@ -147,9 +147,16 @@ class StoreReader:
 
     def results(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Yield id, parameters and final result (JSON text) of each trial whose result counts, in order of creation."""
-        states = json.dumps([state.value for state in STATES_WITH_RESULT])
-        for row in self._rows("get_results", {"states": states}):
+        for row in self._results():
             yield row["trial_id"], json.loads(row["parameters"]), row["final"]
+
+    def finals(self) -> Iterator[tuple[str, str]]:
+        """Yield id and final result (JSON text) of each trial whose result counts, in order of creation."""
+        return ((row["trial_id"], row["final"]) for row in self._results())
+
+    def _results(self) -> Sequence[sqlite3.Row]:
+        states = json.dumps([state.value for state in STATES_WITH_RESULT])
+        return self._rows("get_results", {"states": states})
 
     def trial(self, trial_id: str) -> Trial | None:
         """One trial; None if the id is unknown."""

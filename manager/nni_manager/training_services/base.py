@@ -138,7 +138,7 @@ class TrainingService(ABC):
         """Delete ended jobs of earlier managers. Call it after all other jobs were adopted."""
 
     def leftovers(self) -> dict[str, str]:
-        """Returns, for each ended job of which the cluster may still have objects, a message with the command that removes them."""
+        """Returns a message with the removal command for each ended job of which the cluster may still have objects."""
         return {}
 
     async def settle(self) -> None:  # noqa: B027 - as for garbage_collect

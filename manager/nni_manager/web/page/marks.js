@@ -129,9 +129,10 @@ export function moved(axis, mark, end, direction) {
  * The display text of a mark: "lr 0.01 to 0.1", "optimizer adam, not chosen".
  *
  * @param {Mark} mark
+ * @param {string} [result]  the name of a trial's result
  */
-export function markText(mark) {
-  const name = mark.name === METRIC_PREFIX ? "default metric" : short(mark.name, 40);
+export function markText(mark, result = "default metric") {
+  const name = mark.name === METRIC_PREFIX ? result : short(mark.name, 40);
   return `${name} ${markedText(mark)}`;
 }
 

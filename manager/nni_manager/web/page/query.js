@@ -90,9 +90,10 @@ export function named(row, name) {
  * The display text of a condition.
  *
  * @param {Condition} condition
+ * @param {string} [result]  the name of a trial's result
  */
-export function conditionText(condition) {
-  return "operator" in condition ? `${short(condition.name, 40)} ${condition.operator} ${short(condition.value, 40)}` : markText(condition);
+export function conditionText(condition, result) {
+  return "operator" in condition ? `${short(condition.name, 40)} ${condition.operator} ${short(condition.value, 40)}` : markText(condition, result);
 }
 
 /**

@@ -217,17 +217,18 @@ function brief(value) {
  * @param {ReadonlyMap<string, Scale>} [scales]
  * @param {string} [metric]  the name of the metric on the last axis; the default one gives each line its shade
  * @param {readonly string[]} [order]  ids of axes that the reader has put in order; others follow
+ * @param {string} [result]  the name of the default metric
  * @returns {{axes: Axis[], lineOf: (row: Valued) => Line}}
  */
-export function parallel(ranked, all, names, scales = new Map(), metric = "", order = []) {
+export function parallel(ranked, all, names, scales = new Map(), metric = "", order = [], result = "default metric") {
   /** @param {Valued} row */
   const resultOf = (row) => (metric === "" ? row.value : row.metrics?.[metric]);
   const axes = names
     .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name)), scales.get(name)))
     .filter((axis) => axis !== null);
-  const found = axisOf(metric || "default metric", all.map(resultOf).filter((value) => value !== undefined));
-  const result = found && { ...found, id: METRIC_PREFIX + metric };
-  if (result !== null) axes.push(result);
+  const found = axisOf(metric || result, all.map(resultOf).filter((value) => value !== undefined));
+  const last = found && { ...found, id: METRIC_PREFIX + metric };
+  if (last !== null) axes.push(last);
   const rankOf = new Map(order.map((id, index) => [id, index]));
   axes.sort((a, b) => (rankOf.get(a.id) ?? order.length) - (rankOf.get(b.id) ?? order.length));
   const values = ranked.map((row) => row.value).sort((a, b) => a - b);
@@ -237,7 +238,7 @@ export function parallel(ranked, all, names, scales = new Map(), metric = "", or
       const parameters = flat(row.parameters);
       return {
         row,
-        heights: axes.map((axis) => axis.place(axis === result ? resultOf(row) : parameters.get(axis.name))),
+        heights: axes.map((axis) => axis.place(axis === last ? resultOf(row) : parameters.get(axis.name))),
         shade: Math.min(SHADES - 1, Math.floor((rank(values, row.value) / values.length) * SHADES)),
       };
     },

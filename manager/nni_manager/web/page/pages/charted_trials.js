@@ -8,7 +8,7 @@ import { logTicks } from "../scales.js";
 import { axisOf, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { label } from "../widgets/charts.js";
-import { metricTitle } from "../widgets/facts.js";
+import { resultName, whyNoResult } from "../widgets/facts.js";
 
 /** @import { Row } from "../types.js" */
 /** @import { Live } from "../state/live.js" */
@@ -70,12 +70,19 @@ export class ChartedTrials {
 
   /** The name of the chosen metric, for titles of axes after `label`. */
   get metricName() {
-    return this.metric === "" ? metricTitle(this.live.objectives).replace("Default", "default") : short(this.metric, 40);
+    return this.metric === "" ? this.resultName : short(this.metric, 40);
+  }
+
+  /** The name of a trial's result: the metric of the first objective. */
+  get resultName() {
+    return resultName(this.live.objectives);
   }
 
   /** The reason why there is nothing to draw. */
   get note() {
-    return this.isFiltered && this.rows.length === 0 ? "No trial matches. Remove a filter to see more." : "No trial has reported a final result yet.";
+    if (this.isFiltered && this.rows.length === 0) return "No trial matches. Remove a filter to see more.";
+    const others = this.metric === "" && this.rows.some((row) => row.metrics !== undefined) ? " Choose another metric above." : "";
+    return whyNoResult(this.live.summary) + others;
   }
 
   /** Completes "12 results" where the table is filtered. */
@@ -98,9 +105,9 @@ export function some(drawn, all) {
  * What names a trial under the pointer, in lines: number and id, result, parameters.
  *
  * @param {Row} row
- * @param {string} [metric]  the name of the metric that is its value
+ * @param {string} metric  the name of the metric that is its value
  */
-export function identity(row, metric = "default metric") {
+export function identity(row, metric) {
   const parameters = [...flat(row.parameters)].slice(0, MOST_PARAMETERS).map(([name, value]) => `${short(name, 40)}: ${short(shown(value), 60)}`);
   return [`trial ${row.seq} · ${row.id}`, `${metric} ${format.number(row.value)}`, ...parameters];
 }
@@ -109,7 +116,7 @@ export function identity(row, metric = "default metric") {
  * The same, as a text for plotly.
  *
  * @param {Row} row
- * @param {string} [metric]
+ * @param {string} metric
  */
 export function hover(row, metric) {
   return identity(row, metric).map(label).join("<br>");

@@ -61,8 +61,7 @@ function drawing(rows, summary, [across, up]) {
   /** @type {Mark[]} */
   const marks = [];
   for (const row of rows) {
-    const x = across.metric === "default" ? row.value : row.metrics?.[across.metric];
-    const y = up.metric === "default" ? row.value : row.metrics?.[up.metric];
+    const [x, y] = [across, up].map(({ metric }) => (metric === summary.objectives[0]?.metric ? row.value : row.metrics?.[metric]));
     if (row.value !== null && typeof x === "number" && typeof y === "number") marks.push({ row, x, y });
   }
   if (marks.length === 0) return null;

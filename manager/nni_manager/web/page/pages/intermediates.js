@@ -2,9 +2,10 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { short } from "../plain.js";
 import { metricIn, metricNames, thinned } from "../series.js";
 import { api } from "../state/api.js";
-import { Chart, colours } from "../widgets/charts.js";
+import { Chart, colours, label } from "../widgets/charts.js";
 import { choose, REST_PER_LOAD } from "./trial_detail.js";
 
 /** @import { Metric, Row } from "../types.js" */
@@ -27,8 +28,12 @@ export class IntermediateCurves {
   #timer;
   #isGone = false;
 
-  /** @param {string} title */
-  constructor(title) {
+  /**
+   * @param {string} title
+   * @param {{objectives: {metric: string}[]}} live
+   */
+  constructor(title, live) {
+    this.live = live;
     this.chart = new Chart(title, { note: "None of these trials has reported an intermediate result." });
     this.chooser = h("select", { "data-test": "metric-chooser", "aria-label": "Metric", change: () => this.#draw() });
     this.chooser.hidden = true;
@@ -80,7 +85,7 @@ export class IntermediateCurves {
 
   #draw() {
     const loaded = this.#rows.map((row) => ({ row, metrics: this.#loaded.get(row.id)?.metrics ?? [] })).filter(({ metrics }) => metrics.length > 0);
-    choose(this.chooser, loaded.flatMap(({ metrics }) => metrics.slice(-1).flatMap((metric) => metricNames(metric.data))));
+    choose(this.chooser, loaded.flatMap(({ metrics }) => metrics.slice(-1).flatMap((metric) => metricNames(metric.data))), this.live.objectives[0]?.metric);
     const name = this.chooser.value || "default";
     this.chart.draw(() => {
       const colour = colours();
@@ -94,7 +99,7 @@ export class IntermediateCurves {
       if (traces.length === 0) return null;
       return {
         traces,
-        layout: { showlegend: true, xaxis: { title: "report" }, yaxis: { title: name === "default" ? "default metric" : "metric" }, legend: { orientation: "v", x: 1.02, y: 1 } },
+        layout: { showlegend: true, xaxis: { title: "report" }, yaxis: { title: label(name === "default" ? "default metric" : short(name, 40)) }, legend: { orientation: "v", x: 1.02, y: 1 } },
         words: `${format.counted(traces.length, "curve")}: the best trials that have reported, or those that are selected in the table.`,
       };
     });

@@ -8,7 +8,7 @@ import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
-import { badge, card, codeVersion, experimentBadge, facts, metricTitle, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+import { badge, card, codeVersion, experimentBadge, facts, resultName, time, topTable, trialLink, trouble, whyNoResult } from "../widgets/facts.js";
 import { Sample } from "../state/sample.js";
 import { frontChart } from "./front_chart.js";
 import { NoticeBox } from "../widgets/notices.js";
@@ -64,8 +64,8 @@ export function overview({ live, go, notices }) {
     about.element,
     h("div", { class: "buttons wide" }, save, stop));
 
-  const drawTop = whenChanged((/** @type {Trial[]} */ trials) =>
-    fill(topBox, trials.length > 0 ? topTable(trials, live.objectives) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
+  const drawTop = whenChanged((/** @type {{trials: Trial[], why: string}} */ { trials, why }) =>
+    fill(topBox, trials.length > 0 ? topTable(trials, live.objectives) : h("p", { class: "empty" }, why)));
   const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
     failuresCard.hidden = trials.length === 0;
     fill(failures, h("ul", { class: "lines" }, trials.slice(0, 5).map((trial) =>
@@ -82,7 +82,7 @@ export function overview({ live, go, notices }) {
     remarks.showTags(summary.tags);
     remarks.showNote(summary.note);
     remarks.setReadOnly(live.isReadOnly);
-    drawTop(summary.top);
+    drawTop({ trials: summary.top, why: whyNoResult(summary) });
     drawFailures(summary.latestFailures);
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
     if (live.isWindowed) sample.refresh();
@@ -189,8 +189,8 @@ function bestCard() {
   const of = h("div", {});
   const element = card("Best result", {}, value, goal, of);
   const title = element.querySelector("h2");
-  const draw = whenChanged((/** @type {Trial | null} */ best) => {
-    if (best === null) fill(of, h("p", { class: "muted" }, "No trial has reported a final result yet."));
+  const draw = whenChanged((/** @type {{best: Trial | null, why: string}} */ { best, why }) => {
+    if (best === null) fill(of, h("p", { class: "muted" }, why));
     else {
       fill(of, h("p", {}, "Trial ", trialLink(best.id, `${best.sequenceId} · ${best.id}`)),
         facts([...flat(best.parameters)].slice(0, 12).map(([name, entry]) => [short(name, 60), short(typeof entry === "number" ? format.number(entry) : String(entry), 80)])));
@@ -206,11 +206,11 @@ function bestCard() {
     if (objectives.length > 1) {
       if (title !== null) say(title, "Best results");
       say(value, front.count > 0 ? format.counted(front.count, "trial") : "–");
-      fill(of, h("p", { class: "muted" }, front.count > 0 ? "on the Pareto front: no other trial is at least as good in every objective and better in one." : "No trial has reported a final result yet."));
+      fill(of, h("p", { class: "muted" }, front.count > 0 ? "on the Pareto front: no other trial is at least as good in every objective and better in one." : whyNoResult(summary)));
       return;
     }
     say(value, format.number(summary.best?.value));
-    draw(summary.best);
+    draw({ best: summary.best, why: whyNoResult(summary) });
   }
   return { element, update };
 }
@@ -378,7 +378,7 @@ function bestDrawing(all, { maximize, objectives }, results) {
         marker: { color: colour["quiet"], size: 6, opacity: 0.55 } },
       { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
     ],
-    layout: { yaxis: { title: label(metricTitle(objectives).replace("Default", "default")) }, xaxis: { type: "date" } },
+    layout: { yaxis: { title: label(resultName(objectives)) }, xaxis: { type: "date" } },
     words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(count, "result")}${some}.`,
   };
 }

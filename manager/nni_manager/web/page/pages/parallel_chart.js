@@ -53,7 +53,7 @@ export function parallelChart(trials, panel) {
     },
     onLine: ({ row }) => trials.open(row.id),
     identityOf: ({ row }) => {
-      const lines = identity(row);
+      const lines = identity(row, trials.resultName);
       if (trials.metric !== "") lines.splice(2, 0, `${trials.metricName} ${format.number(row.metrics?.[trials.metric] ?? null)}`);
       return lines;
     },
@@ -66,10 +66,10 @@ export function parallelChart(trials, panel) {
 
   // What does not depend on the marks is kept while one is dragged: with 10,000 trials it takes as long as the drawing.
   const prepare = rememberedLast((/** @type {readonly Row[]} */ rows, /** @type {string[]} */ names, /** @type {ReadonlyMap<string, Scale>} */ scales,
-    /** @type {string} */ metric, /** @type {string[]} */ order, /** @type {number} */ percent, /** @type {boolean} */ maximize) => {
+    /** @type {string} */ metric, /** @type {string[]} */ order, /** @type {number} */ percent, /** @type {boolean} */ maximize, /** @type {string} */ result) => {
     const all = valued(rows);
     const best = top(all, maximize, percent);
-    return { all, best, ...parallel(best, all, names.slice(0, MOST_AXES), scales, metric, order) };
+    return { all, best, ...parallel(best, all, names.slice(0, MOST_AXES), scales, metric, order, result) };
   });
   const build = () => {
     const nothing = (/** @type {string} */ why) => {
@@ -78,7 +78,7 @@ export function parallelChart(trials, panel) {
       return null;
     };
     if (trials.scales === null) return nothing(LOADING);
-    const { all, best, axes, lineOf } = prepare(trials.rows, trials.names, trials.scales, trials.metric, trials.order, Number(share.value), trials.live.maximize);
+    const { all, best, axes, lineOf } = prepare(trials.rows, trials.names, trials.scales, trials.metric, trials.order, Number(share.value), trials.live.maximize, trials.resultName);
     if (all.length === 0) return nothing(trials.note);
     if (axes.length === 0) return nothing(`${format.counted(all.length, "result")}: all parameters and results are the same, so there is nothing to compare.`);
     const marks = axes.map((axis) => trials.marks.get(axis.id)).filter((mark) => mark !== undefined);
@@ -160,11 +160,11 @@ function marksBar(trials, onChange, panel) {
     const isSame = marks.length === shownMarks.length && marks.every((mark, index) => mark === shownMarks[index]);
     shownMarks = marks;
     if (isSame) return;
-    fill(chips, marks.map((mark) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Clear the mark ${markText(mark)}`, click: () => {
+    fill(chips, marks.map((mark) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Clear the mark ${markText(mark, trials.resultName)}`, click: () => {
       trials.marks.delete(mark.name);
       panel.focus();
       onChange();
-    } }, `${markText(mark)} ×`)));
+    } }, `${markText(mark, trials.resultName)} ×`)));
   }
   return { element, show };
 }

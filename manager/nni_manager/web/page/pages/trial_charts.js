@@ -69,6 +69,8 @@ export class TrialCharts {
    * @param {boolean} isFiltered
    */
   setRows(rows, isFiltered) {
+    const title = metricTitle(this.trials.live.objectives);
+    if (this.tabs[0] && this.tabs[0].textContent !== title) this.tabs[0].textContent = title;
     this.trials.rows = rows;
     this.trials.isFiltered = isFiltered;
     this.#shown?.show();
@@ -81,7 +83,7 @@ export class TrialCharts {
 
   /** @param {string[]} names of metrics beside the default one */
   setMetrics(names) {
-    fill(this.metric, ["", ...names].map((name) => h("option", { value: name }, name === "" ? metricTitle(this.trials.live.objectives).replace("Default", "default") : short(name, 60))));
+    fill(this.metric, ["", ...names].map((name) => h("option", { value: name }, name === "" ? this.trials.resultName : short(name, 60))));
     if (!names.includes(this.trials.metric)) this.trials.metric = "";
     this.metric.value = this.trials.metric;
     this.#hasMetrics = names.length > 0;
@@ -181,7 +183,7 @@ export class TrialCharts {
           return {
             // An explicit width: plotly would derive the width of each kind from the distance of its bars.
             ...(drawn.length > MOST_BARS ? { type: "scatter", mode: "markers" } : { type: "bar", width: 0.85, textposition: "none" }), name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
-            customdata: some.map((row) => row.id), text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
+            customdata: some.map((row) => row.id), text: some.map((row) => `${hover(row, this.trials.resultName)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
             marker: { color: colour[look === "busy" ? "accent" : look], size: 6 },
           };
         }).filter((trace) => trace.x.length > 0),
@@ -193,7 +195,7 @@ export class TrialCharts {
   }
 
   #intermediate() {
-    const curves = new IntermediateCurves("Intermediate results");
+    const curves = new IntermediateCurves("Intermediate results", this.trials.live);
     fill(this.panel, curves.element);
     const show = () => {
       const chosen = this.#selected.map((id) => this.trials.live.rows.byId.get(id)).filter((row) => row !== undefined);

@@ -40,7 +40,7 @@ export function trialDetail(first, live) {
   const usageBox = h("div", { "data-test": "usage" });
   const parameters = h("div", {});
   const trouble = h("p", { class: "bad-text", role: "status" });
-  const curve = new IntermediateChart();
+  const curve = new IntermediateChart(live);
   const usageCharts = {
     load: new Chart("CPU and GPU over time", { test: "usage-chart", height: 230 }),
     memory: new Chart("Memory over time", { test: "memory-chart", height: 230 }),
@@ -285,7 +285,9 @@ class IntermediateChart {
   /** @type {Metric[]} */
   #metrics = [];
 
-  constructor() {
+  /** @param {{objectives: {metric: string}[]}} live */
+  constructor(live) {
+    this.live = live;
     this.chart = new Chart("Intermediate results", { test: "intermediate-chart", note: "No intermediate results have been reported.", height: 220 });
     this.chooser = h("select", { "aria-label": "Metric", "data-test": "metric-chooser", change: () => this.#draw() });
     this.chooser.hidden = true;
@@ -296,7 +298,7 @@ class IntermediateChart {
   show(metrics) {
     if (metrics.length === this.#metrics.length && metrics.length > 0) return;
     this.#metrics = metrics;
-    choose(this.chooser, metrics.slice(-1).flatMap((metric) => metricNames(metric.data)));
+    choose(this.chooser, metrics.slice(-1).flatMap((metric) => metricNames(metric.data)), this.live.objectives[0]?.metric);
     this.#draw();
   }
 
@@ -325,14 +327,15 @@ class IntermediateChart {
  *
  * @param {HTMLSelectElement} chooser
  * @param {string[]} names
+ * @param {string} [first]  the name that is selected at first, if it is offered
  */
-export function choose(chooser, names) {
+export function choose(chooser, names, first = "default") {
   const unique = [...new Set(names)];
   chooser.hidden = unique.length < 2;
   if (unique.join("\n") === [...chooser.options].map((option) => option.value).join("\n")) return;
   const chosen = chooser.value;
   fill(chooser, unique.map((name) => h("option", { value: name }, short(name, 60))));
-  chooser.value = unique.includes(chosen) ? chosen : unique.includes("default") ? "default" : (unique[0] ?? "");
+  chooser.value = unique.includes(chosen) ? chosen : unique.includes(first) ? first : unique.includes("default") ? "default" : (unique[0] ?? "");
 }
 
 /**

@@ -8,7 +8,7 @@ import { plain, short } from "../plain.js";
 import { conditionText, OPERATORS } from "../query.js";
 import { trialSource } from "../state/trial_source.js";
 import { attempt, notify } from "../widgets/dialog.js";
-import { metricTitle } from "../widgets/facts.js";
+import { metricTitle, resultName } from "../widgets/facts.js";
 import { TrialTable } from "../widgets/table.js";
 import { csvOf, saveAs } from "../csv.js";
 import { openCompare } from "./compare.js";
@@ -80,7 +80,7 @@ export function trials({ live, announce }) {
   const charts = new TrialCharts(live, (id) => void open(id), (marks) => conditions.add(marks));
   const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
   const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
-    openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
+    openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined), live);
   } }, "Compare");
   const download = h("button", { type: "button", "data-test": "download-csv", click: async () => {
     download.disabled = true;
@@ -89,7 +89,7 @@ export function trials({ live, announce }) {
   } }, "Download CSV");
   const search = h("input", { type: "search", placeholder: "Search id, message, tag:keep", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
   const filters = stateFilters((states) => ask({ ...query, states }));
-  const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
+  const conditions = conditionBar(live, (each) => ask({ ...query, conditions: each }));
   const columnList = h("div", { class: "menu" });
   const columnMenu = h("details", { class: "popup", "data-test": "columns" }, h("summary", {}, "Columns"), columnList);
   columnMenu.addEventListener("keydown", (event) => {
@@ -330,9 +330,10 @@ function stateFilters(onChange) {
 /**
  * Conditions on parameters: the active ones, each with a remove button, and inputs for a new one.
  *
+ * @param {{objectives: {metric: string}[]}} live
  * @param {(conditions: Condition[]) => void} onChange
  */
-function conditionBar(onChange) {
+function conditionBar(live, onChange) {
   /** @type {Condition[]} */
   let conditions = [];
   const name = h("select", { "aria-label": "Parameter", "data-test": "param-filter-name" });
@@ -346,12 +347,14 @@ function conditionBar(onChange) {
     value.value = "";
   } }, name, operator, value, h("button", { type: "submit", class: "small", "data-test": "param-filter-add" }, "Add filter"));
 
+  const text = (/** @type {Condition} */ condition) => conditionText(condition, resultName(live.objectives));
+
   /** @param {Condition[]} now */
   function set(now) {
     conditions = now;
-    fill(chips, conditions.map((condition) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${conditionText(condition)}`,
+    fill(chips, conditions.map((condition) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${text(condition)}`,
       click: () => set(conditions.filter((each) => each !== condition)) },
-      `${conditionText(condition)} ×`)));
+      `${text(condition)} ×`)));
     onChange(conditions);
   }
   return {

@@ -163,7 +163,7 @@ export const api = {
   /** @returns {Promise<Configuration>} */
   configuration: () => ask("/configuration"),
   /** @returns {Promise<{importances: {name: string, value: number}[], trials: number, why: string}>} */
-  importance: () => ask("/importance?metric=default"),
+  importance: () => ask("/importance"),
   /** @returns {Promise<Job[]>} */
   jobs: () => ask("/jobs"),
   /** @returns {Promise<KnownExperiment[]>} */

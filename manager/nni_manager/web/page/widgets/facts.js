@@ -6,7 +6,7 @@ import { flat, oneLine, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 
 /** @import { Child } from "../dom.js" */
-/** @import { CodeVersion, Parameters } from "../types.js" */
+/** @import { CodeVersion, Parameters, Summary } from "../types.js" */
 
 /**
  * A badge with the style of a state, and its name unless there is a text.
@@ -104,6 +104,28 @@ export function parameterTable(parameters) {
 export function metricTitle(objectives) {
   const metric = objectives[0]?.metric ?? "default";
   return metric === "default" ? "Default metric" : short(metric, 40);
+}
+
+/**
+ * The same within a sentence, or as the title of an axis.
+ *
+ * @param {{metric: string}[]} objectives
+ */
+export function resultName(objectives) {
+  return metricTitle(objectives).replace(/^Default metric$/, "default metric");
+}
+
+/**
+ * The reason why no trial has a result to show.
+ *
+ * @param {Summary | null} summary
+ */
+export function whyNoResult(summary) {
+  if (summary === null) return "No trial has reported a final result yet.";
+  const hasResult = (summary.counts["SUCCEEDED"] ?? 0) > 0 && !summary.latestWithoutResult;
+  if (hasResult && summary.constraints.length > 0 && summary.best === null && summary.front.count === 0) return "Every result violates a constraint.";
+  if (!summary.latestWithoutResult) return "No trial has reported a final result yet.";
+  return `No final result has a number for ${summary.objectives.length > 1 ? "each objective" : `the ${resultName(summary.objectives).replace(/^(?!default metric$)/, "objective ")}`}.`;
 }
 
 /**

@@ -1,0 +1,233 @@
+"""What nnictl prints where new users stumble: an experiment that failed, words of other tools, results that are dicts."""
+
+import csv
+import io
+import json
+
+import pytest
+from attempts import RegisteringStore
+
+from nni_manager.cli import main
+from nni_manager.client import manager_process, watch
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.profiles import metadata_view, stored_metadata_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import experiment_row, trial_row
+
+CONFIG = """\
+experimentName: digits
+trialConcurrency: 2
+searchSpace: {lr: {_type: uniform, _value: [0, 1]}}
+trialCommand: "true"
+trainingService: {platform: local}
+"""
+TRACEBACK = "the tuner mine failed. Fix it. The error:\nTraceback (most recent call last):\nKeyError: 'lr'\n"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def nnictl(capsys):
+    """Runs a command line; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        code = main.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Creates a stored experiment with these trials that has ended with this status."""
+
+    def make(*results, more="", state=ExperimentState.DONE, error="", experiment_id="abc11111"):
+        (tmp_path / "config.yml").write_text(CONFIG + more)
+        config = read_experiment_file(tmp_path / "config.yml")
+        objectives = config.all_objectives
+        folder = ExperimentFolder(tmp_path / "logs" / experiment_id)
+        folder.make()
+        store = RegisteringStore.create(
+            folder.database, folder.collected_logs, experiment_id, config.to_json(), b"s", 0.0
+        )
+        Registry.of_user().add(folder)
+        for number, result in enumerate(results):
+            trial = Trial(
+                f"t{number}", number, {"lr": number / 8}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED
+            )
+            trial.final = json.dumps(result)
+            outcome = objectives.outcome(trial.final)
+            trial.value = outcome.values[0] if outcome else None
+            store.commit([trial_row(trial)], 1.0)
+        store.commit([experiment_row(state, error, 42.0, 60.0, True)], 60.0)
+        store.close()
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("results", "out"), [((), "INFO: Experiment abc11111 has no trials\n"), ((0.5,), "no.\ttrial\t")]
+)
+def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
+    stored(*results, state=ExperimentState.ERROR, error=TRACEBACK)
+    code, shown, err = nnictl("trial", "ls", "abc")
+    assert (code, shown[: len(out)]) == (0, out)
+    assert err == (
+        "WARNING: experiment abc11111 has the status ERROR: the tuner mine failed. Fix it. (KeyError: 'lr'); "
+        "`nnictl experiment status abc11111` shows the whole error\n"
+    )
+
+
+def test_the_status_shows_a_traceback_with_its_lines(nnictl, stored):
+    stored(state=ExperimentState.ERROR, error=TRACEBACK)
+    code, out, err = nnictl("experiment", "status", "abc")
+    assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
+    assert err == f"WARNING: {TRACEBACK}"
+
+
+def test_an_error_of_several_lines_is_outlined_by_its_first_and_last():
+    assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
+    assert watch.outline("disk full\n") == "disk full"
+
+
+def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnictl, stored):
+    died = "died, and trials may still run; `nnictl resume"
+    stored(experiment_id="over1111")
+    assert nnictl("experiment", "list")[2] == ""
+    stored(state=ExperimentState.RUNNING, experiment_id="dead1111")
+    code, out, err = nnictl("experiment", "list")
+    assert (code, out[:35]) == (0, "INFO: There is no running experimen")
+    assert err.startswith(f"WARNING: the manager of dead1111 {died} dead1111` ")
+    stored(state=ExperimentState.RUNNING, experiment_id="dead2222")
+    assert nnictl("experiment", "list")[2].startswith(
+        f"WARNING: the managers of dead1111, dead2222 {died} ID` "
+    )
+
+
+def test_an_interrupted_create_says_that_nothing_is_left(nnictl, tmp_path, monkeypatch):
+    (tmp_path / "config.yml").write_text(CONFIG)
+
+    def interrupted(*arguments, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager_process, "create_experiment", interrupted)
+    code, out, _ = nnictl("create", str(tmp_path / "config.yml"))
+    said = "INFO: Interrupted: no experiment was created, and nothing of it runs"
+    assert (code, out.splitlines()[-1]) == (130, said)
+
+
+ONE = "objectives: [{metric: loss, mode: minimize}]\n"
+TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--all",)])
+@pytest.mark.parametrize(
+    ("more", "result", "value"), [(ONE, {"loss": 0.5, "x": 1}, "0.5"), (TWO, {"acc": 0.9, "ms": 12}, "0.9")]
+)
+def test_the_value_of_an_exported_table_is_the_number_of_the_first_objective(
+    nnictl, stored, options, more, result, value
+):
+    stored(result, more=more)
+    code, out, _ = nnictl("experiment", "export", "abc", "--type", "csv", *options)
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (code, row["value"]) == (0, value)
+    assert {name: row[f"value/{name}"] for name in result} == {
+        name: str(number) for name, number in result.items()
+    }
+
+
+LIMITED = "constraints: [{metric: ms, at_most: 15}]\n"
+RESULTS = [{"acc": acc, "ms": ms} for acc, ms in ((0.9, 20), (0.8, 10), (0.7, 12), (0.95, 30))]
+
+
+@pytest.mark.parametrize(
+    ("more", "best"),
+    [
+        (TWO, "front of 3"),
+        (TWO + LIMITED, "front of 1"),
+        ("objectives: [{metric: acc, mode: maximize}]\n" + LIMITED, "0.8"),
+        ("objectives: [{metric: acc, mode: maximize}]\n", "0.95"),
+    ],
+)
+def test_the_list_of_experiments_finds_the_best_without_reading_whole_trials(
+    nnictl, stored, monkeypatch, more, best
+):
+    folder = stored(*RESULTS, None, more=more)
+    monkeypatch.setattr(StoreReader, "trials", lambda reader: pytest.fail("all trials are read"))
+    code, out, _ = nnictl("experiment", "list", "--all")
+    assert (code, out.splitlines()[1].split("\t")[:4]) == (0, ["abc11111", "DONE", "5", best])
+    monkeypatch.undo()
+    assert metadata_view(ExperimentSnapshot.stored(folder)) == stored_metadata_view(folder)
+
+
+def rows_of(out):
+    return [line.split("\t") for line in out.splitlines()]
+
+
+def test_the_list_of_trials_has_a_column_for_each_objective_and_sorts_by_any_entry_of_results(nnictl, stored):
+    stored(*({**each, "mb": each["ms"] % 7} for each in RESULTS), more=TWO)
+    head, first, *_ = rows_of(nnictl("trial", "ls", "abc")[1])
+    assert (head[:6], first[3:5]) == (["no.", "trial", "state", "acc", "ms", "time"], ["0.9", "20"])
+    shown = rows_of(nnictl("trial", "ls", "abc", "--sort", "mb", "--columns", "no.,mb")[1])
+    assert shown == [["no.", "mb"], ["3", "2"], ["1", "3"], ["2", "5"], ["0", "6"]]
+    listed = json.loads(nnictl("trial", "ls", "abc", "--sort", "mb", "--json")[1])
+    assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
+
+
+def test_the_list_of_trials_reads_no_results_where_none_is_shown(nnictl, stored, monkeypatch):
+    stored(0.5)
+    monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
+    assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
+
+
+@pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
+def test_a_trial_in_the_place_of_the_experiment_is_written_with_its_option(nnictl, command):
+    code, _, err = nnictl(*command.split(), "aB3dE")
+    assert (code, err.partition("; ")[2].partition("? ")[0]) == (
+        1,
+        f"did you mean `nnictl {command} -T aB3dE`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("export", "`nnictl experiment export`"),
+        ("status", "`nnictl experiment status`"),
+        ("show", "`nnictl experiment show` or `nnictl trial show`"),
+        ("run config.yml", "`nnictl create`"),
+        ("ls", "`nnictl experiment list`"),
+        ("logs", "`nnictl log trial`"),
+        ("trial list", "`nnictl trial ls`"),
+        ("trial log", "`nnictl log trial`"),
+        ("experiment stop", "`nnictl stop`"),
+        ("experiment best", "`nnictl trial ls --best 5`"),
+        ("submit", "`nnictl openpai submit`"),
+        ("creat", "create"),
+    ],
+)
+def test_a_word_that_is_no_command_here_is_named_with_the_command_that_it_means(nnictl, line, meant):
+    code, _, err = nnictl(*line.split())
+    assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
+
+
+@pytest.mark.parametrize(
+    ("words", "page"), [("conda", "recipes"), ("Pareto", "objectives"), ("pruning", "assessors")]
+)
+def test_help_for_a_word_that_is_no_topic_names_the_pages_that_have_it(nnictl, words, page):
+    code, _, err = nnictl("help", words)
+    assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
+
+
+def test_help_for_a_word_that_is_on_no_page_names_none(nnictl):
+    assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]
