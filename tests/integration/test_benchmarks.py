@@ -47,6 +47,11 @@ def benchmark_module(monkeypatch):
             {"alone_s": 0.5, "beside_s": 0.5, "kinds": ["10 million reports"]},
         ),
         ("bench_callbacks", "callback_cost", {"rounds": 5, "turns": 1}),
+        (
+            "bench_checkpoints",
+            "checkpoint_cost",
+            {"large_bytes": 1 << 20, "small_rounds": 2, "large_rounds": 1},
+        ),
         ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
     ],
 )
