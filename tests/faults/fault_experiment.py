@@ -63,6 +63,7 @@ _LEAVES_TIMEOUT_S = scaled_s(30.0)
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
+_KEEPS_MANAGERS_OUT = _STORAGE_KINDS | {Kind.MANAGER_DISK_FULL}
 _LATE_KINDS = _STORAGE_KINDS | {Kind.STORAGE_SLOW, Kind.STORAGE_STALE}
 _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.MANAGER_KILLED,
@@ -125,6 +126,7 @@ class Experiment:
     has_moved: bool = False
     began_s: float = field(default_factory=time.monotonic)
     _frozen: dict[Fault, list[psutil.Process]] = field(default_factory=dict)
+    _healed: set[Fault] = field(default_factory=set)
     _over_before: dict[Fault, set[str]] = field(default_factory=dict)
     """The trials that had ended before a fault that ends with a stop."""
 
@@ -562,9 +564,9 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The end of a full disk is a later step, and no manager can start before it.
-            for full in [each for each in self.hit if each.kind is Kind.MANAGER_DISK_FULL]:
-                self.site.heal(full)
+            # The end of these is a later step, and no manager can start before it.
+            for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
+                self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
             wait_until(self._continues, "the experiment continues after the stop", _READY_TIMEOUT_S)
             self.stopped |= {trial.trial_id for trial in self._trials()} - self._over_before[fault]
@@ -621,8 +623,13 @@ class Experiment:
                         process.resume()
                 self.note(f"over: {fault.kind.value}")
             case _:
-                self.site.heal(fault)
+                self._heal_site(fault)
                 self.note(f"over: {fault.kind.value}")
+
+    def _heal_site(self, fault: Fault) -> None:
+        if fault not in self._healed:
+            self._healed.add(fault)
+            self.site.heal(fault)
 
     def _hit_process(self, fault: Fault) -> str:
         running = self._wait_for(_PROCESSES[fault.kind])
