@@ -182,17 +182,20 @@ def _wait_until_gone(
     known: KnownExperiment, within_s: float, poll: Callable[[], None] = lambda: None
 ) -> bool:
     process = known.running_process()
-    deadline_s = time.monotonic() + within_s
-    while known.running_process() is not None:
-        if time.monotonic() > deadline_s:
-            return False
-        poll()
-        time.sleep(_POLL_S)
-    if process is not None:
+    descriptor = None if process is None else open_pidfd(process.pid)
+    if descriptor is None:
+        return True
+    try:
+        deadline_s = time.monotonic() + within_s
+        while known.running_process() is not None:
+            if time.monotonic() > deadline_s:
+                return False
+            poll()
+            select.select([descriptor], [], [], _POLL_S)
         # The manager has released its lease, but the interpreter needs a moment to exit.
-        descriptor = open_pidfd(process.pid)
-        if descriptor is not None:
-            _wait_for_exit(descriptor, _LEFT_TIMEOUT_S)
+        select.select([descriptor], [], [], _LEFT_TIMEOUT_S)
+    finally:
+        os.close(descriptor)
     return True
 
 
