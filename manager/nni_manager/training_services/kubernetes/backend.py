@@ -320,7 +320,9 @@ class KubernetesService(TrainingService):
                 self._announce_preemption(job)
 
     def _announce_preemption(self, job: KubernetesJob) -> None:
-        if not job.is_preempted and self._observed.preempted_pod(job.job_id) is not None:
+        # An operator may replace one of several pods, whose other tasks continue.
+        is_whole = self._observed.has_one_pod(job.job_id)
+        if not job.is_preempted and is_whole and self._observed.preempted_pod(job.job_id) is not None:
             job.is_preempted = True
             self.on_job_preempted(job.job_id)
 
