@@ -183,19 +183,23 @@ def _wait_until_gone(
 ) -> bool:
     process = known.running_process()
     descriptor = None if process is None else open_pidfd(process.pid)
-    if descriptor is None:
-        return True
     try:
-        deadline_s = time.monotonic() + within_s
+        deadline_s, has_exited = time.monotonic() + within_s, False
         while known.running_process() is not None:
             if time.monotonic() > deadline_s:
                 return False
             poll()
-            select.select([descriptor], [], [], _POLL_S)
-        # The manager has released its lease, but the interpreter needs a moment to exit.
-        select.select([descriptor], [], [], _LEFT_TIMEOUT_S)
+            if descriptor is None or has_exited:
+                # The lease counts: another process may still have it.
+                time.sleep(_POLL_S)
+            else:
+                has_exited = bool(select.select([descriptor], [], [], _POLL_S)[0])
+        if descriptor is not None:
+            # The manager has released its lease, but the interpreter needs a moment to exit.
+            select.select([descriptor], [], [], _LEFT_TIMEOUT_S)
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
     return True
 
 
