@@ -18,8 +18,8 @@ class NNICallback:
     """Reports a metric after each boosting round, and the final result; a stop ends training after the round.
 
     `metric`: data set and metric, such as `valid_0-auc`; `auc` is enough if only one data set has it. `best`: "min" or "max"
-    makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each round. `training` has
-    the number of rounds and the model of the attempts before:
+    makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each round but the last.
+    `training` has the number of rounds and the model of the attempts before:
     `train(..., num_boost_round=100 - callback.training.rounds, init_model=callback.training.model)`.
 
     The final result is reported after the last round. LightGBM does not announce that `early_stopping` ends training: the final
@@ -40,7 +40,9 @@ class NNICallback:
         results = env.evaluation_result_list or []
         if self._is_first_process:
             self._reporter.report({f"{data}-{name}": value for data, name, value, *_ in results})
-            self.training.round_ended(env.model.save_model)
+            # LightGBM refuses to train no round, so the last one is left to an attempt that continues.
+            if env.iteration + 1 < env.end_iteration:
+                self.training.round_ended(env.model.save_model)
         stops = nni_sdk.should_stop()
         if stops or env.iteration + 1 == env.end_iteration:
             self.report_final_result()

@@ -69,3 +69,8 @@ class LightningHooks:
         """See Lightning."""
         if trainer.is_global_zero:
             self._reporter.finish(trainer.callback_metrics)
+
+    def on_fit_end(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning, which calls nothing before it if the checkpoint is from after the last epoch."""
+        if trainer.is_global_zero:
+            self._reporter.report_final_result()

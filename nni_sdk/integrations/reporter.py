@@ -36,7 +36,8 @@ class MetricReporter:
         self.final = None  # type: float | None
         """The last or best value so far; None: there is none."""
         self._is_finished = False
-        self._reported_of_history = 0
+        self.reported_of_history = 0
+        """The number of values of a history that were reported, by this process or an attempt before."""
 
     @property
     def has_reported(self) -> bool:
@@ -63,10 +64,10 @@ class MetricReporter:
         """
         values = {f"{data}-{name}": log for data, logs in history.items() for name, log in logs.items()}
         name = self._name_in(values)
-        for value in values[name][self._reported_of_history :]:
+        for value in values[name][self.reported_of_history :]:
             # Cross-validation of XGBoost: mean and deviation.
             self.report({name: value[0] if isinstance(value, tuple) else value})
-            self._reported_of_history += 1
+            self.reported_of_history += 1
 
     def report_final_result(self, final: "float | None" = None) -> None:
         """Report the final result, the first time this is called; nothing as long as there is no intermediate result.

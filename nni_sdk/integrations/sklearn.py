@@ -3,12 +3,16 @@
 Source: scikit-learn 0.22 and later, sklearn.model_selection.cross_val_score and scorers.
 """
 
+import pickle
+from itertools import islice
+
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import check_cv, cross_val_score
 
 import nni_sdk
+from nni_sdk.integrations.continued_training import ContinuedTraining
 from nni_sdk.integrations.reporter import MetricReporter, is_first_process
 
 TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
@@ -22,12 +26,16 @@ class NNICallback:
 
     `metric`: the name of a scorer of scikit-learn, such as `accuracy` or `neg_log_loss`, or a scorer. `best`: "min" or "max"
     makes the lowest or highest score of the passes the final result; None the last. The folds' final result is their mean.
+    `checkpoints`: save one after each pass, by pickle; `passes` then restores the model and skips the passes of earlier attempts.
 
     Raises:
         MetricAbsent: scikit-learn has no such scorer.
     """
 
-    def __init__(self, metric: "str | Callable[..., float]", best: "str | None" = None) -> None:
+    def __init__(
+        self, metric: "str | Callable[..., float]", best: "str | None" = None, *, checkpoints: bool = False
+    ) -> None:
+        self._saves_checkpoints = checkpoints
         self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", "score")
         self._best = best
         reporter = self._reporter()
@@ -37,13 +45,21 @@ class NNICallback:
             raise reporter.absent(_scorer_names()) from error
 
     def passes(self, iterable: "Iterable[Any]", model: "Any", x: "Any", y: "Any" = None) -> "Iterator[Any]":
-        """Yield each item of `iterable`; after the loop's body, report the score of `model` on the validation data `x`, `y`."""
+        """Yield each item of `iterable`; after the loop's body, report the score of `model` on the validation data `x`, `y`.
+
+        With checkpoints, items of the passes that earlier attempts have completed are skipped: each attempt must have the same.
+        """
         reporter = self._reporter()
         reporter.report_final_result_at_exit()  # if the loop's body breaks
-        for each in iterable:
+        training = ContinuedTraining(reporter, is_saved=self._saves_checkpoints)
+        if training.model is not None:
+            with open(training.model, "rb") as file:
+                vars(model).update(pickle.load(file))  # noqa: S301 - load_checkpoint has verified it
+        for each in islice(iterable, training.rounds, None):
             yield each
             if is_first_process():
                 reporter.report({self._name: self._scorer(model, x, y)})
+            training.round_ended(lambda path: _save(model, path))
             if nni_sdk.should_stop():
                 break
         reporter.report_final_result()
@@ -75,6 +91,11 @@ class NNICallback:
 
     def _reporter(self) -> MetricReporter:
         return MetricReporter(self._name, self._best)
+
+
+def _save(model: "Any", path: str) -> None:
+    with open(path, "wb") as file:
+        pickle.dump(vars(model), file)
 
 
 def _scorer_names() -> "list[str]":

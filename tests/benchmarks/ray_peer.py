@@ -33,10 +33,23 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
     Raises:
         RayLacking: it is not installed, or fails.
     """
+    output_of(folder, _HERE / "ray_trials.py", folder, f"{turns}", *map(str, lengths_ms))
+    return [
+        (_read(folder / f"recording-{length_ms}"), _read(folder / f"unrecorded-{length_ms}"))
+        for length_ms in lengths_ms
+    ]
+
+
+def output_of(folder: Path, *arguments: str | Path) -> str:
+    """What a script prints to stdout and stderr in the Python that has Ray Tune. `folder`: the working directory.
+
+    Raises:
+        RayLacking: it is not installed, or fails.
+    """
     if not (_INSTALLED / ".installed").exists():
         raise RayLacking("Ray Tune is not installed: make peers")
     with subprocess.Popen(
-        [_INSTALLED / "bin/python", _HERE / "ray_trials.py", folder, f"{turns}", *map(str, lengths_ms)],
+        [_INSTALLED / "bin/python", *arguments],
         cwd=folder,
         # Ray Tune with its defaults: neither trial-keeper's modules nor the user's settings.
         env={
@@ -61,10 +74,7 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
     if ray.returncode != 0:
         print(said, file=sys.stderr)
         raise RayLacking("Ray Tune failed, see above")
-    return [
-        (_read(folder / f"recording-{length_ms}"), _read(folder / f"unrecorded-{length_ms}"))
-        for length_ms in lengths_ms
-    ]
+    return said
 
 
 def _read(notes: Path) -> Times:

@@ -3,6 +3,7 @@
 import sys
 
 from bench_callbacks import callback_cost
+from bench_checkpoints import checkpoint_cost
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
 from bench_kubernetes import calls_of_jobs
 from bench_local_cluster import keeper_connected, submission
@@ -21,6 +22,7 @@ MEASUREMENTS = (
     report_cost,
     should_stop_cost,
     callback_cost,
+    checkpoint_cost,
     import_cost,
     decode_cost,
     turnaround,

@@ -322,6 +322,39 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(platform, re
     run(manage(platform, experiment, play))
 
 
+WAITS_FOR_STOP = """
+import pathlib, time
+import nni_sdk as nni
+
+x = nni.get_next_parameter()["x"]
+nni.report_intermediate_result(x)
+reason = pathlib.Path("{folder}", "reason")
+while not reason.exists():
+    if nni.should_stop():
+        reason.write_text(nni.stop_reason())
+    time.sleep(0.05)
+nni.report_final_result(x)
+"""
+
+
+@pytest.mark.parametrize("platform", ["frameworkcontroller", "job"], indirect=True)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_preemption_is_the_reason_of_the_stop_notice_if_it_is_reported_before_the_signal(platform, reuse):
+    code = WAITS_FOR_STOP.format(folder=platform.folder)
+    experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
+
+    async def play(running):
+        await running.has_intermediates(0)
+        platform.announce_preemption(running.trials()[0]["jobId"])
+        await running.is_over()
+        (trial,) = running.trials()
+        assert (platform.folder / "reason").read_text() == "preempted"
+        assert (trial["status"], trial["retries"], trial["preemptions"]) == ("SUCCEEDED", 0, 1)
+        await platform.is_clean()
+
+    run(manage(platform, experiment, play))
+
+
 # ---- what servers answer to a submission
 
 NOT_ALLOWED = (403, "ForbiddenUserError", "User ada is not allowed to do operation in default")

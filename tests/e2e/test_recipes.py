@@ -1,13 +1,19 @@
 """The quick start of README.md and the recipes of docs/recipes.md, as a reader runs them."""
 
+import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import requests
 import yaml
 from deadlines import DEADLINE_S
+from free_ports import free_port_pair
+from real_experiment import wait_until
+from real_nni import python_with_nni
 from user_home import BIN, environ_of
 
 from nni_manager.config.reader import read_experiment_file
@@ -118,10 +124,8 @@ def test_an_experiment_continues_after_a_stop(place):
 # ---- the pages for users of other tools: the same example with both
 
 OTHERS = ("from-nni", "from-optuna", "from-ray-tune", "from-wandb")
-WHY_NOT = {
-    "from-ray-tune": "Ray Tune is not installed in this Python; `make peers` installs it in one of its own",
-    "from-wandb": "a sweep needs an account at W&B",
-}
+PEERS = Path(sys.prefix, "peers")
+"""What `make peers` installs."""
 
 
 def example(page, heading):
@@ -165,10 +169,71 @@ def test_the_example_of_optuna_runs(tmp_path):
     assert float(run(place, sys.executable, "search.py").splitlines()[-1].removeprefix("best ")) < 1
 
 
-@pytest.mark.parametrize("page", WHY_NOT)
-def test_the_other_examples_are_valid_python(page):
-    files, _ = example(page, {"from-ray-tune": "Ray Tune", "from-wandb": "W&B"}[page])
-    for name, text in files.items():
-        if name.endswith(".py"):
-            compile(text, name, "exec")
-    pytest.skip(WHY_NOT[page])
+@pytest.mark.peer
+@pytest.mark.timeout(600)
+def test_the_example_of_nnis_users_runs_with_nnis_own_manager(tmp_path):
+    python = python_with_nni("3.0")
+    files, (command,) = example("from-nni", "NNI")
+    # One trial of NNI takes some seconds.
+    few = files["config.yml"].replace("maxTrialNum: 20", "maxTrialNum: 2")
+    assert few != files["config.yml"]
+    place = write(tmp_path / "work", files | {"config.yml": few})
+    port = free_port_pair()
+    environ = {"HOME": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    nnictl_of_nni = partial(
+        subprocess.run, cwd=place, env=environ, capture_output=True, text=True, timeout=4 * DEADLINE_S
+    )
+    command = [each for each in command.split() if each != "--foreground"]
+    command[0] = python.parent / "nnictl"
+    try:
+        done = nnictl_of_nni([*command, f"--port={port}"])
+        assert done.returncode == 0, done.stdout + done.stderr
+        api = f"http://127.0.0.1:{port}/api/v1/nni"
+        wait_until(
+            lambda: requests.get(f"{api}/check-status", timeout=9).json()["status"] == "DONE", "it ends"
+        )
+        trials = requests.get(f"{api}/trial-jobs", timeout=9).json()
+        assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2
+    finally:
+        nnictl_of_nni([command[0], "stop", "--all"])
+
+
+@pytest.mark.peer
+@pytest.mark.timeout(600)
+def test_the_example_of_ray_tune_runs(benchmark_module, tmp_path):
+    ray_peer = benchmark_module("ray_peer")
+    files, (command,) = example("from-ray-tune", "Ray Tune")
+    place = write(tmp_path / "work", files)
+    assert command == "python3 search.py"
+    try:
+        printed = ray_peer.output_of(place, "search.py")
+    except ray_peer.RayLacking as lacking:
+        compile(files["search.py"], "search.py", "exec")
+        pytest.skip(str(lacking))
+    assert float(printed.splitlines()[-1].removeprefix("best ")) < 1
+
+
+@pytest.mark.peer
+def test_the_training_code_of_wandbs_example_runs_offline_with_parameters_of_its_sweep(tmp_path):
+    files, commands = example("from-wandb", "W&B")
+    assert commands == ["wandb sweep sweep.yaml", "wandb agent SWEEP_ID"]
+    place = write(tmp_path / "work", files)
+    parameters = yaml.safe_load(files["sweep.yaml"])["parameters"]
+    # As a sweep would choose them; the sweep itself needs an account at W&B.
+    chosen = {name: {"value": (each["min"] + each["max"]) / 2} for name, each in parameters.items()}
+    (place / "config-defaults.yaml").write_text(yaml.safe_dump(chosen))
+    python = PEERS / "callbacks/bin/python"
+    if not python.exists():
+        compile(files["train.py"], "train.py", "exec")
+        pytest.skip("wandb is not installed: make peers")
+    done = subprocess.run(
+        [python, "train.py"],
+        cwd=place,
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "WANDB_MODE": "offline"},
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (run_file,) = place.glob("wandb/offline-run-*/*.wandb")
+    assert run_file.stat().st_size > 0

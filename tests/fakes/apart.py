@@ -4,6 +4,7 @@ Started as `python apart.py` with the manager's own arguments. Only three things
 where jobs run, the address they use to reach it, and where it listens.
 """
 
+import asyncio
 import json
 import os
 import shlex
@@ -14,9 +15,14 @@ from pathlib import Path
 
 import nni_manager.__main__ as manager
 from nni_manager import training_service_factory
+from nni_manager.domain import learning_curve
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
+from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.store.writer import Store
+from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.local.client import LocalTrainingService
+from trial_keeper.wire.checkpoints import Checkpoint, Manifest, newest_first
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 VARIABLE = "FAULTS_APART"
@@ -35,7 +41,9 @@ class Apart:
     """The command prefix that starts a process on the jobs' side."""
     environ: tuple[tuple[str, str], ...] = ()
     planted: str = ""
-    """A planted fault in the manager: a name in PLANTED."""
+    """A planted fault in the product: a name in PLANTED."""
+    preempted: str = ""
+    """A folder with a file for each job that was preempted; empty: the service reports no preemption."""
 
     def to_environ(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -54,12 +62,31 @@ class LocalServiceApart(LocalTrainingService):
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
         self._apart = apart
+        self.reports_preemption = bool(apart.preempted)
+        on_ended = self.on_job_ended
+        self.on_job_ended = lambda ended: on_ended(self._with_reason(ended))
         settings = [f"{name}={value}" for name, value in apart.environ]
         command = [*apart.prefix, "env", *settings, sys.executable, "-m", "trial_keeper"]
         self.run_script = f"#!/bin/bash\nexec {shlex.join(command)}\n"
 
     async def submit(self, settings):
         await super().submit(replace(settings, workspace=self._apart.workspace))
+
+    async def adopt(self, job_id):
+        presence = await super().adopt(job_id)
+        if presence is JobPresence.ENDED and self._was_preempted(job_id):
+            # As of a cluster that still knows the job, its end is reported with its reason.
+            asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, ""))
+            return JobPresence.RUNNING
+        return presence
+
+    def _was_preempted(self, job_id):
+        return self.reports_preemption and Path(self._apart.preempted, job_id).exists()
+
+    def _with_reason(self, ended):
+        if not self._was_preempted(ended.job_id):
+            return ended
+        return replace(ended, exit_code=None, message="preempted", reason=ExitReason.PREEMPTED)
 
 
 def _count_again(receiver, stream, offset, data, take=AttemptIngest.take):
@@ -89,11 +116,28 @@ def _commit_slowly(store, writes, now_s, commit=Store.commit):
     return commit(store, writes, now_s)
 
 
+def _accept_unsigned(files, trial, signer, find=SharedFiles.find_checkpoints):
+    """Planted fault: a checkpoint that no keeper has signed is offered to the next attempt."""
+    found = find(files, trial, signer)
+    for key in files.workspace.attempts_of(trial.trial_id):
+        manifests = files.workspace.attempt(key).checkpoints.glob("*.json")
+        found += [Checkpoint.of(key, Manifest.from_bytes(path.read_bytes())) for path in manifests]
+    return newest_first(found, trial.trial_id)
+
+
+def _accept_early_marks(marks, source, start):
+    """Planted fault: the newest mark of an attempt counts, also of a checkpoint whose manifest was never renamed."""
+    of_source = [each for each in marks if each.source is None and each.attempt_id == source.attempt_id]
+    return max(of_source, key=lambda each: each.offset, default=None)
+
+
 PLANTED = {
     "commits slowly": [(Store, "commit", _commit_slowly)],
     "counts again": [(Store, "commit", _commit_slowly), (AttemptIngest, "take", _count_again)],
     "leaves out": [(AttemptIngest, "take", _leave_out)],
     "acknowledges early": [(Store, "commit", _acknowledge_early)],
+    "accepts unsigned": [(SharedFiles, "find_checkpoints", _accept_unsigned)],
+    "accepts early marks": [(learning_curve, "_checkpoint", _accept_early_marks)],
 }
 
 

@@ -80,7 +80,7 @@ class XGBoost:
             verbose_eval=False,
         )
         check_prediction(model.predict(valid))
-        return log["valid"]["logloss"]
+        return log.get("valid", {}).get("logloss", [])
 
 
 class LightGBM:
@@ -114,6 +114,7 @@ class CatBoost:
         "min",
     )
     other = "CatBoostPruningCallback"
+    continues = True
 
     def train(self, callback):
         import catboost
@@ -124,10 +125,10 @@ class CatBoost:
             learning_rate=1.5,
             thread_count=1,
             verbose=False,
-            allow_writing_files=False,
+            allow_writing_files=bool(callback.snapshot),
             use_best_model=False,
         )
-        model.fit(x, y, eval_set=(valid_x, valid_y), callbacks=[callback])
+        model.fit(x, y, eval_set=(valid_x, valid_y), callbacks=[callback], **callback.snapshot)
         callback.report_final_result()
         check_prediction(model.predict(valid_x))
         return model.get_evals_result()["validation"]["Logloss"]
@@ -136,6 +137,7 @@ class CatBoost:
 class ScikitLearn:
     module, metric, names, best = "sklearn", "accuracy", ["accuracy", "neg_log_loss"], "max"
     other = "NNICallback"
+    continues = True
 
     def train(self, callback):
         from sklearn.linear_model import SGDClassifier
@@ -152,6 +154,7 @@ class ScikitLearn:
 
 class ScikitLearnFolds(ScikitLearn):
     averages = True
+    continues = False
 
     def train(self, callback):
         from sklearn.linear_model import LogisticRegression
@@ -188,7 +191,7 @@ class Keras:
             initial_epoch=callback.training.rounds,
         )
         check_prediction(model.predict(valid_x, verbose=0))
-        return history.history["val_loss"]
+        return history.history.get("val_loss", [])
 
 
 def torch_data():
@@ -304,6 +307,7 @@ class Transformers:
 class Ignite:
     module, metric, names, best = "ignite", "loss", ["accuracy", "loss"], "max"
     other = "PyTorchIgnitePruningHandler"
+    continues = True
     agrees = True
 
     def train(self, callback_of):
@@ -316,9 +320,10 @@ class Ignite:
             idist.initialize("gloo")
         train, valid = (torch.utils.data.DataLoader(each, 16) for each in torch_data())
         loss, model, log = torch.nn.CrossEntropyLoss(), torch_model(), []
-        trainer = create_supervised_trainer(model, torch.optim.SGD(model.parameters(), 1.0), loss)
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        trainer = create_supervised_trainer(model, optimizer, loss)
         evaluator = create_supervised_evaluator(model, {"loss": Loss(loss), "accuracy": Accuracy()})
-        callback = callback_of(trainer)
+        callback = callback_of(trainer, {"model": model, "optimizer": optimizer})
         evaluator.add_event_handler(Events.COMPLETED, callback)
         trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(valid))
         evaluator.add_event_handler(Events.COMPLETED, lambda: log.append(evaluator.state.metrics["loss"]))
@@ -330,6 +335,7 @@ class Ignite:
 class FastAI:
     module, metric, names, best = "fastai", "valid_loss", ["accuracy", "train_loss", "valid_loss"], "max"
     other = "FastAIPruningCallback"
+    continues = True
     agrees = True
 
     def train(self, callback):
@@ -351,7 +357,9 @@ class FastAI:
         with learner.no_logging():
             learner.fit(ROUNDS, cbs=callback)
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
-        return [values[1] for values in learner.recorder.values]
+        return [
+            values[1] for values in learner.recorder.values if values
+        ]  # those of skipped epochs are empty
 
 
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
@@ -374,7 +382,10 @@ FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
 def callback_for(framework, metric, **kwargs):
     own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
     if framework is Ignite:
-        return lambda trainer: own.NNICallback(metric, trainer, **kwargs)
+        saves = kwargs.pop("checkpoints", False)
+        return lambda trainer, objects: own.NNICallback(
+            metric, trainer, to_save=objects if saves else None, **kwargs
+        )
     return own.NNICallback(metric, **kwargs)
 
 
@@ -405,8 +416,10 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
     return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
 
 
-def run_killed(framework, folder):
-    """An attempt that dies before its third report, and the one that continues from its checkpoint: what each has reported."""
+def run_killed(framework, folder, *, at_end=False):
+    """An attempt that dies before its third report, or before its final one, and the one that continues from its checkpoint: what
+    each has reported. `kept`: the number of reports before the checkpoint.
+    """
     attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
     for attempt in attempts:
         attempt.mkdir(parents=True)
@@ -419,7 +432,10 @@ def run_killed(framework, folder):
                 os._exit(9)
             report(value)
 
-        nni_sdk.report_intermediate_result = report_or_die
+        if at_end:
+            nni_sdk.report_final_result = lambda value: os._exit(9)
+        else:
+            nni_sdk.report_intermediate_result = report_or_die
         run_as_trial(framework, str(attempts[0]), checkpoints=True, best=framework.best)
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -429,7 +445,12 @@ def run_killed(framework, folder):
     sources = json.dumps({"checkpoints": [manifest | origin for manifest in manifests]})
     (attempts[1] / "checkpoint_sources.json").write_text(sources)
     second = run_as_trial(framework, str(attempts[1]), checkpoints=True, best=framework.best)
-    return {"status": os.waitstatus_to_exitcode(status), "first": reports_in(attempts[0]), "second": second}
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "kept": manifests[0]["reports"],
+        "first": reports_in(attempts[0]),
+        "second": second,
+    }
 
 
 def reports_in(folder):
@@ -499,8 +520,9 @@ def main(name):
         "agrees": hasattr(framework, "agrees"),
         "alias": getattr(own, framework.other) is own.NNICallback,
     }
-    if hasattr(framework, "continues"):
+    if getattr(framework, "continues", False):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
+        scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
             found[scenario] = run(folder)

@@ -96,8 +96,14 @@ class Kubelet:
     def preempt(self, pod):
         """End a pod to make room for one of higher priority. Its object remains until its controller has counted it.
 
-        Source: Kubernetes' scheduler, preemption: an event, the condition, then the end of the pod.
+        Source: Kubernetes' scheduler, preemption: the condition, then the end of the pod.
         """
+        self.announce_preemption(pod)
+        meta = pod["metadata"]
+        self._of(meta["namespace"], meta["name"]).stop(pod["spec"]["terminationGracePeriodSeconds"])
+
+    def announce_preemption(self, pod):
+        """Report that a pod will be ended for one of higher priority: the condition, and the event of older schedulers."""
         meta = pod["metadata"]
         tell(
             self._store, pod, "Preempted", "Preempted by pod 1f on node node-1", "default-scheduler", "Normal"
@@ -108,7 +114,6 @@ class Kubelet:
             lambda it: it["status"].setdefault("conditions", []).append(condition),
             "status",
         )
-        self._of(meta["namespace"], meta["name"]).stop(pod["spec"]["terminationGracePeriodSeconds"])
 
     def lose(self):
         """The node is unreachable. Its processes are gone, and the control plane reports the state of its

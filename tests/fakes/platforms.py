@@ -139,6 +139,10 @@ class Platform:
         """End the job because one of higher priority needs its place."""
         self._lacks("preemption")
 
+    def announce_preemption(self, job_id):
+        """Report that the job will end because one of higher priority needs its place."""
+        self._lacks("preemption")
+
     def stop_server(self):
         self._lacks("the server cannot be stopped while jobs run")
 
@@ -477,6 +481,9 @@ class OnKubernetes(Platform):
 
     def preempt(self, job_id):
         self.cluster.node.preempt(wait_until(lambda: self._running(job_id), "a pod runs")[0])
+
+    def announce_preemption(self, job_id):
+        self.cluster.node.announce_preemption(wait_until(lambda: self._running(job_id), "a pod runs")[0])
 
     def _running(self, job_id):
         return [

@@ -15,7 +15,8 @@ _OF_BOTH = (
 )  # fmt: skip
 _REQUIREMENTS = {
     "2.10.1": ("typeguard<3",),
-    "3.0": ("typeguard>=3,<4.1.3", "scipy", "importlib-metadata", "zipp"),
+    # Its nnictl imports pkg_resources, which later versions of setuptools lack.
+    "3.0": ("typeguard>=3,<4.1.3", "scipy", "importlib-metadata", "zipp", "setuptools<81"),
 }
 
 
@@ -29,15 +30,16 @@ def python_with_nni(version: str, python: str = sys.executable) -> Path:
     folder.parent.mkdir(exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
+        packages = [f"nni=={version}", *_OF_BOTH, *_REQUIREMENTS[version]]
+        complete = folder / "complete"
+        if not complete.exists() or complete.read_text() != " ".join(packages):
             shutil.rmtree(folder, ignore_errors=True)
             _run([python, "-m", "venv", "--without-pip", folder], "make an environment for")
             # This Python's pip. It does not compile: compiling modules that are never imported takes long.
             pip = [sys.executable, "-m", "pip", "--python", installed]
-            packages = [f"nni=={version}", *_OF_BOTH, *_REQUIREMENTS[version]]
             _run([*pip, "install", "--quiet", "--no-compile", "--no-deps", *packages], "install")
             _run([installed, "-c", "import nni, nni.experiment"], "import")
-            (folder / "complete").touch()
+            complete.write_text(" ".join(packages))
     return installed
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 from apart import Apart
 from deadlines import scaled_s
+from fault_checkpoints import Holds, is_newest_signed
 from fault_files import (
     append_to_metrics,
     forge_attempts,
@@ -27,7 +29,7 @@ from fault_files import (
     tear,
 )
 from fault_judge import RUN_STRIDE, TASK, Harm
-from fault_plan import STOPS, Fault, Kind, Plan
+from fault_plan import IN_CHECKPOINTS, STOPS, Fault, Kind, Plan
 from fault_processes import running_guards, running_keepers, running_trials
 from fault_site import Site, wait_until
 from fault_train import TRAIN
@@ -43,6 +45,12 @@ from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.workspace import Workspace
 
 REPORTS, SHORT_REPORTS = 1000, 400
+# A checkpoint takes 30 calls, each of which waits on a slow storage.
+_SAVES_EVERY = 40
+# A trial may end without another checkpoint.
+_TRIALS_TO_CATCH = 5
+# No plan has so many faults of one trial.
+_MAX_RETRIES = 20
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_TIMEOUT_S = scaled_s(60.0)
 # A keeper that has failed to connect for long retries within a minute; the rest is time for a machine under
@@ -55,6 +63,8 @@ _LEAVES_TIMEOUT_S = scaled_s(30.0)
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
+_KEEPS_MANAGERS_OUT = _STORAGE_KINDS | {Kind.MANAGER_DISK_FULL}
+_LATE_KINDS = _STORAGE_KINDS | {Kind.STORAGE_SLOW, Kind.STORAGE_STALE}
 _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.MANAGER_KILLED,
     Kind.MANAGER_MOVED,
@@ -111,10 +121,12 @@ class Experiment:
     keepers_killed: set[str] = field(default_factory=set)
     attempts_removed: set[str] = field(default_factory=set)
     stopped: set[str] = field(default_factory=set)
+    preempted: Counter[str] = field(default_factory=Counter)
     manager: subprocess.Popen[bytes] | None = None
     has_moved: bool = False
     began_s: float = field(default_factory=time.monotonic)
     _frozen: dict[Fault, list[psutil.Process]] = field(default_factory=dict)
+    _healed: set[Fault] = field(default_factory=set)
     _over_before: dict[Fault, set[str]] = field(default_factory=dict)
     """The trials that had ended before a fault that ends with a stop."""
 
@@ -126,6 +138,14 @@ class Experiment:
     def storage(self) -> Workspace:
         return Workspace(self.site.storage.path / "FAULTS")
 
+    @property
+    def holds(self) -> Holds:
+        return Holds(self.site.folder / "holds")
+
+    @property
+    def _preempted_jobs(self) -> Path:
+        return self.site.folder / "preempted"
+
     def note(self, text: str) -> None:
         self.happened.append(f"{time.monotonic() - self.began_s:6.1f} s  {text}")
 
@@ -136,14 +156,24 @@ class Experiment:
         code.mkdir()
         reports, rest_s = (SHORT_REPORTS, 0.04) if self.plan.is_short else (REPORTS, 0.1)
         (code / "train.py").write_text(
-            TRAIN.format(ledgers=str(self.site.ledgers), reports=reports, rest_s=rest_s, stride=RUN_STRIDE)
+            TRAIN.format(
+                ledgers=str(self.site.ledgers),
+                reports=reports,
+                rest_s=rest_s,
+                stride=RUN_STRIDE,
+                saves_every=_SAVES_EVERY if self.plan.saves_checkpoints else 0,
+                holds=str(self.holds.folder),
+            )
         )
+        self.holds.folder.mkdir()
+        self._preempted_jobs.mkdir()
         (code / "search_space.json").write_text(json.dumps({"x": {"_type": "uniform", "_value": [0, 1]}}))
         document = {
             "authorName": "tests",
             "experimentName": "faults",
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
+            "maxTrialRetry": self._max_retries,
             # Changes of the wall clock by hours must not end it.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
@@ -168,6 +198,10 @@ class Experiment:
             time.time(),
         ).close()
 
+    @property
+    def _max_retries(self) -> int:
+        return _MAX_RETRIES if self.plan.saves_checkpoints else 0
+
     def start_manager(self) -> bool:
         """Start a manager; return whether it became ready."""
         site, port = self.site, self.site.next_port()
@@ -179,6 +213,7 @@ class Experiment:
             prefix=site.jobs_prefix,
             environ=() if site.jobs_clock is None else tuple(site.jobs_clock.environ.items()),
             planted=self.planted,
+            preempted=str(self._preempted_jobs) if self.plan.saves_checkpoints else "",
         )
         clock = {} if site.manager_clock is None else site.manager_clock.environ
         with (site.folder / "manager.log").open("ab") as log:
@@ -314,6 +349,10 @@ class Experiment:
                 return self._hit_attempts(fault)
             case Kind.KEEPER_KILLED_AT_NOTICE | Kind.MANAGER_KILLED_AT_NOTICE:
                 return self._hit_at_notice(fault)
+            case _ if fault.kind in IN_CHECKPOINTS:
+                return self._hit_in_checkpoint(fault)
+            case Kind.JOB_PREEMPTED:
+                return self._preempt(fault)
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
@@ -357,7 +396,7 @@ class Experiment:
             return ""
         trial_id, process = running[int(fault.pick * len(running))]
         try:
-            attempt = Path(process.environ()["NNI_SYS_DIR"]).parent.name
+            attempt = _attempt_of(process)
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"
         if fault.kind is Kind.METRICS_APPENDED:
@@ -382,15 +421,14 @@ class Experiment:
             return "none ran"
         trial_id, process = running[int(fault.pick * len(running))]
         try:
-            attempt = Path(process.environ()["NNI_SYS_DIR"]).parent.name
+            attempt = _attempt_of(process)
             # It would end while the client starts.
             process.suspend()
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"
         try:
             # They are found before: a cancelled job may end within half a second.
-            jobs = {trial.job_id for trial in self._trials() if trial.trial_id == trial_id}
-            keepers = [each for each in running_keepers(self.site.name) if each[0] in jobs]
+            keepers = self._keepers_of(trial_id)
             missed = self._cancel(trial_id) or self._kill_at_notice(fault, trial_id, attempt, keepers)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -411,6 +449,77 @@ class Experiment:
         if fault.kind is Kind.MANAGER_KILLED_AT_NOTICE:
             self.kill_manager()
             return ""
+        return self._kill_keeper(trial_id, keepers)
+
+    def _hit_in_checkpoint(self, fault: Fault) -> str:
+        """Kill the keeper of a trial that waits inside `save_checkpoint`."""
+        missed = ""
+        for _ in range(_TRIALS_TO_CATCH):
+            running = self._wait_for(running_trials)
+            if not running:
+                return "none ran"
+            missed = self._kill_in_checkpoint(fault, *running[int(fault.pick * len(running))])
+            if not missed:
+                break
+        return missed
+
+    def _kill_in_checkpoint(self, fault: Fault, trial_id: str, process: psutil.Process) -> str:
+        place, frozen = IN_CHECKPOINTS[fault.kind], list[psutil.Process]()
+        try:
+            attempt = self.storage.attempt(AttemptKey(trial_id, _attempt_of(process), TASK))
+            keepers = self._keepers_of(trial_id)
+            if fault.kind is Kind.KEEPER_KILLED_BEFORE_SIGNATURE:
+                self._wait_at("manifest", trial_id, process)
+                for _, keeper in keepers:
+                    keeper.suspend()
+                    frozen.append(keeper)
+            self._wait_at(place, trial_id, process)
+            if fault.kind is Kind.KEEPER_KILLED_AFTER_SIGNATURE:
+                wait_until(lambda: is_newest_signed(attempt), "its checkpoint is signed", _RUNS_TIMEOUT_S)
+            missed = self._kill_keeper(trial_id, keepers)
+            # It would continue before the guard of its keeper kills it.
+            wait_until(lambda: not _runs(process), "its process has ended", _LEAVES_TIMEOUT_S)
+        except (TimeoutError, psutil.NoSuchProcess) as error:
+            return f"{trial_id}: {error}"
+        finally:
+            self.holds.release(trial_id)
+            for keeper in frozen:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    keeper.resume()
+        if not missed:
+            self.note(f"{fault.kind.value}: {trial_id}")
+        return missed
+
+    def _wait_at(self, place: str, trial_id: str, process: psutil.Process) -> None:
+        self.holds.hold(trial_id, place)
+        wait_until(
+            lambda: self.holds.has_arrived(trial_id, place) or not _runs(process),
+            f"a checkpoint's {place}",
+            _RUNS_TIMEOUT_S,
+        )
+        if not _runs(process):
+            raise psutil.NoSuchProcess(process.pid)
+
+    def _preempt(self, fault: Fault) -> str:
+        """End a job as a cluster does for a job of a higher priority: SIGTERM, and a reason for its end."""
+        running = self._wait_for(running_trials)
+        if not running:
+            return "none ran"
+        trial_id, _ = running[int(fault.pick * len(running))]
+        for job_id, keeper in self._keepers_of(trial_id):
+            (self._preempted_jobs / job_id).touch()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.preempted[trial_id] += 1
+                keeper.terminate()
+                self.note(f"{fault.kind.value}: {trial_id}, job {job_id}")
+                return ""
+        return f"the keeper of {trial_id} had just ended"
+
+    def _keepers_of(self, trial_id: str) -> list[tuple[str, psutil.Process]]:
+        jobs = {trial.job_id for trial in self._trials() if trial.trial_id == trial_id}
+        return [each for each in running_keepers(self.site.name) if each[0] in jobs]
+
+    def _kill_keeper(self, trial_id: str, keepers: list[tuple[str, psutil.Process]]) -> str:
         for job_id, keeper in keepers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 keeper.kill()
@@ -455,9 +564,9 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The end of a full disk is a later step, and no manager can start before it.
-            for full in [each for each in self.hit if each.kind is Kind.MANAGER_DISK_FULL]:
-                self.site.heal(full)
+            # The end of these is a later step, and no manager can start before it.
+            for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
+                self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
             wait_until(self._continues, "the experiment continues after the stop", _READY_TIMEOUT_S)
             self.stopped |= {trial.trial_id for trial in self._trials()} - self._over_before[fault]
@@ -514,8 +623,13 @@ class Experiment:
                         process.resume()
                 self.note(f"over: {fault.kind.value}")
             case _:
-                self.site.heal(fault)
+                self._heal_site(fault)
                 self.note(f"over: {fault.kind.value}")
+
+    def _heal_site(self, fault: Fault) -> None:
+        if fault not in self._healed:
+            self._healed.add(fault)
+            self.site.heal(fault)
 
     def _hit_process(self, fault: Fault) -> str:
         running = self._wait_for(_PROCESSES[fault.kind])
@@ -557,7 +671,21 @@ class Experiment:
             self.attempts_removed,
             self.stopped,
             bool(kinds & _MANAGER_LEAVES_KINDS),
+            self._max_retries,
+            self.preempted,
+            bool(kinds & _LATE_KINDS),
         )
+
+
+def _attempt_of(trial: psutil.Process) -> str:
+    """The id of the attempt to which a process of training code belongs."""
+    return Path(trial.environ()["NNI_SYS_DIR"]).parent.name
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 _PROCESSES: dict[Kind, Callable[[str], list[tuple[str, psutil.Process]]]] = {

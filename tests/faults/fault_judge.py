@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attempts import metrics_of
+from fault_checkpoints import Continuation, Loaded
 
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
@@ -41,6 +42,14 @@ class Ledger:
     refused: list[str] = field(default_factory=list)
     has_ended: bool = False
     gave_up: bool = False
+    loaded: Loaded | None = None
+    """The checkpoint from which the attempt continued. Its values are the first of `made`."""
+    failed_saves: int = 0
+
+    @property
+    def own(self) -> int:
+        """The number of reports that this attempt itself has made."""
+        return len(self.made) - (0 if self.loaded is None else len(self.loaded.values))
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
@@ -48,6 +57,11 @@ class Ledger:
         for line in path.read_text().splitlines():
             mark, _, value = line.partition(" ")
             match mark:
+                case "<":
+                    ledger.loaded = Loaded.read(value)
+                    ledger.made += ledger.loaded.values
+                case "not":
+                    ledger.failed_saves += 1
                 case "?":
                     ledger.open = value
                 case "+":
@@ -98,6 +112,12 @@ class Harm:
     """Without a manager, a job's exit code is unknown; the keeper's message about the storage is used
     instead.
     """
+    max_retries: int = 0
+    """How often a trial starts again whose keeper was killed."""
+    preempted: Mapping[str, int] = field(default_factory=dict)
+    """How often the job of each trial was preempted."""
+    storage_is_late: bool = False
+    """Files may have been invisible where somebody read them."""
 
 
 @dataclass(slots=True)
@@ -191,19 +211,20 @@ def _judge_trial(
         (each.key for each in registered if (each.number, each.key.task) == (trial.attempt, TASK)), None
     )
     runs = _ledgers_of(ledgers, trial, counts and counts.attempt_id)
-    stored_runs = {int(float(row.value)) // RUN_STRIDE for row in rows}
+    stored_runs = {_run_of(row.value) for row in rows}
     ledger = next((runs[run] for run in (*stored_runs, *reversed(runs)) if run in runs), Ledger())
     stored = [row.value for row in rows]
     differences = ledger.differences(stored)
+    allowed_runs = {_run_of(value) for value in (*ledger.made, *filter(None, [ledger.open]))}
     if trial.trial_id in harm.attempts_removed and stored == ledger.made[: len(stored)]:
         verdict.removed += differences.lost
         differences = Differences()
-    verdict.reports += len(ledger.made)
+    verdict.reports += ledger.own
     verdict.refused += len(ledger.refused)
     verdict.lost += differences.lost
     verdict.doubled += differences.doubled
     wrong = []
-    if len(stored_runs) > 1:
+    if len(stored_runs) > 1 and not stored_runs <= allowed_runs:
         wrong.append(f"its rows are those of {len(stored_runs)} runs")
     if trial.attempt is not None and len(runs) > 1:
         wrong.append(f"its attempt {trial.attempt} ran {len(runs)} times")
@@ -215,9 +236,35 @@ def _judge_trial(
         if counts is not None:
             wrong += offsets_that_differ(storage, counts, reader.offsets(counts))
             wrong += _logs_that_differ(folder, storage, counts)
+            if harm.max_retries:
+                earlier = (each.key for each in registered if each.number < (trial.attempt or 0))
+                wrong += Continuation(
+                    storage,
+                    reader.experiment().secret,
+                    ledger.loaded,
+                    tuple(key for key in earlier if key.task == TASK),
+                    lambda attempt: (each.made for each in _ledgers_of(ledgers, trial, attempt).values()),
+                ).errors(is_newest_required=not harm.storage_is_late)
+                wrong += _restarts_that_are_false(trial, ledger, harm)
         wrong += _results_that_differ(trial, ledger, rows)
     wrong += state_that_is_false(trial, ledger, harm)
     verdict.wrong += [f"trial {trial.trial_id} ({trial.sequence_id}): {each}" for each in wrong]
+
+
+def _run_of(value: str) -> int:
+    return int(float(value)) // RUN_STRIDE
+
+
+def _restarts_that_are_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
+    wrong = []
+    preempted = harm.preempted.get(trial.trial_id, 0)
+    if trial.preemptions > preempted:
+        wrong.append(f"it was preempted {preempted} times, and {trial.preemptions} are counted")
+    if trial.retries and not (harm.keepers_killed or harm.manager_was_away):
+        wrong.append(f"it was retried {trial.retries} times, and no keeper was killed")
+    if ledger.failed_saves and not (harm.storage_failed or harm.storage_is_late):
+        wrong.append(f"it could not save {ledger.failed_saves} checkpoints")
+    return wrong
 
 
 def offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[Stream, int]) -> list[str]:
@@ -249,8 +296,10 @@ def _logs_that_differ(folder: ExperimentFolder, storage: Workspace, key: Attempt
 
 
 def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) -> list[str]:
-    """A succeeded trial has reported its final result last; any other trial has no known final result."""
-    if trial.state is not TrialState.SUCCEEDED or not ledger.made:
+    """A succeeded trial has reported its final result last, as has a cancelled one whose command came to its end."""
+    is_complete = trial.state is TrialState.SUCCEEDED
+    is_complete |= trial.state is TrialState.USER_CANCELED and ledger.has_ended
+    if not is_complete or not ledger.made:
         return []
     wrong, final, intermediates = [], ledger.made[-1], len(ledger.made) - 1
     if (trial.final, trial.value) != (final, float(final)):
@@ -286,7 +335,8 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
         case ExitReason.SIGNAL if was_killed:
             return []
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if keeper_was_killed:
-            return []
+            may_fail = trial.retries == harm.max_retries or was_killed or ledger.has_ended or ledger.gave_up
+            return [] if may_fail else [f"{told}, and it was not retried"]
         case ExitReason.KEEPER_LOST if harm.storage_failed and harm.manager_was_away and not ledger.has_ended:
             return (
                 []

@@ -54,6 +54,11 @@ class Kind(Enum):
     SPECIAL_FILES = "special files"
     KEEPER_KILLED_AT_NOTICE = "keeper killed at a stop notice"
     MANAGER_KILLED_AT_NOTICE = "manager killed at a stop notice"
+    KEEPER_KILLED_BEFORE_CONTENT = "keeper killed before a checkpoint's rename"
+    KEEPER_KILLED_BEFORE_MANIFEST = "keeper killed before a manifest's rename"
+    KEEPER_KILLED_BEFORE_SIGNATURE = "keeper killed after a manifest's rename"
+    KEEPER_KILLED_AFTER_SIGNATURE = "keeper killed after a checkpoint's signature"
+    JOB_PREEMPTED = "job preempted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,21 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STOP_WITH_FROZEN_GUARD: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
     Kind.KEEPER_KILLED_AT_NOTICE: _Sort("keeper", Need.NOTHING, 0, 0, 0),
     Kind.MANAGER_KILLED_AT_NOTICE: _Sort("manager", Need.NOTHING, 0.1, 1, 30),
+    Kind.KEEPER_KILLED_BEFORE_CONTENT: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.KEEPER_KILLED_BEFORE_MANIFEST: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.KEEPER_KILLED_BEFORE_SIGNATURE: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.KEEPER_KILLED_AFTER_SIGNATURE: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.JOB_PREEMPTED: _Sort("keeper", Need.NOTHING, 0, 0, 0),
 }
 STOPS = frozenset({Kind.STOP_ON_FULL_DISK, Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD})
 """These last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
+IN_CHECKPOINTS = {
+    Kind.KEEPER_KILLED_BEFORE_CONTENT: "content",
+    Kind.KEEPER_KILLED_BEFORE_MANIFEST: "manifest",
+    Kind.KEEPER_KILLED_BEFORE_SIGNATURE: "named",
+    Kind.KEEPER_KILLED_AFTER_SIGNATURE: "named",
+}
+"""Where the trial waits inside `save_checkpoint` when its keeper is killed: see fault_train.py."""
 NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
 """Faults that the proxy implements."""
 
@@ -162,6 +179,11 @@ class Plan:
         return bool(self.kinds & NEEDS_ROAD)
 
     @property
+    def saves_checkpoints(self) -> bool:
+        """Whether trials save checkpoints, and are retried after their keeper was killed."""
+        return bool(self.kinds & {*IN_CHECKPOINTS, Kind.JOB_PREEMPTED})
+
+    @property
     def has_far_storage(self) -> bool:
         return any(SORTS[kind].need is Need.FUSE for kind in self.kinds)
 
@@ -172,6 +194,7 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan as text."""
         jobs = "jobs are reused" if self.reuses_jobs else "one job for each trial"
+        jobs += ", trials save checkpoints" if self.saves_checkpoints else ""
         left_out = [f"left out, needs {need.value}: {kind.value}" for kind, need in self.left_out]
         return [
             f"seed {self.seed}{', short' if self.is_short else ''}: {jobs}",

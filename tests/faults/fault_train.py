@@ -1,11 +1,15 @@
-"""The trials of a run: they report, and record each report in a ledger that no fault reaches."""
+"""The trials of a run: they report, and record each report in a ledger that no fault reaches.
+
+In some runs they save checkpoints. A checkpoint contains all values up to it, so the ledger of an attempt that
+continues starts with these.
+"""
 
 # Every other trial gives up when a report is refused, like most training code. The others continue and
 # succeed. Two of four ask whether they are to stop, and end with a result then.
 TRAIN = """
-import os, sys, time
+import json, os, sys, time
 import nni_sdk as nni
-from nni_sdk.errors import MetricNotWritten
+from nni_sdk.errors import CheckpointNotSaved, MetricNotWritten
 
 attempt = os.path.dirname(os.environ["NNI_SYS_DIR"])
 run = int.from_bytes(os.urandom(4), "big")
@@ -28,14 +32,64 @@ def report(call, value):
     note("+ %s" % value)
     return True
 
+def wait_at(place):
+    # A fault names the place in a file, and waits for the second one. It ends this process, or removes the first.
+    request = os.path.join({holds!r}, os.environ["NNI_TRIAL_JOB_ID"])
+
+    def is_held():
+        try:
+            with open(request) as file:
+                return file.read() == place
+        except FileNotFoundError:
+            return False
+
+    if is_held():
+        open(request + "." + place, "w").close()
+        while is_held():
+            time.sleep(0.02)
+
+rename, replace = os.rename, os.replace
+
+def held_rename(source, target):
+    wait_at("content")
+    rename(source, target)
+
+def held_replace(source, target):
+    wait_at("manifest")
+    replace(source, target)
+    wait_at("named")
+
+def save():
+    def write(folder):
+        with open(os.path.join(folder, "curve"), "w") as file:
+            json.dump(curve, file)
+
+    os.rename, os.replace = held_rename, held_replace
+    try:
+        nni.save_checkpoint(write)
+    except (CheckpointNotSaved, MetricNotWritten):
+        note("not saved")
+    finally:
+        os.rename, os.replace = rename, replace
+
 nni.get_next_parameter()
 base = run * {stride}
-for i in range({reports}):
+curve = []
+path = nni.load_checkpoint() if {saves_every} else None
+if path is not None:
+    with open(os.path.join(path, "curve")) as file:
+        curve = json.load(file)
+    parts = path.split(os.sep)
+    note(" ".join(["<", parts[-4], parts[-1], *map(str, curve)]))
+for i in range(len(curve), {reports}):
     while not report(nni.report_intermediate_result, base + i):
         if gives_up or not os.path.isdir(attempt):
             note("gave up")
             sys.exit(1)
         time.sleep(0.2)
+    curve.append(base + i)
+    if {saves_every} and len(curve) % {saves_every} == 0:
+        save()
     if i % 50 == 0:
         try:
             os.write(1, b"report %d\\n" % i)

@@ -3,29 +3,15 @@
 The measured values are not checked here.
 """
 
-import importlib
-import sys
 import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 NO_RAY = "Ray Tune is not installed: make peers"
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def benchmark_module(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    before = set(sys.modules)
-    yield importlib.import_module
-    # Only those of this folder: numpy, for example, cannot be imported twice.
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(FOLDER)):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +33,11 @@ def benchmark_module(monkeypatch):
             {"alone_s": 0.5, "beside_s": 0.5, "kinds": ["10 million reports"]},
         ),
         ("bench_callbacks", "callback_cost", {"rounds": 5, "turns": 1}),
+        (
+            "bench_checkpoints",
+            "checkpoint_cost",
+            {"large_bytes": 1 << 20, "small_rounds": 2, "large_rounds": 1},
+        ),
         ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
     ],
 )

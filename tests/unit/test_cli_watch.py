@@ -113,6 +113,15 @@ def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch,
     ]
 
 
+@pytest.mark.parametrize(
+    ("elapsed_s", "ended", "pause_s"),
+    [(2.0, 0, 0.25), (2.0, 10, 0.25), (1.8, 18, 0.1), (0.2, 19, 0.02), (600.0, 19, 0.25)],
+)
+def test_the_end_of_short_trials_is_polled_for_more_often(elapsed_s, ended, pause_s):
+    summary = a_summary(elapsedS=elapsed_s, counts={"SUCCEEDED": ended})
+    assert watch._pause_s(summary, 0.25) == pytest.approx(pause_s)
+
+
 def test_a_warning_is_shown_beside_its_trial():
     cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
     assert cells[-1].endswith("(task worker-1 reports as well)")

@@ -532,6 +532,25 @@ def test_a_signal_to_the_keeper_ends_the_job_as_lost(simulated: SimulatedKeeper)
     assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
 
 
+def test_a_preemption_is_the_reason_of_the_stop_and_the_clusters_signal_is_not_a_second_one(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, StopTrial("abcde", ExitReason.PREEMPTED)) == []
+    assert simulated.at(101, SignalReceived(15)) == []
+    assert end_in(simulated.at(102, exited(0))).reason is ExitReason.PREEMPTED
+
+
+def test_a_preemption_of_another_trial_and_one_after_the_signal_change_nothing(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running()
+    assert simulated.at(99, StopTrial("other", ExitReason.PREEMPTED)) == []
+    simulated.at(100, SignalReceived(15))
+    assert simulated.at(101, StopTrial("abcde", ExitReason.PREEMPTED)) == []
+    assert end_in(simulated.at(102, exited(0))).reason is ExitReason.JOB_LOST
+
+
 def test_a_keeper_without_a_trial_exits_on_a_signal() -> None:
     assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
 

@@ -23,14 +23,14 @@ def a_search(**options):
     return new_search(concurrency=1, max_trials=1, reports_preemption=True, **options)
 
 
-@pytest.mark.parametrize("is_ended_by_keeper", [False, True])
-def test_a_preempted_trial_starts_again_without_counting_as_a_retry(is_ended_by_keeper):
+@pytest.mark.parametrize("reason_of_keeper", [None, JOB_LOST, PREEMPTED])
+def test_a_preempted_trial_starts_again_without_counting_as_a_retry(reason_of_keeper):
     search = a_search(max_retries=0)
     trial_id = search.suggest()
     search.start(trial_id)
     search.report(trial_id, "0.9", final=False)
-    if is_ended_by_keeper:  # the cluster gave the pod its grace period, and the keeper ended the trial
-        search.end(trial_id, JOB_LOST)
+    if reason_of_keeper:  # the cluster gave the pod its grace period, and the keeper ended the trial
+        search.end(trial_id, reason_of_keeper)
         assert any(isinstance(each, CloseAttempt) for each in search.deliver(trial_id))
         assert search.trial(trial_id).state is TrialState.CLOSING
     search.lose_job(trial_id, PREEMPTED)
@@ -43,6 +43,17 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(is_ended_by_
     search.end(trial_id, attempt=1)
     search.deliver(trial_id, attempt=1)
     assert (trial.state, trial.value) == (TrialState.SUCCEEDED, 0.5)
+
+
+def test_a_preemption_that_only_the_keeper_reports_starts_no_trial_again():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, PREEMPTED)
+    search.deliver(trial_id)
+    search.lose_job(trial_id, JOB_LOST)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.reason, trial.preemptions) == (TrialState.FAILED, PREEMPTED, 0)
 
 
 def test_a_deletion_is_no_preemption():

@@ -40,5 +40,16 @@ def test_the_event_of_the_scheduler_counts_for_its_own_pod_and_not_for_a_new_one
     assert observed.preempted_pod("aB3dE") is None
     observed.note_preempted({"involvedObject": {"name": "job-worker-0", "uid": "u1"}})
     assert observed.preempted_pod("aB3dE") == "job-worker-0"
+    assert observed.has_one_pod("aB3dE")
     observed.store_pod(a_pod(uid="u2"), is_gone=False, is_kept=True)
     assert observed.preempted_pod("aB3dE") is None
+
+
+def test_a_job_with_two_pods_is_more_than_the_preempted_one():
+    observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
+    observed.store_pod(disrupted("PreemptionByScheduler"), is_gone=False, is_kept=True)
+    other = a_pod(uid="u2")
+    other["metadata"]["name"] = "job-worker-1"
+    observed.store_pod(other, is_gone=False, is_kept=True)
+    assert observed.preempted_pod("aB3dE") == "job-worker-0"
+    assert not observed.has_one_pod("aB3dE")

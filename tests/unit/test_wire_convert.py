@@ -26,7 +26,7 @@ from trial_keeper.wire.convert import (
     manager_messages_from_pb,
     manager_messages_to_bytes,
 )
-from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.reasons import STOP_MESSAGE_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -67,7 +67,7 @@ MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
     m.RunTrial: st.builds(m.RunTrial, NAMES, ATTEMPT_IDS),
     m.RevokeTrial: st.builds(m.RevokeTrial, NAMES),
-    m.StopTrial: st.builds(m.StopTrial, NAMES, st.sampled_from(sorted(STOP_REASONS))),
+    m.StopTrial: st.builds(m.StopTrial, NAMES, st.sampled_from(sorted(STOP_MESSAGE_REASONS))),
     m.Ack: st.builds(m.Ack, ATTEMPTS),
     m.Shutdown: st.builds(m.Shutdown, TEXT),
 }
@@ -204,7 +204,7 @@ def test_an_unknown_reason_is_invalid(word: str) -> None:
         manager_message_from_pb(pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id="a", reason=word)))
 
 
-@pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
+@pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_MESSAGE_REASONS))
 def test_a_stop_request_cannot_have_the_reason_of_an_exit(reason: ExitReason) -> None:
     stop = pb.StopTrial(trial_id="a", reason=reason.value)
     with pytest.raises(MessageInvalid, match=f"{reason.value!r} is not a reason to stop a trial"):

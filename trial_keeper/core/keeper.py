@@ -141,6 +141,12 @@ class Keeper:
             case events.TrialExited():
                 warnings = self._warn_of_truncation(self._running(event.key), event.sizes)
                 return [*warnings, *self._note_end(self._ended(event), now_s)]
+            case m.StopTrial(reason=ExitReason.PREEMPTED):
+                # The cluster's signal follows, or has been received: then the stop has its reason.
+                if self.current is None or self.current.key.trial_id != event.trial_id:
+                    return []
+                self._start_draining(now_s)
+                return self._stop(event.reason, now_s)
             case m.StopTrial():
                 if event.trial_id in self._queue:
                     del self._queue[event.trial_id]

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.attempt_ids import is_attempt_id
-from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.reasons import STOP_MESSAGE_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -160,7 +160,7 @@ def _reason_from(word: str) -> ExitReason:
 
 def _stop_reason_from(word: str) -> ExitReason:
     reason = _reason_from(word)
-    if reason not in STOP_REASONS:
+    if reason not in STOP_MESSAGE_REASONS:
         raise MessageInvalid(f"cannot read a message: {word!r} is not a reason to stop a trial")
     return reason
 

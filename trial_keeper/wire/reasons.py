@@ -27,4 +27,6 @@ class ExitReason(str, Enum):
 STOP_REASONS = frozenset(
     {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
 )
-"""The reasons of a stop request. All other reasons come only from the keeper, which sees how the command ended."""
+"""The reasons for which the manager decides to stop a trial. Others come from the keeper, which sees how the command ended."""
+STOP_MESSAGE_REASONS = STOP_REASONS | {ExitReason.PREEMPTED}
+"""The reasons in a message to stop a trial. The manager passes on the cluster's word that it preempts the job."""

@@ -182,17 +182,24 @@ def _wait_until_gone(
     known: KnownExperiment, within_s: float, poll: Callable[[], None] = lambda: None
 ) -> bool:
     process = known.running_process()
-    deadline_s = time.monotonic() + within_s
-    while known.running_process() is not None:
-        if time.monotonic() > deadline_s:
-            return False
-        poll()
-        time.sleep(_POLL_S)
-    if process is not None:
-        # The manager has released its lease, but the interpreter needs a moment to exit.
-        descriptor = open_pidfd(process.pid)
+    descriptor = None if process is None else open_pidfd(process.pid)
+    try:
+        deadline_s, has_exited = time.monotonic() + within_s, False
+        while known.running_process() is not None:
+            if time.monotonic() > deadline_s:
+                return False
+            poll()
+            if descriptor is None or has_exited:
+                # The lease counts: another process may still have it.
+                time.sleep(_POLL_S)
+            else:
+                has_exited = bool(select.select([descriptor], [], [], _POLL_S)[0])
         if descriptor is not None:
-            _wait_for_exit(descriptor, _LEFT_TIMEOUT_S)
+            # The manager has released its lease, but the interpreter needs a moment to exit.
+            select.select([descriptor], [], [], _LEFT_TIMEOUT_S)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
     return True
 
 

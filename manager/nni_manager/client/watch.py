@@ -24,6 +24,8 @@ ShowSummary = Callable[[Summary], None]
 
 # A redraw interval that looks live and uses almost no CPU.
 REDRAW_INTERVAL_S = 0.25
+# A summary costs the manager a millisecond.
+MIN_POLL_S = 0.02
 # The next trial usually starts within this time after one ends, so one line reports both.
 _NEXT_START_TIMEOUT_S = 1.0
 _OVER = ("DONE", "ERROR", "STOPPED")
@@ -52,7 +54,7 @@ def follow(
     if client is None:
         stored: Summary = known.stored.get("/summary")
         return stored
-    answered_at_s = time.monotonic()
+    answered_at_s, pause_s = time.monotonic(), every_s
     with _display() if show is None else contextlib.nullcontext(show) as show_summary:
         while True:
             try:
@@ -71,7 +73,14 @@ def follow(
                 counts = summary["counts"]
                 if summary["status"] in _OVER and not counts["RUNNING"] and not counts["WAITING"]:
                     return summary
-            time.sleep(every_s)
+                pause_s = _pause_s(summary, every_s)
+            time.sleep(pause_s)
+
+
+def _pause_s(summary: Summary, every_s: float) -> float:
+    """The time to the next poll: half of the time that the trials still need, so that the end of short ones is seen soon."""
+    left_s = _trials_left_s(summary)
+    return every_s if left_s is None else min(every_s, max(left_s / 2, MIN_POLL_S))
 
 
 def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) -> Summary:
@@ -238,13 +247,18 @@ def time_left(summary: Summary) -> str:
     The time to the time limit or, if that is sooner, the estimated time until all trials have ended at the rate so far.
     """
     elapsed, limit = summary["elapsedS"], summary["maxExecDurationS"]
-    count, most = ended(summary), summary["maxTrialNum"]
     if summary["status"] in _OVER:
         return ""
-    trials_s = elapsed / count * (most - count) if most is not None and count else None
+    trials_s = _trials_left_s(summary)
     if trials_s is not None and (limit is None or trials_s < limit - elapsed):
         return f"about {output.clock(trials_s)} left"
     return "" if limit is None else f"{output.clock(limit - elapsed)} left"
+
+
+def _trials_left_s(summary: Summary) -> float | None:
+    """The estimated time until all trials have ended, at the rate so far; None if it is unknown."""
+    count, most = ended(summary), summary["maxTrialNum"]
+    return summary["elapsedS"] / count * (most - count) if most is not None and count else None
 
 
 def trial_cells(trial: Document) -> list[str]:

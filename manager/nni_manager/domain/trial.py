@@ -58,7 +58,8 @@ TERMINAL_STATES = frozenset(TERMINAL_STATE.values())
 STATES_WITH_RESULT = TERMINAL_STATES - {TrialState.FAILED}
 """The states in which a reported final result counts: a stop does not discard it."""
 # Stops that the training code did not cause: the keeper was asked to stop the trial.
-_STOPPED = STOP_REASONS - {ExitReason.TRIAL_OVER} | {ExitReason.JOB_LOST}
+_CUT_OFF = (ExitReason.JOB_LOST, ExitReason.PREEMPTED)
+_STOPPED = STOP_REASONS - {ExitReason.TRIAL_OVER} | {*_CUT_OFF}
 
 # Messages of trials that succeeded without a result for the tuner.
 NO_FINAL_RESULT = (
@@ -421,7 +422,7 @@ class Trial:
     @property
     def awaits_job_end(self) -> bool:
         """True if its keeper ended it, without a result, because the cluster ended the job, perhaps to preempt it."""
-        is_cut_off = self.state is TrialState.CLOSING and self.reason is ExitReason.JOB_LOST
+        is_cut_off = self.state is TrialState.CLOSING and self.reason in _CUT_OFF
         return is_cut_off and not self._had_result_at_stop
 
     def lost(self, how: str, *, is_preempted: bool = False) -> list[RegisteredAttempt]:

@@ -60,6 +60,7 @@ class ClusterJobs:
         self._runtime = runtime
         self._experiment = runtime.experiment
         self._service = runtime.service
+        self._service.on_job_preempted = self.note_preempted
         self._post = runtime.post
         self._spawn = runtime.spawn
         self._admission = admission
@@ -356,6 +357,16 @@ class ClusterJobs:
         self._dispatches.pop(ended.job_id, None)
         if job is not None:
             self._start_recovery(job, ended)
+
+    def note_preempted(self, job_id: str) -> None:
+        """Pass on to the keepers of a job that the cluster preempts it: they stop its trial for that reason.
+
+        The cluster's signal may reach them first. A keeper that is not connected stops the trial as one whose job is lost.
+        """
+        job = self._experiment.jobs.live.get(job_id)
+        for trial in self._experiment.scheduler.trials_of(job) if job is not None else ():
+            if trial.state is TrialState.RUNNING:
+                self._keepers.stop(trial, ExitReason.PREEMPTED)
 
     async def adopt(self, job: Job) -> None:
         """Adopt a job of an earlier manager according to its present state."""

@@ -69,6 +69,8 @@ class TrainingService(ABC):
 
     def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
         self.on_job_ended = on_job_ended
+        self.on_job_preempted: Callable[[str], None] = lambda job_id: None
+        """Called with a job's id, once, when the cluster starts to preempt it, if it reports that before the job ends."""
 
     @property
     def problem(self) -> str:

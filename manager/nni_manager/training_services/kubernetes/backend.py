@@ -303,6 +303,8 @@ class KubernetesService(TrainingService):
                 )
                 if job is not None and has_run(document):
                     self._apply(job, _E.POD_STARTED)
+                if job is not None:
+                    self._announce_preemption(job)
                 self._pods_changed.set()
             case watch.WatchFailed(message):
                 self._set_watch_failure("pods", message)
@@ -327,6 +329,15 @@ class KubernetesService(TrainingService):
         # Without the right to read events, which `_on_event` reports, newer clusters still set the pod's condition.
         if isinstance(change, watch.Upserted):
             self._observed.note_preempted(change.document)
+            for job in list(self._jobs.values()):
+                self._announce_preemption(job)
+
+    def _announce_preemption(self, job: KubernetesJob) -> None:
+        # An operator may replace one of several pods, whose other tasks continue.
+        is_whole = self._observed.has_one_pod(job.job_id)
+        if not job.is_preempted and is_whole and self._observed.preempted_pod(job.job_id) is not None:
+            job.is_preempted = True
+            self.on_job_preempted(job.job_id)
 
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:

@@ -139,6 +139,8 @@ class KubernetesJob:
     state: KubernetesJobState = KubernetesJobState.REGISTERED
     uid: str | None = None
     stop_is_asked: bool = False
+    is_preempted: bool = False
+    """True once the cluster has reported that it preempts the job."""
 
     def apply(self, event: KubernetesJobEvent) -> FollowUp | None:
         """Change the state by the table. Returns the follow-up that the transition requires.

@@ -60,6 +60,10 @@ class ObservedObjects:
                 return name
         return None
 
+    def has_one_pod(self, job_id: str) -> bool:
+        """True if the job consists of one pod, as far as the watch has shown."""
+        return len(self._pods.get(job_id, {})) == 1
+
     def drop_resource(self, document: Document) -> None:
         """Remove a deleted resource, unless a newer one of the same name was shown."""
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
