@@ -62,7 +62,7 @@ class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
 
 def _settings(args: _Args) -> dict[str, Any]:
     """The args that are passed to the Optuna sampler under the same names."""
-    settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed"})
+    settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed", "warm_start"})
     return settings
 
 
