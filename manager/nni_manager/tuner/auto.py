@@ -59,16 +59,32 @@ class FlatStudy:
     def __init__(self, space: FlatSpace) -> None:
         """Start without trials."""
         self.space = space
-        self._points: dict[int, PastPoint] = {}
+        self.points: dict[int, PastPoint] = {}
+        """Those of the last call of `points_of`, by trial: a study may have very many."""
+        self.tried: set[bytes] = set()
+        """The features of trials that could be repeated; see `note_tried`."""
+        self._noted = 0
 
     def points_of(self, trials: Sequence[FrozenTrial]) -> list[PastPoint]:
         """The points of these trials."""
-        new = [each for each in trials if each.number not in self._points]
+        known = self.points
+        new = [each for each in trials if each.number not in known]
         if new:
             positions = np.array([self.space.positions_of(each.params) for each in new])
-            for trial, *point in zip(new, positions, self.space.features(positions), strict=True):
-                self._points[trial.number] = PastPoint(*point)
-        return [self._points[each.number] for each in trials]
+            pairs = zip(positions, self.space.features(positions), strict=True)
+            known |= {trial.number: PastPoint(*pair) for trial, pair in zip(new, pairs, strict=True)}
+        self.points = {each.number: known[each.number] for each in trials}
+        return list(self.points.values())
+
+    def note_tried(self, trials: Sequence[FrozenTrial]) -> None:
+        """Add trials to `tried`, unless they have a continuous hyper-parameter: no proposal repeats these."""
+        if self.space.is_continuous:
+            return
+        new = [each for each in trials if each.number >= self._noted]
+        if new:
+            features = self.space.features(np.array([self.space.positions_of(each.params) for each in new]))
+            self.tried.update(row.tobytes() for row in features[self.space.may_recur(features)])
+            self._noted = 1 + max(each.number for each in new)
 
 
 class Auto(LearningSampler):
@@ -117,17 +133,18 @@ class Auto(LearningSampler):
         losses = np.array([_loss_of(each, sign) for each in ended])
         # Values show the shape of the function, ranks the differences among the best when these are small.
         ended, losses = _bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
-        points = self._flat_study.points_of(ended)
+        running = running[-MAX_TRIALS:]
+        points = self._flat_study.points_of([*ended, *running])
+        points, at = points[: len(ended)], points[len(ended) :]
         features = np.array([each.features for each in points])
         process = MaternProcess.fitted(features, losses, self._space.are_choices)
         expected = process.predict(features)[0]
         # Noise must not mislead: the best trial is that of the model.
         order = np.argsort(expected, kind="stable")
-        if running:
-            at = self._flat_study.points_of(running[-MAX_TRIALS:])
+        if at:
             process = process.with_expected(np.array([each.features for each in at]))
-        tried = {each.features.tobytes() for each in self._flat_study.points_of(past)}
-        search = _Search(process, float(expected[order[0]]), number, tried)
+        self._flat_study.note_tried(past)
+        search = _Search(process, float(expected[order[0]]), number, self._flat_study)
         best = np.array([points[each].positions for each in order[:_NEAR_BEST]])
         return self._searched(search, best)
 
@@ -160,8 +177,8 @@ class Auto(LearningSampler):
 class _Search:
     """What one trial looks for."""
 
-    def __init__(self, process: MaternProcess, best: float, number: int, tried: set[bytes]) -> None:
-        self._process, self._best, self._number, self._tried = process, best, number, tried
+    def __init__(self, process: MaternProcess, best: float, number: int, flat_study: FlatStudy) -> None:
+        self._process, self._best, self._number, self._flat_study = process, best, number, flat_study
 
     def values(self, features: Floats) -> Floats:
         """The acquisition function, higher is better; -inf for a point that was tried, as in a space of few points."""
@@ -175,8 +192,10 @@ class _Search:
                 values = _GREEDY_DEVIATIONS * deviations - means
             case _:
                 values = log_expected_improvement(means, deviations, self._best)
-        is_tried = [row.tobytes() in self._tried for row in features]
-        return np.where(is_tried, -np.inf, values)
+        if tried := self._flat_study.tried:
+            recurring = np.flatnonzero(self._flat_study.space.may_recur(features))
+            values[[each for each in recurring if features[each].tobytes() in tried]] = -np.inf
+        return values
 
 
 def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:

@@ -32,6 +32,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Conditions: TypeAlias = tuple[tuple[int, int], ...]
 
 INACTIVE_CHOICE = -1.0
+_CONTINUOUS = (search_space.Uniform, search_space.LogUniform, search_space.Normal, search_space.LogNormal)
 _CENTRE = 0.5
 
 
@@ -57,6 +58,11 @@ class FlatSpace:
         """The dimension of each hyper-parameter, by JSON pointer."""
         self._flatten(space)
         self.are_choices = np.array([isinstance(each.parameter, Choice) for each in self.dimensions], bool)
+        self._continuous = [
+            index for index, each in enumerate(self.dimensions) if isinstance(each.parameter, _CONTINUOUS)
+        ]
+        self.is_continuous = any(not self.dimensions[each].conditions for each in self._continuous)
+        """True if every trial has a continuous hyper-parameter, so that no point recurs."""
 
     def _flatten(self, space: SearchSpace) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -112,6 +118,12 @@ class FlatSpace:
             outside = INACTIVE_CHOICE if self.are_choices[index] else _CENTRE
             features[~active[:, index], index] = outside
         return features
+
+    def may_recur(self, features: Floats) -> NDArray[np.bool_]:
+        """For each row of features: whether no continuous hyper-parameter is active, so that another trial may be equal."""
+        # A continuous one is exactly at the centre if, with probability 1, it is inactive.
+        recurs: NDArray[np.bool_] = (features[:, self._continuous] == _CENTRE).all(axis=1)
+        return recurs
 
 
 def _features_of(parameter: search_space.Parameter, positions: Floats) -> Floats:
