@@ -16,9 +16,10 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.domain.objectives import single
 from nni_manager.tuner import gaussian_process
-from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, FlatStudy, ranked, standardised
+from nni_manager.tuner.auto import SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.flat_space import FlatSpace
+from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy
 from nni_manager.tuner.gaussian_process import MAX_FITTED, MaternProcess
 from nni_manager.tuner.optuna_backed import Sampling
 from nni_manager.tuner.registry import TUNERS
@@ -342,7 +343,7 @@ def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, mo
     assert needed[10_000, False].points <= 3
 
 
-def test_what_is_kept_of_10_000_trials_is_bounded():
+def test_the_points_kept_of_10_000_trials_are_bounded():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }

@@ -213,7 +213,7 @@ def test_a_file_without_results_is_named(tmp_path, chosen, text, why):
     assert why in warning
 
 
-def test_what_hyperband_adds_to_parameters_is_left_out(an_earlier, chosen):
+def test_parameters_that_hyperband_adds_are_left_out(an_earlier, chosen):
     results = [({"lr": 0.5, "net": NET, "TRIAL_BUDGET": 3}, 1.0)]
     advisor = {"builtinAdvisorName": "Hyperband", "classArgs": {"optimize_mode": "maximize"}}
     earlier = an_earlier(results, tuner=None, advisor=advisor).folder.experiment_id
