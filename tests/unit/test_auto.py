@@ -93,6 +93,13 @@ def test_a_space_of_few_points_is_tried_without_repeats_and_then_again():
     assert len(set(points)) == 20
 
 
+def test_a_corner_of_a_continuous_space_is_not_proposed_twice():
+    """Candidates beyond a bound are moved onto it, so many of them are equal there."""
+    history = run(auto({"x": UNIT, "y": UNIT}), range(40), lambda at: at["x"] + at["y"])
+    assert min(past.value for past in history) == 0
+    assert len({json.dumps(each) for each in parameters_of(history)}) == 40
+
+
 def test_a_region_where_trials_fail_is_avoided():
     def value_of(at):
         return None if at["x"] > 0.5 else 1 - at["x"]

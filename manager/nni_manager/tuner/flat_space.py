@@ -62,7 +62,7 @@ class FlatSpace:
             index for index, each in enumerate(self.dimensions) if isinstance(each.parameter, _CONTINUOUS)
         ]
         self.is_continuous = any(not self.dimensions[each].conditions for each in self._continuous)
-        """True if every trial has a continuous hyper-parameter, so that no point recurs."""
+        """True if every trial has a continuous hyper-parameter, so that independent draws are never equal."""
 
     def _flatten(self, space: SearchSpace) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -145,7 +145,7 @@ class FlatSpace:
         return np.column_stack(columns)
 
     def may_recur(self, features: Floats) -> NDArray[np.bool_]:
-        """For each row of features: whether no continuous hyper-parameter is active, so that another trial may be equal."""
+        """For each row of features: whether no continuous hyper-parameter is active, so that independent draws may be equal."""
         # A continuous one is exactly at the centre if, with probability 1, it is inactive.
         recurs: NDArray[np.bool_] = (features[:, self._continuous] == _CENTRE).all(axis=1)
         return recurs

@@ -48,7 +48,7 @@ class FlatStudy:
         return list(self.points.values())
 
     def note_tried(self, trials: Sequence[FrozenTrial]) -> None:
-        """Add trials to `tried`, unless they have a continuous hyper-parameter: no proposal repeats these."""
+        """Add trials to `tried`, unless they have a continuous hyper-parameter: see `are_tried` for these."""
         if self.space.is_continuous:
             return
         new = [each for each in trials if each.number >= self._noted]
@@ -58,12 +58,12 @@ class FlatStudy:
             self._noted = 1 + max(each.number for each in new)
 
     def are_tried(self, features: Floats) -> NDArray[np.bool_]:
-        """For each row of features: whether a trial that was noted has them."""
-        found = np.zeros(len(features), bool)
-        if self.tried:
-            for each in np.flatnonzero(self.space.may_recur(features)):
-                found[each] = features[each].tobytes() in self.tried
-        return found
+        """For each row of features: whether a trial of `tried` or of `points` has them.
+
+        Continuous values are equal where a neighbour of a point has not moved, or lies on the same bound.
+        """
+        near = {each.features.tobytes() for each in self.points.values()}
+        return np.array([(row := each.tobytes()) in near or row in self.tried for each in features])
 
 
 def in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
