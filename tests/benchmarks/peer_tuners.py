@@ -21,7 +21,7 @@ TRIALS = 50
 
 
 class Peer:
-    """Asked and told in turn. An optimiser without failed trials gets the worst result until then for them."""
+    """Proposes, and receives a result, in turn. An optimiser without failed trials gets the worst result until then for them."""
 
     has_failures = False
 
