@@ -20,6 +20,19 @@ RAY_TUNE := ray[tune]==2.60.0
 # What callbacks are measured beside: those of Optuna and W&B, for XGBoost.
 CALLBACKS := optuna-integration==5.0.0 wandb==0.31.0 xgboost-cpu==3.2.0
 
+# What `Auto` is measured beside.
+TUNING_PEERS := nevergrad scikit-optimize smac3 optuna-gp ax hebo vizier
+OF_nevergrad := nevergrad==1.0.12
+OF_scikit-optimize := scikit-optimize==0.10.2
+OF_smac3 := smac==2.4.1
+OF_optuna-gp = optuna==5.0.0 scipy $(TORCH)
+OF_ax = ax-platform==1.3.1 $(TORCH)
+# Later versions of JAX lack what Vizier's other libraries import.
+OF_vizier := google-vizier[jax]==0.1.24 jax==0.4.34 jaxlib==0.4.34
+# HEBO names old versions of its libraries, for which pip searches for hours; it works with these.
+OF_hebo = $(TORCH) numpy<2 gpytorch pymoo==0.6.0.1 pandas scikit-learn scipy catboost disjoint-set
+HEBO := HEBO==0.3.6
+
 # The build for CPUs alone: without `+cpu`, PyPI has one with gigabytes of CUDA. Where no index has it, this fails, and tests are skipped.
 TORCH := torch==2.13.0+cpu
 # Frameworks on it.
@@ -33,7 +46,7 @@ OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test e2e test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions images lock
+.PHONY: help demo quick test e2e test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +131,9 @@ frameworks: .venv/frameworks/.installed ## install the frameworks on PyTorch tha
 quality: .venv/.installed-test ## the models that tuners find on twelve problems of scikit-learn, beside Optuna's TPE; TUNERS="Auto GPTuner" for these
 	python tests/benchmarks/tuner_problems.py $(TUNERS)
 
+quality-peers: .venv/.installed-test $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed) ## Auto beside HEBO, SMAC3, Vizier, Ax, Nevergrad, Optuna's GPSampler and scikit-optimize; hours, but an interrupted run continues; PEERS="smac3 ax" for these
+	python tests/benchmarks/peer_quality.py --seeds $(or $(SEEDS),10) $(PEERS)
+
 quality-functions: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
 	python tests/benchmarks/tuner_quality.py $(TUNERS)
 
@@ -169,6 +185,13 @@ node_modules/.installed: package-lock.json
 	@python -m venv .venv/peers/ray
 	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check '$(RAY_TUNE)'
 	@touch '$@'
+
+$(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed): .venv/peers/%/.installed: Makefile | .venv/bin/pip
+	@echo "installing $(OF_$*) into .venv/peers/$*"
+	@python -m venv .venv/peers/$*
+	@install=".venv/peers/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
+	if $$install $(foreach each,$(OF_$*),'$(each)') && { [ "$*" != hebo ] || $$install --no-deps '$(HEBO)'; }; then touch '$@'; \
+	else echo "cannot install $*: pip finds no version of it here; make quality-peers leaves it out"; fi
 
 .venv/peers/callbacks/.installed: Makefile | .venv/bin/pip
 	@echo "installing $(CALLBACKS) into .venv/peers/callbacks"

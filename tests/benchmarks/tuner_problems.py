@@ -183,7 +183,7 @@ class OptunaSampler:
 
     def ask(self) -> tuple[optuna.Trial, Parameters]:
         trial = self._study.ask()
-        return trial, _suggested(trial, self._space)
+        return trial, suggested(trial, self._space)
 
     def tell(self, trial: optuna.Trial, value: float | None) -> None:
         if value is None:
@@ -192,7 +192,8 @@ class OptunaSampler:
             self._study.tell(trial, value)
 
 
-def _suggested(trial: optuna.Trial, space: search_space.SearchSpace, above: str = "") -> Parameters:
+def suggested(trial: Any, space: search_space.SearchSpace, above: str = "") -> Parameters:
+    """The parameters that `trial`, which has the methods of a trial of Optuna, suggests."""
     parameters: Parameters = {}
     for name, each in space.parameters.items():
         column = f"{above}{name}"
@@ -201,7 +202,7 @@ def _suggested(trial: optuna.Trial, space: search_space.SearchSpace, above: str 
                 # Options of different ranges need different names, as do choices of different options.
                 option = options[trial.suggest_categorical(column, range(len(options)))]
                 if isinstance(option, search_space.Nested):
-                    option = {"_name": option.name, **_suggested(trial, option.space, f"{column}.")}
+                    option = {"_name": option.name, **suggested(trial, option.space, f"{column}.")}
                 parameters[name] = option
             case search_space.RandInt(low, high):
                 parameters[name] = trial.suggest_int(column, low, high - 1)
@@ -223,15 +224,27 @@ class Run:
     """Per trial, of the tuner alone."""
 
 
-def run(name: str, problem_name: str, concurrency: int, seed: int, trials: int = TRIALS) -> Run:
+def tuner_of(name: str, problem: Tabulated, seed: int) -> Any:
+    """A tuner of trial-keeper, or a sampler of Optuna."""
+    of_optuna = name.removeprefix("Optuna's ")
+    return (OurTuner if of_optuna == name else OptunaSampler)(of_optuna, problem, seed)
+
+
+def run(
+    name: str,
+    problem_name: str,
+    concurrency: int,
+    seed: int,
+    trials: int = TRIALS,
+    make: Callable[[str, Tabulated, int], Any] = tuner_of,
+) -> Run:
     """Search once; trials end in the order of their start."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     problem, noises = problem_of(problem_name), Random(seed)
-    of_optuna = name.removeprefix("Optuna's ")
     cpu_s = -time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        tuner: Any = (OurTuner if of_optuna == name else OptunaSampler)(of_optuna, problem, seed)
+        tuner = make(name, problem, seed)
         running: deque[tuple[Any, Parameters]] = deque()
         seen: list[tuple[float, float]] = []
         for number in range(trials + concurrency):

@@ -500,6 +500,28 @@ def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_
     assert best_of_bowl(name, trials, seeds=3) < best_of_bowl("Random", trials, seeds=9)
 
 
+@pytest.mark.parametrize("name", kinds(*(TUNERS.keys() - {"GPTuner", "MetisTuner", "SMAC"})))
+def test_nested_parameters_are_modelled_as_those_of_the_same_name_in_other_options(name):
+    """The best is rbf with C = gamma = 0.3. If nested parameters were random, the median distance would be 0.4."""
+    unit = {"_type": "uniform", "_value": [0, 1]}
+    options = [{"_name": "linear", "C": unit}, {"_name": "rbf", "C": unit, "gamma": unit}]
+    raw = {"model": {"_type": "choice", "_value": options}, "n": {"_type": "randint", "_value": [1, 9]}}
+
+    def value_of(at):
+        model = at["model"]
+        return abs(model["C"] - 0.3) + abs(model.get("gamma", 1) - 0.3) + 0.01 * at["n"]
+
+    few = {"selection_num_starting_points": 20} | (
+        {"selection_num_warm_up": 500} if name == "GPTuner" else {}
+    )
+    away = []
+    for seed in range(3):
+        tuner = make_of(name, raw, seed, **({} if name == "SMAC" else few))
+        last = [past.parameters["model"] for past in run(tuner, range(40), value_of)][-15:]
+        away += [max(abs(at["C"] - 0.3), abs(at.get("gamma", 1) - 0.3)) for at in last]
+    assert statistics.median(away) < 0.2
+
+
 @functools.cache
 def best_of_bowl(name, trials, seeds):
     """The best value of a quadratic function of four parameters, as the median of these many seeds."""
@@ -602,8 +624,11 @@ def test_qmc_points_are_evenly_spread():
     assert sorted(int(tuner.ask(key).parameters["x"] * 16) for key in range(16)) == list(range(16))
 
 
-def test_smac_with_config_dedup_repeats_fewer_points():
-    raw = {"a": {"_type": "choice", "_value": list(range(30))}}
+@pytest.mark.parametrize(
+    "a", [{"_type": "choice", "_value": list(range(30))}, {"_type": "quniform", "_value": [0, 29, 1]}]
+)
+def test_smac_with_config_dedup_repeats_fewer_points(a):
+    raw = {"a": a}
 
     def modelled(**class_args):
         history = run(make_of("SMAC", raw, 2, **class_args), range(24), lambda at: float(at["a"]))

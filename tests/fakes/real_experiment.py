@@ -109,6 +109,7 @@ class RealExperiment:
         space: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
         files: dict[str, str] | None = None,
+        experiment_id: str = "TESTEXPT",
         **config: Any,
     ) -> None:
         """`train` is the training script, `files` are stored beside it; `config` overrides keys of the
@@ -136,7 +137,7 @@ class RealExperiment:
         self.config_file = self.code / "config.yml"
         self.config_file.write_text(json.dumps(document))  # JSON is YAML
         self.config = read_experiment_file(self.config_file)
-        self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
+        self.folder = ExperimentFolder(self.config.log_dir / experiment_id)
         self.environ = os.environ | (environ or {})
         self.program = ["-m", "nni_manager"]
         """Python's arguments that run the manager."""

@@ -1,12 +1,17 @@
-"""Trials with parameters of a person: from the experiment file, nnictl and Python."""
+"""Trials that no tuner proposes: from the experiment file, nnictl, Python, and earlier experiments."""
 
 import json
+import shutil
+import sys
 
 import pytest
 from real_experiment import wait_until
 
 from nni_manager.cli import main
-from nni_manager.experiment import Experiment
+from nni_manager.client.experiments import known_experiments
+from nni_manager.engine.profiles import configuration_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.experiment import Experiment, ExperimentConfig
 from nni_manager.store.folders import Registry
 
 TRAIN = """
@@ -70,3 +75,62 @@ def test_a_file_without_parameters_starts_nothing(a_real_experiment, tmp_path, c
     assert main.run(["trial", "add", str(tmp_path / "params.json")]) == 1
     assert "cannot start a trial: " in capsys.readouterr().err
     assert len(experiment.get("/trials")) == 1
+
+
+@pytest.fixture
+def an_experiment_file(tmp_path):
+    def write(name, **class_args):
+        (tmp_path / "train.py").write_text(TRAIN)
+        document = {
+            "experimentName": name,
+            "searchSpace": {"x": {"_type": "uniform", "_value": [0, 1]}},
+            "trialCommand": f"{sys.executable} train.py",
+            "trialCodeDirectory": ".",
+            "trialConcurrency": 1,
+            "maxTrialNumber": 3,
+            "experimentWorkingDirectory": str(tmp_path / "experiments"),
+            "tuner": {"name": "Auto", "classArgs": {"optimize_mode": "maximize", "seed": 1} | class_args},
+            "trainingService": {"platform": "local"},
+        }
+        path = tmp_path / f"{name}.yml"
+        path.write_text(json.dumps(document))
+        return path
+
+    return write
+
+
+def test_a_search_starts_with_the_best_parameters_of_earlier_ones_also_after_a_resume(
+    an_experiment_file, capsys
+):
+    assert main.run(["create", "--config", str(an_experiment_file("earlier")), "--foreground"]) == 0
+    (earlier,) = known_experiments()
+    best = max(earlier.trial_list(), key=lambda each: each["value"])
+    capsys.readouterr()
+    path = an_experiment_file("later", warmStart="auto", seed=2)
+    assert main.run(["create", "--config", str(path), "--foreground"]) == 0
+    source = f"experiment {earlier.experiment_id}"
+    assert f"start with the best of {source}, {best['value']:g}: x=" in capsys.readouterr().out
+    (later,) = (each for each in known_experiments() if each.experiment_id != earlier.experiment_id)
+    trials = later.trial_list()
+    assert [each["parameters"] == best["parameters"] for each in trials] == [True, False, False]
+    shown = configuration_view(ExperimentSnapshot.stored(later.folder))
+    assert shown["warmStart"] == [{"source": source, "value": best["value"]}]
+
+    # The choice is stored: it does not matter any more what the earlier experiment is.
+    shutil.rmtree(earlier.folder.path)
+    assert main.run(["resume", later.experiment_id, "--foreground"]) == 0
+    assert [each["id"] for each in later.trial_list()] == [each["id"] for each in trials]
+    assert later.stored.config().warm_start[0].parameters == best["parameters"]
+
+
+def test_python_starts_with_earlier_results_too(an_experiment_file, tmp_path, capsys):
+    (tmp_path / "results.json").write_text(json.dumps([{"parameter": {"x": 0.5}, "value": 2}]))
+    config = ExperimentConfig.load(an_experiment_file("python"))
+    config.tuner.class_args["warmStart"] = [str(tmp_path / "results.json"), "nowhere"]
+    config.max_trial_number = 1
+    with Experiment(config) as experiment:
+        experiment.run("auto")
+        assert [each.parameters for each in experiment.list_trial_jobs()] == [{"x": 0.5}]
+    out, err = capsys.readouterr()
+    assert f"start with the best of {tmp_path / 'results.json'}, 2: x=0.5" in out
+    assert "cannot find experiment 'nowhere'; " in err

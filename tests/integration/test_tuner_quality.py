@@ -1,10 +1,14 @@
-"""`make quality` and `make quality-functions` in their short forms."""
+"""`make quality`, `make quality-functions` and `make quality-peers` in their short forms."""
 
 import importlib
+import json
+import random
+import sys
 from pathlib import Path
 
 import pytest
 
+from nni_manager.config.search_space import contains
 from nni_manager.tuner.registry import TUNERS
 
 # BatchTuner and GridSearch enumerate; PBTTuner continues from checkpoints instead of a function.
@@ -21,6 +25,21 @@ def measured(monkeypatch):
 def real(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module("tuner_problems")
+
+
+@pytest.fixture
+def beside(real, monkeypatch, tmp_path):
+    """`peer_quality` for one problem and one peer, whose virtual environment has no optimiser in it."""
+    module = importlib.import_module("peer_quality")
+    python = tmp_path / "peers/nevergrad/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"raise SystemExit('no optimiser is here')\"\n")
+    python.chmod(0o755)
+    (tmp_path / "peers/nevergrad/.installed").touch()
+    monkeypatch.setattr(importlib.import_module("peer_process"), "INSTALLED", tmp_path / "peers")
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "peers/results.jsonl")
+    monkeypatch.setattr(module, "HELD_OUT", (real.HELD_OUT[0],))
+    return module
 
 
 SHORT = ("SVM, digits", "SVM kernels, cancer")
@@ -83,3 +102,39 @@ def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, 
     monkeypatch.setattr(measured, "of_tuner", lambda name, *job: measured.of_sampler("Random", *job))
     rows = measured.quality(["TPE"], ["sphere, 5"], seeds=5, trials=40, processes=1)
     assert not any(row.holds for row in rows), measured.render(rows)
+
+
+def test_draws_of_a_peer_are_parameters_of_the_problem(real):
+    described = importlib.import_module("peer_process")
+    drawn = random.Random(1)
+    for problem in real.REAL_PROBLEMS.values():
+        space = real.parse_search_space(problem.space)
+        dimensions = described.dimensions_of(space)
+        assert len({each["name"] for each in dimensions}) == len(dimensions)
+        for _ in range(50):
+            draws = {each["name"]: drawn.uniform(each["low"], each["high"] + 0.4) for each in dimensions}
+            draws |= {each["name"]: drawn.randrange(each["count"]) for each in dimensions if "count" in each}
+            assert contains(space, real.suggested(described.Suggested(draws), space)) == []
+
+
+def test_an_interrupted_comparison_continues_and_names_peers_that_fail(beside, capsys, monkeypatch):
+    problem = beside.HELD_OUT[0]
+    stored = [
+        {"tuner": name, "problem": problem, "seed": 0, "error": 0.5, "cpu_ms": 7} for name in beside.OURS
+    ]
+    beside.RESULTS.write_text("".join(json.dumps(each) + "\n" for each in stored))
+    monkeypatch.setattr(sys, "argv", ["peer_quality", "nevergrad", "ax", "--seeds", "2"])
+    assert beside.main() == 1
+    added = [json.loads(line) for line in beside.RESULTS.read_text().splitlines()[2:]]
+    assert {(each["tuner"], each["seed"]) for each in added} == {(name, 1) for name in beside.OURS}
+    out = capsys.readouterr().out
+    assert "not installed, and left out: Ax" in out
+    assert f"{problem}, seed 1: Nevergrad: no optimiser is here" in out
+    assert "Auto: 2 seeds of each problem" in out
+
+
+def test_every_peer_has_an_adapter_and_an_environment(beside):
+    adapters = importlib.import_module("peer_tuners").PEERS
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert {*beside.PEERS.values()} == adapters.keys()
+    assert all(f"\nOF_{name} " in makefile for name in adapters)

@@ -8,13 +8,20 @@ from random import Random
 
 import numpy as np
 import pytest
+from amounts import amount
+from optuna.trial import TrialState, create_trial
 
 from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.domain.objectives import single
-from nni_manager.tuner.auto import MAX_TRIALS, SOBOL_TRIALS, ranked, standardised
+from nni_manager.tuner import gaussian_process
+from nni_manager.tuner.auto import SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import Observation, PastTrial
+from nni_manager.tuner.flat_space import FlatSpace
+from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy
+from nni_manager.tuner.gaussian_process import MAX_FITTED, MaternProcess
+from nni_manager.tuner.optuna_backed import Sampling
 from nni_manager.tuner.registry import TUNERS
 from nni_manager.tuner.tuner_session import TunerSession
 
@@ -84,6 +91,13 @@ def test_a_space_of_few_points_is_tried_without_repeats_and_then_again():
     after_sobol = len(set(points[:SOBOL_TRIALS])) + 20 - SOBOL_TRIALS
     assert len(set(points[:20])) >= after_sobol
     assert len(set(points)) == 20
+
+
+def test_a_corner_of_a_continuous_space_is_not_proposed_twice():
+    """Candidates beyond a bound are moved onto it, so many of them are equal there."""
+    history = run(auto({"x": UNIT, "y": UNIT}), range(40), lambda at: at["x"] + at["y"])
+    assert min(past.value for past in history) == 0
+    assert len({json.dumps(each) for each in parameters_of(history)}) == 40
 
 
 def test_a_region_where_trials_fail_is_avoided():
@@ -242,7 +256,7 @@ def test_results_of_any_kind_are_standardised(values):
         assert np.abs(losses).max() < 10
 
 
-@pytest.mark.parametrize(("width", "results"), [(50, 300), (3, 10_000)])
+@pytest.mark.parametrize(("width", "results"), [(50, 300), (3, amount(1_000, 10_000))])
 def test_many_dimensions_and_results_are_no_obstacle(width, results):
     names = [f"x{number}" for number in range(width)]
     tuner, donor = auto(dict.fromkeys(names, UNIT)), Random(1)
@@ -264,3 +278,117 @@ def test_a_pruned_trial_counts_as_a_failed_one_whatever_it_reported():
         return at
 
     assert proposals((-9.0,)) == proposals((9.0, 1e-9)) == proposals(())
+
+
+class Work:
+    """Counts what a proposal computes: elements of kernels, points converted, and the largest matrix that is factorised."""
+
+    def __init__(self, monkeypatch):
+        self.kernel_elements = self.points = self.largest = self.likelihoods = 0
+        real_kernel, real_positions = MaternProcess._kernel, FlatSpace.positions_of
+        real_cholesky, real_density = gaussian_process._cholesky, gaussian_process._Density.negated
+
+        def kernel(process, points):
+            found = real_kernel(process, points)
+            self.kernel_elements += found.size
+            return found
+
+        def positions_of(space, draws):
+            self.points += 1
+            return real_positions(space, draws)
+
+        def cholesky(matrix):
+            self.largest = max(self.largest, len(matrix))
+            return real_cholesky(matrix)
+
+        def negated(density, logarithms):
+            self.likelihoods += 1
+            assert len(density._losses) <= MAX_FITTED
+            return real_density(density, logarithms)
+
+        monkeypatch.setattr(MaternProcess, "_kernel", kernel)
+        monkeypatch.setattr(FlatSpace, "positions_of", positions_of)
+        monkeypatch.setattr(gaussian_process, "_cholesky", cholesky)
+        monkeypatch.setattr(gaussian_process._Density, "negated", negated)
+
+
+def restored(raw, results, running=0):
+    """A tuner that has all these results, and some trials that run."""
+    space, tuner, random = parse_search_space(raw), auto(raw), Random(1)
+    sampling = Sampling(space)
+    trials = [sampling.complete({}, random) for _ in range(results + running)]
+    tuner.restore(
+        PastTrial(key, at, draws, random.random() if key < results else None, ended=key < results)
+        for key, (at, draws) in enumerate(trials)
+    )
+    return tuner
+
+
+# A choice alone could recur; with an x in each option no point does.
+WITH_X = {
+    "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
+    "y": UNIT,
+}
+
+
+@pytest.mark.parametrize("raw", [WITH_X, {"n": {"_type": "randint", "_value": [0, 99999]}}])
+def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, monkeypatch):
+    needed = {}
+    for results in (400, 10_000):
+        tuner = restored(raw, results, running=300)
+        for first in (True, False):
+            with monkeypatch.context() as patch:
+                work = Work(patch)
+                assert tuner.ask(results + 300 + (not first)) is not None
+            needed[results, first] = work
+    for first in (True, False):
+        few, many = needed[400, first], needed[10_000, first]
+        assert (few.kernel_elements, few.largest) == (many.kernel_elements, many.largest)
+        assert few.largest == 2 * MAX_TRIALS
+        assert many.likelihoods <= 50
+    # The next proposal converts what ended since, and what runs now.
+    assert needed[10_000, False].points <= 3
+
+
+def test_the_points_kept_of_10_000_trials_are_bounded():
+    mixed = {
+        "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
+    }
+    for raw, most in (({"x": UNIT}, 0), (NESTED, 8), (mixed, 8)):
+        study, random = FlatStudy(FlatSpace(parse_search_space(raw))), Random(2)
+        sampling = Sampling(parse_search_space(raw))
+        trials = []
+        for number in range(10_000):
+            _, draws = sampling.complete({}, random)
+            made = create_trial(
+                state=TrialState.COMPLETE,
+                value=0.0,
+                params=draws,
+                distributions=sampling.distributions_of(draws),
+            )
+            made.number = number
+            trials.append(made)
+        for first in range(0, 10_000, 1_000):
+            study.note_tried(trials[: first + 1_000])
+            assert len(study.points_of(trials[first : first + 200])) == 200
+        assert len(study.points) == 200
+        # The only points that recur are those without x, C and z: one for each n.
+        assert len(study.tried) == most
+
+
+def test_the_result_of_a_persons_trial_attracts_the_search_and_outside_of_the_space_has_no_effect():
+    raw = {"x": UNIT, "y": UNIT}
+    tuners = [auto(raw, seed=5) for _ in range(3)]
+    for tuner in tuners:
+        run(tuner, range(12), lambda at: 1 + at["x"] + at["y"])
+    alone, helped, misled = tuners
+    assert helped.import_results([PriorResult({"x": 0.77, "y": 0.61}, -9.0, "-9")]) == 1
+    assert misled.import_results([PriorResult({"x": 7, "y": 0.61}, -9.0, "-9")]) == 0
+
+    def following(tuner):
+        return parameters_of(run(tuner, range(12, 22), lambda at: 1 + at["x"] + at["y"]))
+
+    near = [math.dist((at["x"], at["y"]), (0.77, 0.61)) < 0.15 for at in following(helped)]
+    expected = following(alone)
+    assert sum(near) >= 5 > sum(math.dist((at["x"], at["y"]), (0.77, 0.61)) < 0.15 for at in expected)
+    assert following(misled) == expected

@@ -37,10 +37,11 @@ def create(
     """Start a new experiment."""
     from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
+    from nni_manager.client.warm_start import print_points, with_warm_start
     from nni_manager.config.pruned_trials import lesson_of_early_stops
     from nni_manager.config.reader import read_experiment_file
 
-    config = read_experiment_file(config_path)
+    config = with_warm_start(read_experiment_file(config_path))
     place = preflight.check_platform(config)
     ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
@@ -49,6 +50,7 @@ def create(
         output.warning(warning)
     if lesson := lesson_of_early_stops(config):
         output.info(lesson)
+    print_points(config)
     if place.where:
         output.info(f"run jobs on {place.where}")
     if config.pai is not None or config.kubernetes is not None:

@@ -28,6 +28,9 @@ class RandomArgs(Schema):
     model_config = ConfigDict(alias_generator=None)
     optimize_mode: OptimizeMode = must_be("maximize or minimize", "maximize", "maximize")
     seed: int | None = must_be("a whole number from 0 to 4294967295", "1", None, ge=0, le=2**32 - 1)
+    warm_start: Literal["auto"] | list[str] | None = must_be(
+        "auto, or a list of experiment ids and files of results", "auto", None, alias="warmStart"
+    )
 
 
 class MinimizingArgs(RandomArgs):
@@ -213,6 +216,8 @@ ADVISORS = ("Hyperband", "BOHB")
 """The tuners that NNI calls advisors."""
 WITHOUT_DIRECTION = ("Random", "BatchTuner", "GridSearch", "QMC")
 """The tuners that learn nothing from results: `optimize_mode` determines only the best trial."""
+WITH_PARAMETERS_OF_THEIR_OWN = (*ADVISORS, "PBTTuner")
+"""The tuners that add parameters to those of the search space. A trial that they do not propose would lack them."""
 
 FOR_SEVERAL_OBJECTIVES = ("TPE", "NSGAII", "GP", *WITHOUT_DIRECTION)
 """The tuners that can search for several objectives."""

@@ -67,6 +67,16 @@ class TunerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorPoint:
+    """Parameters with which the search starts (`warmStart`), and their result. `source`: an experiment's id, or a file."""
+
+    source: str
+    parameters: dict[str, Any]
+    value: float
+    """That of the first objective."""
+
+
+@dataclass(frozen=True, slots=True)
 class AssessorConfig:
     """The assessor, which stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner.
 
@@ -259,6 +269,8 @@ class ExperimentSpec:
     max_preemptions: int = 100
     initial_trials: tuple[dict[str, Any], ...] = ()
     """The parameters of the first trials, before the tuner proposes any."""
+    warm_start: tuple[PriorPoint, ...] = ()
+    """The first trials after these. Chosen when the experiment is created, so that a resume does not choose again."""
     fail_fast: int = FAIL_FAST
     """How many trials may fail, before any has succeeded, until no more are started; 0: all of them."""
     search_space_revision: int = 0

@@ -22,6 +22,7 @@ from nni_manager.config.algorithms import (
     DEFAULT_FOR_SEVERAL,
     DEFAULT_TUNER,
     FOR_SEVERAL_OBJECTIVES,
+    WITH_PARAMETERS_OF_THEIR_OWN,
     WITHOUT_DIRECTION,
     AssessorArgs,
     RandomArgs,
@@ -180,6 +181,7 @@ class _Reading:
         self._check_kind("assessor", "Medianstop")
         self._warn_of_timeouts_of_built_ins()
         self._warn_of_tpe_args(class_args)
+        self._check_warm_start(class_args)
         assessor_args = self._checked_args("assessor", ASSESSOR_ARGS)
         if class_args is not None:
             self._warn_of_directions(class_args, assessor_args)
@@ -522,6 +524,14 @@ class _Reading:
             self._warn(
                 f"{place} has no effect: the sampler of TPE is Optuna's, which has no such setting; remove it"
             )
+
+    def _check_warm_start(self, class_args: RandomArgs | None) -> None:
+        if class_args is None or not class_args.warm_start:
+            return
+        proposer, name = self._proposer, self._name_of(self._proposer)
+        if name in WITH_PARAMETERS_OF_THEIR_OWN:
+            why = f"{name} adds parameters to those of the search space, which earlier trials lack; remove warmStart"
+            self._refuse((proposer, "classArgs", "warmStart"), why)
 
     def _warn_of_timeouts_of_built_ins(self) -> None:
         for section in ("tuner", "assessor", "advisor"):

@@ -154,6 +154,17 @@ class SearchSpace:
     parameters: Mapping[str, Parameter]
 
 
+def paths_of(space: SearchSpace, above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """The names of all hyper-parameters; that of a nested one follows the name of its choice."""
+    found: set[tuple[str, ...]] = set()
+    for name, parameter in space.parameters.items():
+        found.add((*above, name))
+        for option in parameter.options if isinstance(parameter, Choice) else ():
+            if isinstance(option, Nested):
+                found |= paths_of(option.space, (*above, name))
+    return found
+
+
 _NUMERIC: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "randint": (RandInt, ("low", "high")),
     "uniform": (Uniform, ("low", "high")),

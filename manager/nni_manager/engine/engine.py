@@ -167,7 +167,8 @@ class Engine(Runtime):
         inherited_jobs = list(self.experiment.jobs.live.values())
         self.finished.clear()
         if self.experiment.state is ExperimentState.INITIALIZED and not self.experiment.trials:
-            for parameters in self.config.initial_trials:
+            known = (each.parameters for each in self.config.warm_start)
+            for parameters in (*self.config.initial_trials, *known):
                 self.post(events.TrialProposed(self.new_trial_id(), parameters, time.time()))
         self.post(events.ManagerReady())
         self.admission.is_open = True

@@ -25,6 +25,9 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
 
+# The names of a tuner's arguments and of parameters are left unchanged.
+_WITH_NAMES_OF_USERS = ("class_args", "initial_trials", "parameters")
+
 
 def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The experiment's profile."""
@@ -220,6 +223,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "tuner": {"name": config.tuner.name, "classArgs": config.tuner.class_args},
         "assessor": None if config.assessor is None else {"name": config.assessor.name},
         "earlyStops": lesson_of_early_stops(config),
+        "warmStart": [{"source": each.source, "value": each.value} for each in config.warm_start],
         "trainingService": config.training_service,
         "trial": {
             "command": config.trial_command,
@@ -237,9 +241,8 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
 def _as_written(value: Any) -> Any:
     """The value with key names as in configuration files, without unset fields."""
     if isinstance(value, dict):
-        # The argument names of a tuner are left unchanged.
         fields = {
-            _in_camel_case(name): each if name == "class_args" else _as_written(each)
+            _in_camel_case(name): each if name in _WITH_NAMES_OF_USERS else _as_written(each)
             for name, each in value.items()
             if each is not None
         }

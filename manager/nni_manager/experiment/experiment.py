@@ -23,6 +23,7 @@ from nni_manager.client.experiments import KnownExperiment, known_experiment, kn
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
+from nni_manager.client.warm_start import print_points, with_warm_start
 from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import NoSuchField
@@ -177,11 +178,14 @@ class Experiment(StartedExperiment):
             )
         made = None if objective is None else Objective.of(objective)
         with in_python_terms():
-            config = (self.config if made is None else made.applied_to(self.config)).checked()
+            config = with_warm_start(
+                (self.config if made is None else made.applied_to(self.config)).checked()
+            )
             platform = preflight.check_platform(config)
             ports = _ports(port)
             for warning in (*config.warnings, *platform.warnings):
                 output.warning(to_python_names(warning))
+            print_points(config)
             if platform.where:
                 output.info(f"run jobs on {platform.where}")
             create = partial(

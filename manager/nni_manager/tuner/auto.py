@@ -13,8 +13,6 @@ for the practices of the winners of the black-box optimisation challenge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +20,9 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_manager.tuner.flat_space import FlatSpace, Floats
-from nni_manager.tuner.samplers import IMPORTED, LearningSampler, SamplerSeeds
+from nni_manager.tuner.flat_space import Floats
+from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy, bounded, in_order
+from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 SOBOL_TRIALS = 8
 # With many trials at once, the model waits for half as many results.
 MIN_RESULTS = 4
-# The cost of a fit grows with the cube of the number of trials. The best and the latest are kept, half of each.
-MAX_TRIALS = 200
 
 _RANDOM_CANDIDATES = 1000
 _NEAR_CANDIDATES, _NEAR_BEST, _NEAR_STEP = 300, 5, 0.1
@@ -43,32 +40,6 @@ _KEPT, _NEIGHBOURS = 10, 10
 _STEPS = (0.06, 0.03, 0.012, 0.005)
 _UCB_DEVIATIONS = 1.8
 _GREEDY_DEVIATIONS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class PastPoint:
-    """A trial of the study in the flat space. `positions` as in `FlatSpace`."""
-
-    positions: Floats
-    features: Floats
-
-
-class FlatStudy:
-    """The points of a study's trials. Only a cache: the draws of a trial do not change."""
-
-    def __init__(self, space: FlatSpace) -> None:
-        """Start without trials."""
-        self.space = space
-        self._points: dict[int, PastPoint] = {}
-
-    def points_of(self, trials: Sequence[FrozenTrial]) -> list[PastPoint]:
-        """The points of these trials."""
-        new = [each for each in trials if each.number not in self._points]
-        if new:
-            positions = np.array([self.space.positions_of(each.params) for each in new])
-            for trial, *point in zip(new, positions, self.space.features(positions), strict=True):
-                self._points[trial.number] = PastPoint(*point)
-        return [self._points[each.number] for each in trials]
 
 
 class Auto(LearningSampler):
@@ -83,7 +54,7 @@ class Auto(LearningSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Choose the point of the trial."""
-        past = _in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
+        past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
         results = sum(each.state is TrialState.COMPLETE for each in past)
         if not self._space.width:
             self._positions = np.empty(0)
@@ -116,18 +87,19 @@ class Auto(LearningSampler):
         running = [each for each in past if each.state is TrialState.RUNNING]
         losses = np.array([_loss_of(each, sign) for each in ended])
         # Values show the shape of the function, ranks the differences among the best when these are small.
-        ended, losses = _bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
-        points = self._flat_study.points_of(ended)
+        ended, losses = bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
+        running = running[-MAX_TRIALS:]
+        points = self._flat_study.points_of([*ended, *running])
+        points, at = points[: len(ended)], points[len(ended) :]
         features = np.array([each.features for each in points])
         process = MaternProcess.fitted(features, losses, self._space.are_choices)
         expected = process.predict(features)[0]
         # Noise must not mislead: the best trial is that of the model.
         order = np.argsort(expected, kind="stable")
-        if running:
-            at = self._flat_study.points_of(running[-MAX_TRIALS:])
+        if at:
             process = process.with_expected(np.array([each.features for each in at]))
-        tried = {each.features.tobytes() for each in self._flat_study.points_of(past)}
-        search = _Search(process, float(expected[order[0]]), number, tried)
+        self._flat_study.note_tried(past)
+        search = _Search(process, float(expected[order[0]]), number, self._flat_study)
         best = np.array([points[each].positions for each in order[:_NEAR_BEST]])
         return self._searched(search, best)
 
@@ -147,21 +119,17 @@ class Auto(LearningSampler):
         point: Floats = pool[np.argmax(values)]
         return point
 
-    def _neighbours(self, places: Floats, step: float) -> Floats:
-        """A neighbour of each place; inactive hyper-parameters, and choices that change, are drawn at random."""
-        shape, anywhere = places.shape, self._numbers.random(places.shape)
-        moved = np.clip(places + self._numbers.normal(scale=step, size=shape), 0.0, 1.0)
-        # About three move, so that a choice can stay while a number moves.
-        moves = self._numbers.random(shape) < max(0.25, min(1.0, 3 / shape[1]))
-        is_new = np.isnan(places) | (moves & self._space.are_choices & (self._numbers.random(shape) < 0.3))
-        return np.where(is_new, anywhere, np.where(moves & ~self._space.are_choices, moved, places))
+    def _neighbours(self, positions: Floats, step: float) -> Floats:
+        # About three hyper-parameters move.
+        share = max(0.25, min(1.0, 3 / self._space.width))
+        return self._space.neighbours(positions, step, share, self._numbers)
 
 
 class _Search:
     """What one trial looks for."""
 
-    def __init__(self, process: MaternProcess, best: float, number: int, tried: set[bytes]) -> None:
-        self._process, self._best, self._number, self._tried = process, best, number, tried
+    def __init__(self, process: MaternProcess, best: float, number: int, flat_study: FlatStudy) -> None:
+        self._process, self._best, self._number, self._flat_study = process, best, number, flat_study
 
     def values(self, features: Floats) -> Floats:
         """The acquisition function, higher is better; -inf for a point that was tried, as in a space of few points."""
@@ -175,17 +143,8 @@ class _Search:
                 values = _GREEDY_DEVIATIONS * deviations - means
             case _:
                 values = log_expected_improvement(means, deviations, self._best)
-        is_tried = [row.tobytes() in self._tried for row in features]
-        return np.where(is_tried, -np.inf, values)
-
-
-def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """Imported results by value, since a restart may import them in another order; then trials as they were asked for."""
-    imported: list[FrozenTrial] = []
-    proposed: list[FrozenTrial] = []
-    for each in trials:
-        (imported if IMPORTED in each.user_attrs else proposed).append(each)
-    return sorted(imported, key=lambda each: (each.value, sorted(each.params.items()))) + proposed
+        values[self._flat_study.are_tried(features)] = -np.inf
+        return values
 
 
 def _loss_of(trial: FrozenTrial, sign: float) -> float:
@@ -218,13 +177,3 @@ def _scaled(losses: Floats) -> Floats:
     deviation = float(losses.std())
     centred: Floats = losses - losses.mean()
     return centred / deviation if deviation > 1e-12 else centred
-
-
-def _bounded(trials: list[FrozenTrial], losses: Floats) -> tuple[list[FrozenTrial], Floats]:
-    """At most MAX_TRIALS: the best and the latest."""
-    if len(trials) <= MAX_TRIALS:
-        return trials, losses
-    latest = np.arange(len(trials) - MAX_TRIALS // 2, len(trials))
-    others = np.argsort(losses[: latest[0]], kind="stable")[: MAX_TRIALS - len(latest)]
-    kept = np.concatenate([np.sort(others), latest])
-    return [trials[each] for each in kept], losses[kept]

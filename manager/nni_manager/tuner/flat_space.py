@@ -32,6 +32,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Conditions: TypeAlias = tuple[tuple[int, int], ...]
 
 INACTIVE_CHOICE = -1.0
+_CONTINUOUS = (search_space.Uniform, search_space.LogUniform, search_space.Normal, search_space.LogNormal)
 _CENTRE = 0.5
 
 
@@ -57,6 +58,11 @@ class FlatSpace:
         """The dimension of each hyper-parameter, by JSON pointer."""
         self._flatten(space)
         self.are_choices = np.array([isinstance(each.parameter, Choice) for each in self.dimensions], bool)
+        self._continuous = [
+            index for index, each in enumerate(self.dimensions) if isinstance(each.parameter, _CONTINUOUS)
+        ]
+        self.is_continuous = any(not self.dimensions[each].conditions for each in self._continuous)
+        """True if every trial has a continuous hyper-parameter, so that independent draws are never equal."""
 
     def _flatten(self, space: SearchSpace) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -112,6 +118,37 @@ class FlatSpace:
             outside = INACTIVE_CHOICE if self.are_choices[index] else _CENTRE
             features[~active[:, index], index] = outside
         return features
+
+    def neighbours(
+        self, positions: Floats, step: float, share: float, numbers: np.random.Generator
+    ) -> Floats:
+        """A neighbour of each row. Inactive hyper-parameters, and choices that change, are drawn at random.
+
+        `step`: the deviation of a move. `share`: how many hyper-parameters move, so that a choice can stay while a number moves.
+        """
+        shape, anywhere = positions.shape, numbers.random(positions.shape)
+        moved = np.clip(positions + numbers.normal(scale=step, size=shape), 0.0, 1.0)
+        moves = numbers.random(shape) < share
+        is_new = np.isnan(positions) | (moves & self.are_choices & (numbers.random(shape) < 0.3))
+        return np.where(is_new, anywhere, np.where(moves & ~self.are_choices, moved, positions))
+
+    def one_hot(self, features: Floats) -> Floats:
+        """Features with a column for each option of a choice. Two options are 1 apart; an inactive choice has none."""
+        columns: list[Floats] = []
+        for column, each in zip(features.T, self.dimensions, strict=True):
+            if isinstance(each.parameter, Choice):
+                columns += [
+                    (column == option) / math.sqrt(2) for option in range(len(each.parameter.options))
+                ]
+            else:
+                columns.append(column)
+        return np.column_stack(columns)
+
+    def may_recur(self, features: Floats) -> NDArray[np.bool_]:
+        """For each row of features: whether no continuous hyper-parameter is active, so that independent draws may be equal."""
+        # A continuous one is exactly at the centre if, with probability 1, it is inactive.
+        recurs: NDArray[np.bool_] = (features[:, self._continuous] == _CENTRE).all(axis=1)
+        return recurs
 
 
 def _features_of(parameter: search_space.Parameter, positions: Floats) -> Floats:

@@ -13,12 +13,13 @@ from nni_manager.config.algorithms import CLASS_ARGS, LEARN_CONSTRAINTS, TpeArgu
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.domain.objectives import Objectives
-from nni_manager.tuner.auto import Auto, FlatStudy
+from nni_manager.tuner.auto import Auto
 from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid, is_countable
 from nni_manager.tuner.feasible_only import FeasibleOnly
 from nni_manager.tuner.flat_space import FlatSpace
+from nni_manager.tuner.flat_study import FlatStudy
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.population import PopulationTuner
@@ -62,7 +63,7 @@ class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
 
 def _settings(args: _Args) -> dict[str, Any]:
     """The args that are passed to the Optuna sampler under the same names."""
-    settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed"})
+    settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed", "warm_start"})
     return settings
 
 
@@ -104,13 +105,20 @@ def _over_a_study(
     return make
 
 
-def _auto(space: SearchSpace, args: _Args, _: Path, objectives: Objectives) -> BaseTuner:
-    flat_study = FlatStudy(FlatSpace(space))
-    return OptunaTuner(space, objectives, args.seed, lambda seeds, _: Auto(seeds, flat_study))
+def _over_a_flat_study(
+    make_sampler: Callable[[SamplerSeeds, FlatStudy, _Args], optuna.samplers.BaseSampler],
+) -> _MakeTuner:
+    def make(space: SearchSpace, args: _Args, _: Path, objectives: Objectives) -> BaseTuner:
+        flat_study = FlatStudy(FlatSpace(space))
+        return OptunaTuner(
+            space, objectives, args.seed, lambda seeds, _: make_sampler(seeds, flat_study, args)
+        )
+
+    return make
 
 
 TUNERS: dict[str, _MakeTuner] = {
-    "Auto": _auto,
+    "Auto": _over_a_flat_study(lambda seeds, flat_study, args: Auto(seeds, flat_study)),
     "TPE": _over_a_study(lambda seeds, space, args: Tpe(seeds, space, **_tpe_settings(args.tpe_args))),
     "Random": _over_a_study(
         lambda seeds, space, args: optuna.samplers.RandomSampler(seed=seeds.trial), learns=False
@@ -125,9 +133,9 @@ TUNERS: dict[str, _MakeTuner] = {
     "BOHB": lambda space, args, *_: Bohb(space, args),
     "PBTTuner": lambda space, args, checkpoints, _: PopulationTuner(space, args, checkpoints),
     "GP": _over_a_study(_gp),
-    "GPTuner": _over_a_study(GaussianProcess),
-    "MetisTuner": _over_a_study(Metis),
-    "SMAC": _over_a_study(Forest),
+    "GPTuner": _over_a_flat_study(GaussianProcess),
+    "MetisTuner": _over_a_flat_study(Metis),
+    "SMAC": _over_a_flat_study(Forest),
     # These two learn only from trials of their own generations.
     "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
     "NSGAII": _over_a_study(

@@ -1,8 +1,7 @@
 """Samplers that fit a model to past results and propose the most promising point: GPTuner, MetisTuner and SMAC.
 
-The model's input is a number from 0 to 1 for each hyper-parameter; a choice is one-hot encoded. A running trial counts as an
-average result, so that concurrent trials are not sent to the same point. Nested hyper-parameters are drawn at random:
-the model covers only hyper-parameters that every trial has.
+The model's input is a point of the flat space, nested hyper-parameters included; a choice is one-hot encoded. A running trial
+counts as an average result, so that concurrent trials are not sent to the same point.
 
 Source: J. Snoek et al., Practical Bayesian Optimization of Machine Learning Algorithms, 2012; F. Hutter et al., Sequential
 Model-Based Optimization for General Algorithm Configuration, 2011.
@@ -14,23 +13,20 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from nni_manager.config.algorithms import GpArgs, MetisArgs, SmacArgs
 from nni_manager.tuner import samplers
+from nni_manager.tuner.flat_space import Floats
+from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy, bounded, in_order
 
 if TYPE_CHECKING:
     from optuna import Study
 
-Floats: TypeAlias = NDArray[np.float64]
-
-# The cost of a fit grows with the cube of the number of trials: 200 trials take a fraction of a second.
-MAX_TRIALS = 200
 # Distances from a good candidate at which neighbours are searched, in turn.
 _STEPS = (0.1, 0.03, 0.01)
 _LENGTH_SCALES = np.geomspace(0.05, 5.0, 7)
@@ -41,12 +37,12 @@ class ModelSampler(samplers.LearningSampler):
     """Proposes random points first, then the best predicted of many candidates and their neighbours."""
 
     repeats: bool = True
-    """True if the same draws may be proposed again."""
+    """True if the same point may be proposed again."""
 
     def __init__(
         self,
         seeds: samplers.SamplerSeeds,
-        always_there: samplers.Space,
+        flat_study: FlatStudy,
         *,
         cold_start: int,
         candidates: int,
@@ -54,11 +50,13 @@ class ModelSampler(samplers.LearningSampler):
     ) -> None:
         """`candidates`: the number of random points. `starting_points`: how many of the best have their neighbours evaluated."""
         super().__init__(seeds)
-        self._space = samplers.without_single(always_there)
+        self._flat_study, self._space = flat_study, flat_study.space
         self._cold_start = cold_start
         self._candidates = candidates
         self._starting_points = min(starting_points, candidates)
         self.numbers = np.random.Generator(np.random.PCG64(seeds.trial))
+        self._positions: Floats | None = None
+        """Of the trial's point; None: it is drawn at random."""
 
     @abstractmethod
     def fit(self, points: Floats, losses: Floats) -> None:
@@ -69,84 +67,53 @@ class ModelSampler(samplers.LearningSampler):
         """The acquisition function at each of the points; higher is better."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The hyper-parameters that every trial has, once there are `cold_start` results."""
-        return dict(self._space) if len(samplers.completed(study)) >= self._cold_start else {}
+        """Choose the point of the trial, once there are `cold_start` results."""
+        past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
+        ended = [each for each in past if each.state is TrialState.COMPLETE]
+        if self._space.width and len(ended) >= self._cold_start:
+            if not self.repeats:
+                self._flat_study.note_tried(past)
+            running = [each for each in past if each.state is TrialState.RUNNING][-MAX_TRIALS:]
+            losses = _standardised([samplers.loss_of(study, each) for each in ended])
+            self._positions = self._most_promising(*bounded(ended, losses), running)
+        return {}
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """The draws of the most promising candidate."""
-        if not search_space:
-            return {}
-        past = samplers.completed(study)
-        if len(past) > MAX_TRIALS:
-            past = [*samplers.best_first(study)[: MAX_TRIALS // 2], *past[-MAX_TRIALS // 2 :]]
-        running = [
-            each
-            for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if self._space.keys() <= each.params.keys()
-        ][-MAX_TRIALS:]
-        losses = _standardised([samplers.loss_of(study, each) for each in past])
-        places = np.array([self._places(each) for each in (*past, *running)])
-        self.fit(self._features(places), np.concatenate([losses, np.zeros(len(running))]))
-        places = self._search(places[: len(past)][np.argsort(losses, kind="stable")])
-        if self.repeats:
-            return samplers.draws_at(self._space, places[0])
-        return self._first_new(places, (*past, *running)) or samplers.draws_at(self._space, places[0])
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The draw at the chosen point, or a random one."""
+        if self._positions is None:
+            return super().sample_independent(study, trial, param_name, param_distribution)
+        return self._space.draw_at(self._positions, param_name, param_distribution)
 
-    def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
-        tried = {tuple(each.params[name] for name in self._space) for each in known}
-        # In a small space, all promising points are soon tried, so others are tried at random.
-        others = self.numbers.random((self._candidates, len(self._space)))
-        for place in (*places, *others[np.argsort(-self.acquisition(self._features(others)), kind="stable")]):
-            draws = samplers.draws_at(self._space, place)
-            if tuple(draws.values()) not in tried:
-                return draws
-        return None
-
-    def _search(self, best_places: Floats) -> Floats:
-        """Candidates, most promising first."""
-        width = len(self._space)
-        pool = np.vstack([self.numbers.random((self._candidates, width)), best_places[:10]])
-        pool = self._most_promising(pool)
+    def _most_promising(self, ended: list[FrozenTrial], losses: Floats, running: list[FrozenTrial]) -> Floats:
+        points = self._flat_study.points_of([*ended, *running])
+        features = np.array([each.features for each in points])
+        self.fit(self._space.one_hot(features), np.concatenate([losses, np.zeros(len(running))]))
+        best = np.array([points[each].positions for each in np.argsort(losses, kind="stable")[:10]])
+        pool = self._kept(np.vstack([self.numbers.random((self._candidates, self._space.width)), best]))
         for step in _STEPS:
-            moves = self.numbers.normal(scale=step, size=pool.shape)
-            # Half of the coordinates stay, so that a choice can be kept while a number moves.
-            moves *= self.numbers.random(pool.shape) < 0.5
-            pool = self._most_promising(np.vstack([pool, np.clip(pool + moves, 0.0, 1.0)]))
-        return pool
+            pool = self._kept(np.vstack([pool, self._space.neighbours(pool, step, 0.5, self.numbers)]))
+        point: Floats = pool[0]
+        return point
 
-    def _most_promising(self, pool: Floats) -> Floats:
-        order = np.argsort(-self.acquisition(self._features(pool)), kind="stable")
-        return pool[order[: self._starting_points]]
-
-    def _places(self, trial: FrozenTrial) -> list[float]:
-        return [samplers.to_unit(each, trial.params[name]) for name, each in self._space.items()]
-
-    def _features(self, places: Floats) -> Floats:
-        columns: list[Floats] = []
-        for column, each in zip(places.T, self._space.values(), strict=True):
-            if isinstance(each, CategoricalDistribution):
-                count = len(each.choices)
-                taken = np.minimum((column * count).astype(int), count - 1)
-                columns.append(np.eye(count)[taken] / math.sqrt(2))  # two options are 1 apart
-            elif isinstance(each, IntDistribution):
-                count = each.high - each.low + 1
-                cell = np.minimum(np.floor(column * count), count - 1)
-                columns.append(((cell + 0.5) / count)[:, None])
-            else:
-                columns.append(column[:, None])
-        return np.hstack(columns)
+    def _kept(self, pool: Floats) -> Floats:
+        """The most promising places, best first."""
+        features = self._space.features(pool)
+        values = self.acquisition(self._space.one_hot(features))
+        if not self.repeats:
+            values = np.where(self._flat_study.are_tried(features), -np.inf, values)
+        return pool[np.argsort(-values, kind="stable")[: self._starting_points]]
 
 
 class GaussianProcess(ModelSampler):
     """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
-    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: GpArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, flat_study: FlatStudy, args: GpArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
-            always_there,
+            flat_study,
             cold_start=args.cold_start_num,
             candidates=args.selection_num_warm_up,
             starting_points=args.selection_num_starting_points,
@@ -194,11 +161,11 @@ class GaussianProcess(ModelSampler):
 class Metis(GaussianProcess):
     """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
-    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: MetisArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, flat_study: FlatStudy, args: MetisArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
-            always_there,
+            flat_study,
             GpArgs(
                 cold_start_num=args.cold_start_num,
                 selection_num_starting_points=args.selection_num_starting_points,
@@ -219,9 +186,9 @@ class Forest(ModelSampler):
 
     _RANDOM_SHARE = 0.2
 
-    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: SmacArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, flat_study: FlatStudy, args: SmacArgs) -> None:
         """Apply the settings of the experiment file."""
-        super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
+        super().__init__(seeds, flat_study, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
         self._seed = seeds.trial
         self._is_random = self.random.random() < self._RANDOM_SHARE

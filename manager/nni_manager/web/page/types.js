@@ -145,6 +145,7 @@
  * @property {{name: string, classArgs?: unknown}} tuner
  * @property {{name: string} | null} assessor
  * @property {string} earlyStops  what the tuner learns from trials that the assessor stops; empty without one
+ * @property {{source: string, value: number}[]} warmStart  the earlier results with whose parameters the search starts
  * @property {string} trainingService
  * @property {{command: string, codeDirectory: string, codeVersion: CodeVersion | null, gpuNumber: number | null, maxDurationS: number | null}} trial
  * @property {unknown} searchSpace

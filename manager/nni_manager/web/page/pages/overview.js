@@ -330,7 +330,7 @@ function aboutCard() {
 }
 
 /** @param {Configuration} configuration */
-function configurationFacts({ id, logDir, description, tuner, assessor, earlyStops, trainingService, trial, version }) {
+function configurationFacts({ id, logDir, description, tuner, assessor, earlyStops, warmStart, trainingService, trial, version }) {
   const perTrial = trial.maxDurationS;
   return facts([
     ["Id", h("code", {}, id)],
@@ -339,6 +339,7 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
     ["Tuner arguments", tuner.classArgs ? h("code", {}, short(JSON.stringify(tuner.classArgs), 500)) : null],
     ["Assessor", assessor && plain(assessor.name)],
     ["Early stops", plain(earlyStops)],
+    ["Starts with", warmStart.map(({ source, value }) => plain(`the best of ${source} (${format.number(value)})`)).join(", ")],
     ["Training service", plain(trainingService)],
     ["Command", h("code", {}, plain(trial.command))],
     ["Code", h("code", {}, plain(trial.codeDirectory))],

@@ -153,7 +153,7 @@ function factsOf(trial, objectives) {
     ["Retried", trial.retries ? `${format.counted(trial.retries, "time")}, because the cluster lost its job` : null],
     ["Preempted", trial.preemptions ? `${format.counted(trial.preemptions, "time")}, and started again` : null],
     ["Continues", trial.continues ? `trial ${trial.continues}, from its checkpoint` : null],
-    ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
+    ["Parameters from", trial.isCustomized ? "a person, or an earlier experiment" : "the tuner"],
     ["Job", jobOf(trial)],
     ["Transport", trial.transport && transportText(trial.transport, trial.lastContactAgoS)],
     ["Code", codeVersion(trial.provenance?.code)],

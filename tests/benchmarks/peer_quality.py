@@ -1,0 +1,147 @@
+"""`make quality-peers`: the best models that `Auto` and optimisers of other projects find within 50 trials, one at a time.
+
+The problems are those of `tuner_problems` with which no rule of `Auto` was chosen. Each finished search is a line of
+RESULTS, and is not repeated: an interrupted run continues. All seeds of the slow peers take hours.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
+from typing import Any
+
+from peer_process import INSTALLED, PEERS, PeerFailed, PeerProcess, is_installed
+from real_problems import Parameters
+from tuner_problems import (
+    HELD_OUT,
+    REFERENCE,
+    TRIALS,
+    Run,
+    Searches,
+    Tabulated,
+    problem_of,
+    report,
+    run,
+    suggested,
+)
+
+from nni_manager.config.search_space import parse_search_space
+
+OURS = ("Auto", REFERENCE)
+RESULTS = INSTALLED / "results.jsonl"
+SEEDS = 10
+
+Key = tuple[str, str, int]
+"""Tuner, problem and seed."""
+
+
+class PeerTuner:
+    """A peer as a tuner of `tuner_problems.run`."""
+
+    def __init__(self, name: str, problem: Tabulated, seed: int) -> None:
+        self._space = parse_search_space(problem.space)
+        self.process = PeerProcess(name, self._space, seed)
+
+    def ask(self) -> tuple[None, Parameters]:
+        return None, suggested(self.process.ask(), self._space)
+
+    def tell(self, _: None, value: float | None) -> None:
+        self.process.tell(value)
+
+
+def searched(name: str, problem: str, seed: int) -> Run:
+    """One search.
+
+    Raises:
+        PeerFailed: the peer has ended before the last trial.
+    """
+    if name not in PEERS:
+        return run(name, problem, 1, seed)
+    made: list[PeerTuner] = []
+
+    def make(name: str, problem: Tabulated, seed: int) -> Any:
+        made.append(PeerTuner(name, problem, seed))
+        return made[0]
+
+    try:
+        found = run(name, problem, 1, seed, make=make)
+    finally:
+        made[0].process.close()
+    return Run(found.error, 1000 * made[0].process.cpu_s / TRIALS)
+
+
+def known() -> dict[Key, Run]:
+    """The searches in RESULTS."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    entries = [json.loads(line) for line in lines]
+    return {
+        (each["tuner"], each["problem"], each["seed"]): Run(each["error"], each["cpu_ms"]) for each in entries
+    }
+
+
+def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
+    """Run the missing searches, all tuners seed by seed; return the failures."""
+    done = known()
+    missing = [
+        (tuner, problem, seed)
+        for seed, tuner, problem in product(range(seeds), tuners, HELD_OUT)
+        if (tuner, problem, seed) not in done
+    ]
+    failures = []
+    for name in HELD_OUT:
+        problem_of(name)  # before processes are forked, which then share it
+    with ProcessPoolExecutor(processes) as pool, RESULTS.open("a") as file:
+        key_of = {pool.submit(searched, *key): key for key in missing}
+        for future in as_completed(key_of):
+            tuner, problem, seed = key_of[future]
+            try:
+                found = future.result()
+            except PeerFailed as error:
+                failures.append(f"{problem}, seed {seed}: {error}")
+                continue
+            entry = {"tuner": tuner, "problem": problem, "seed": seed, "error": found.error}
+            print(json.dumps(entry | {"cpu_ms": found.cpu_ms}), file=file, flush=True)
+    return failures
+
+
+def main() -> int:
+    """Run what is missing and print the table; return 1 if a search failed."""
+    parser = argparse.ArgumentParser(description="Auto beside optimisers of other projects.")
+    parser.add_argument("peers", nargs="*", help=f"of {', '.join(PEERS.values())}; without any, all")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--report", action="store_true", help="run nothing, print what is known")
+    arguments = parser.parse_args()
+    asked = [peer for peer, folder in PEERS.items() if folder in (arguments.peers or PEERS.values())]
+    absent = [peer for peer in asked if not is_installed(peer)]
+    if absent:
+        print(f"not installed, and left out: {', '.join(absent)}")
+    tuners = [*OURS, *(peer for peer in asked if peer not in absent)]
+    os.nice(10)
+    failures = [] if arguments.report else complete(tuners, arguments.seeds, arguments.processes)
+    found: Searches = {}
+    for (tuner, problem, seed), one in sorted(known().items()):
+        if seed < arguments.seeds:
+            found.setdefault((tuner, problem, 1), []).append(one)
+    measured = [tuner for tuner in tuners if all((tuner, problem, 1) in found for problem in HELD_OUT)]
+    shown = {(tuner, *rest): runs for (tuner, *rest), runs in found.items() if tuner in measured}
+    ordered = {
+        (tuner, problem, 1): shown[tuner, problem, 1] for tuner, problem in product(measured, HELD_OUT)
+    }
+    print(f"\nheld-out, one at a time, {TRIALS} trials")
+    print("\n".join(report(ordered, HELD_OUT, 1)))
+    for tuner in measured:
+        counts = [len(ordered[tuner, problem, 1]) for problem in HELD_OUT]
+        print(
+            f"{tuner}: {min(counts)} seeds of each problem"
+            + (f" at least, {max(counts)} at most" if max(counts) > min(counts) else "")
+        )
+    print("\n".join(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
