@@ -174,13 +174,7 @@ class KubernetesService(TrainingService):
 
     def removal_command(self, job_id: str) -> str:
         """A kubectl command. It also force-deletes pods on an unresponsive node; these may still run there."""
-        labels = ",".join(
-            f"{key}={value}" for key, value in render.labels_of(self._experiment_id, job_id).items()
-        )
-        return (
-            f"kubectl delete {self._operator.resource.plural},pods -n {self._namespace} "
-            f"-l {labels} --grace-period=0 --force"
-        )
+        return self._calls.removal_command(job_id)
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While the cluster is unreachable, jobs count as running and are verified later."""
@@ -219,10 +213,7 @@ class KubernetesService(TrainingService):
 
     def leftovers(self) -> dict[str, str]:
         """The jobs that have ended, and whose resources were not seen gone."""
-        return {
-            job_id: f"{why}; remove it with `{self.removal_command(job_id)}`"
-            for job_id, why in self._calls.leftovers().items()
-        }
+        return self._calls.leftovers()
 
     async def settle(self) -> None:
         """Wait for pending deletes."""

@@ -193,14 +193,22 @@ class ResourceCalls:
         return next(iter(self._problems.values()), "")
 
     def leftovers(self) -> dict[str, str]:
-        """Why the cluster may still have the resource of an ended job, for each job id."""
-        of = f"in namespace {self._namespace} is deleted: Kubernetes has not shown it in time"
-        return {
-            job_id: self._problems.get(
-                job_id, f"cannot confirm that {self._operator.resource.kind} {name} {of}"
-            )
-            for job_id, name in (*self.doomed.values(), *self._refused.items())
-        }
+        """Why the cluster may still have the resource of an ended job, and the command that removes it, for each job id."""
+        found = {}
+        for job_id, name in (*self.doomed.values(), *self._refused.items()):
+            what = f"{self._operator.resource.kind} {name} in namespace {self._namespace}"
+            unseen = f"cannot confirm that {what} is deleted: Kubernetes has not shown it in time"
+            why = self._problems.get(job_id, unseen)
+            found[job_id] = f"{why}; remove it with `{self.removal_command(job_id)}`"
+        return found
+
+    def removal_command(self, job_id: str) -> str:
+        """The kubectl command that deletes the resource of a job and its pods at once."""
+        labels = ",".join(map("=".join, render.labels_of(self._experiment_id, job_id).items()))
+        return (
+            f"kubectl delete {self._operator.resource.plural},pods -n {self._namespace} "
+            f"-l {labels} --grace-period=0 --force"
+        )
 
     async def settle(self) -> None:
         """Wait for the deletes in progress, until the resources are seen gone, for a bounded time."""
