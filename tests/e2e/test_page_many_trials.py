@@ -288,3 +288,40 @@ def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, 
         view.loop.call_soon_threadsafe(played.apply, report)
         expect(rows_of(person).first).to_have_attribute("data-test", "row-t3")
         expect(rows_of(person).first).to_contain_text("7.5")
+
+
+def test_a_page_with_all_trials_keeps_its_view_when_there_are_too_many_for_it(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
+    played = Played(made_experiment(tmp_path, 0).folder)
+
+    def begin(first, last):
+        for number in range(first, last):
+            played.apply(ParametersSuggested(f"t{number}", number, {"x": number}, {}, time.time()))
+
+    begin(0, 40)
+    with (
+        served_view(played.folder, played) as view,
+        visit(browser, view.link()) as overview,
+        visit(browser, view.link()) as person,
+    ):
+        person.see("nav-trials").click()
+        expect(person.see("table-count")).to_have_text("40 of 40 trials")
+        person.see("sort-seq").click()
+        expect(rows_of(person).first).to_contain_text("t0")
+        person.see("search").fill("t1")
+        expect(person.see("table-count")).to_have_text("11 of 40 trials")
+        expect(rows_of(person).first).to_contain_text("t1")
+        assert not any("/trial-window" in url or "/trial-sample" in url for url in person.asked)
+        # More changes at once than the page receives as rows.
+        with overview.page.expect_response(lambda response: "/trial-sample" in response.url):
+            view.loop.call_soon_threadsafe(begin, 40, 100)
+        expect(person.see("table-count")).to_have_text("11 of 100 trials")
+        expect(rows_of(person).nth(1)).to_contain_text("t10")
+        expect(person.see("search")).to_have_value("t1")
+        samples = [parse_qs(urlparse(url).query) for url in person.asked if "/trial-sample" in url]
+        assert samples
+        assert {each["text"][0] for each in samples} == {"t1"}
+        view.loop.call_soon_threadsafe(begin, 100, 101)
+        expect(person.see("table-count")).to_have_text("12 of 101 trials")
+        person.see("sort-seq").click()
+        expect(rows_of(person).first).to_contain_text("t100")

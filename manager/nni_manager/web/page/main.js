@@ -30,8 +30,6 @@ const live = new Live();
 /** @type {Page | null} */
 let page = null;
 let path = "";
-/** The page was made for a large experiment. */
-let isWindowed = false;
 
 const name = h("span", { class: "name" });
 const state = h("span", {});
@@ -121,12 +119,6 @@ live.onNews((news) => {
   }
   notices.update();
   drawNotices();
-  // The pages of a large experiment load what they show.
-  if (page !== null && isWindowed !== live.isWindowed) {
-    page.close();
-    page = null;
-  }
-  isWindowed = live.isWindowed;
   if (page === null) show();
   else page.update?.(news);
 });

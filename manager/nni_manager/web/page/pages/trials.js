@@ -102,7 +102,8 @@ export function trials({ live, announce }) {
   /** What the charts show. @type {{charted: readonly Row[], isFiltered: boolean | null}} */
   let drawn = { charted: [], isFiltered: null };
   const sampled = h("p", { class: "muted hint", "data-test": "sample-note" });
-  const source = trialSource(live, query, () => show());
+  let isWindowed = live.isWindowed;
+  let source = trialSource(live, query, () => show());
 
   const element = h("div", { class: "page" },
     charts.element, sampled,
@@ -178,6 +179,12 @@ export function trials({ live, announce }) {
 
   /** @param {News} news */
   function update(news) {
+    if (isWindowed !== live.isWindowed) {
+      isWindowed = live.isWindowed;
+      source.close();
+      source = trialSource(live, query, () => show());
+      source.ask(query);
+    }
     const isChanged = source.update(news);
     filters.update(live.summary?.counts ?? {});
     if (isChanged) show();
