@@ -48,6 +48,7 @@ class KubeApi:
         self.store = Store()
         self._certificate = Certificate.of(Path(folder) / "api-server.pem", {"127.0.0.1"})
         self.asked: list[tuple[str, str]] = []
+        self.user_agents: set[str | None] = set()
         self.tokens = {TOKEN}
         self.denied: set[tuple[str, str]] = set()
         self.logs = lambda namespace, name: ""
@@ -348,6 +349,7 @@ class _Answering(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
     def _answer(self):
+        self.server.api.user_agents.add(self.headers.get("User-Agent"))
         length = int(self.headers.get("Content-Length") or 0)
         self._body = self.rfile.read(length) if length else b""
         parts = urlsplit(self.path)

@@ -37,6 +37,7 @@ from nni_manager.training_services.kubernetes.watch import (
     WatchFailed,
 )
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper import __version__
 
 QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 EXPORT = NfsStorage("nas", "/nni")
@@ -94,6 +95,11 @@ class RecordedWatch:
 
 
 # ---- login
+
+
+def test_every_call_names_this_program_and_its_version(cluster, server):
+    cluster.objects(OUR_SECRETS, "default", "app=t")
+    assert server.api.user_agents == {f"trial-keeper/{__version__}"}
 
 
 def test_the_login_is_read_from_the_same_places_as_kubectl(server, tmp_path, monkeypatch):
@@ -262,6 +268,30 @@ def test_after_410_objects_are_listed_again_and_missed_deletions_are_reported(cl
         assert [told.next() for _ in range(3)] == [("Deleted", "a"), ("Upserted", "c"), ("Synced",)]
         server.store.delete(SECRETS, "default", "b")
         assert told.next() == ("Deleted", "b")
+
+
+def test_after_an_outage_and_410_objects_are_listed_without_another_pause(cluster, server, monkeypatch):
+    def watches():
+        return server.api.counted()["watch", "secrets"]
+
+    def pauses(*_):
+        while True:
+            yield 1e6 if watches() == 5 else 0.0  # the fifth is answered with 410
+
+    monkeypatch.setattr(watching, "delays_s", pauses)
+    server.api.misbehave(503, 3, at=("watch", "secrets"))
+    server.api.misbehave("hang", 1, at=("watch", "secrets"))
+    with RecordedWatch(cluster) as told:
+        assert told.next() == ("Synced",)
+        assert told.next()[0] == "WatchFailed"
+        wait_until(lambda: watches() == 4, "the fourth watch hangs", DEADLINE_S)
+        server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+        server.store.oldest = server.store.version
+        server.api.is_hung.set()
+        seen = [told.next()]
+        while seen[-1] != ("Synced",):
+            seen.append(told.next())
+        assert seen[-2] == ("WatchFailed", "")
 
 
 def test_a_watch_reports_an_outage_and_the_recovery_of_the_server(cluster, server):

@@ -133,6 +133,7 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
         "status": "RUNNING",
         "errors": [],
         "managerIsRunning": True,
+        "leftovers": [],
     }
     assert json.loads(nnictl("experiment", "show", name[:4]).stdout)["params"]["maxTrialNum"] == 3
     refused = nnictl("create", "--config", "config.yml", "--port", str(listed["port"]))

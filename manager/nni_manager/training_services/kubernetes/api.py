@@ -274,7 +274,7 @@ class Kubernetes:
             raise ClusterUnavailable(
                 f"cannot {what}: the client of this cluster is closed; resume the experiment"
             )
-        headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
+        headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         client = self.login.client

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.errors import UserError
+from trial_keeper import __version__
 
 _USUAL = Path("~/.kube/config")
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -73,4 +74,6 @@ def log_in(kubeconfig: Path | None = None) -> Login:
 
 
 def _login(client: Any, settings: Any, namespace: str, where: str) -> Login:
-    return Login(client.ApiClient(settings), namespace, where, str(settings.host))
+    made = client.ApiClient(settings)
+    made.user_agent = f"trial-keeper/{__version__}"  # replaces a header of the same name in each call
+    return Login(made, namespace, where, str(settings.host))

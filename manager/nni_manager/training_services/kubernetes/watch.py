@@ -108,9 +108,11 @@ class Watch:
         pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._must_end.is_set():
             started_at_s = time.monotonic()
+            is_new_list = since is None
             try:
                 if since is None:
                     since = self._list()
+                    self._note("")
                 events = self._cluster.watch(*self._where, since, self._fields)
                 self._note("")
                 for kind, document in events:
@@ -120,6 +122,10 @@ class Watch:
             except ResourceExpired as error:
                 logger.info("%s", error)
                 since = None
+                if not is_new_list:
+                    # The server answers again: the pause that an outage has grown is over.
+                    pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+                    continue
             except NniManagerError as error:
                 if self._is_optional and isinstance(error, Forbidden):
                     self._emit(WatchFailed(str(error)))
