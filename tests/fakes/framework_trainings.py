@@ -126,6 +126,7 @@ class CatBoost:
             thread_count=1,
             verbose=False,
             allow_writing_files=bool(callback.snapshot),
+            train_dir=tempfile.gettempdir() + f"/catboost-{os.getpid()}",
             use_best_model=False,
         )
         model.fit(x, y, eval_set=(valid_x, valid_y), callbacks=[callback], **callback.snapshot)

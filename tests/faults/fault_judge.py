@@ -216,7 +216,9 @@ def _judge_trial(
     stored = [row.value for row in rows]
     differences = ledger.differences(stored)
     allowed_runs = {_run_of(value) for value in (*ledger.made, *filter(None, [ledger.open]))}
-    if trial.trial_id in harm.attempts_removed and stored == ledger.made[: len(stored)]:
+    # Of an attempt that continued from a removed one, whose mark may be lost, only its own reports count then.
+    own = ledger.made[len(ledger.made) - ledger.own :]
+    if trial.trial_id in harm.attempts_removed and stored in (ledger.made[: len(stored)], own):
         verdict.removed += differences.lost
         differences = Differences()
     verdict.reports += ledger.own
@@ -236,7 +238,8 @@ def _judge_trial(
         if counts is not None:
             wrong += offsets_that_differ(storage, counts, reader.offsets(counts))
             wrong += _logs_that_differ(folder, storage, counts)
-            if harm.max_retries:
+            # A trial that was stopped before its first report may not have loaded anything yet.
+            if harm.max_retries and (ledger.made or ledger.open):
                 earlier = (each.key for each in registered if each.number < (trial.attempt or 0))
                 wrong += Continuation(
                     storage,

@@ -68,8 +68,9 @@ UNNAMED = (
     ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch, planted, faults, seen):
-    for place in PLANTED[planted]:
-        monkeypatch.setattr(*place)  # the judge reads with the product's own reader
+    if planted == "accepts early marks":
+        ((module, name, fault),) = PLANTED[planted]
+        monkeypatch.setattr(module, name, fault)  # the judge reads with the product's own reader
     # The long form, so that its trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
     verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict
