@@ -142,7 +142,8 @@ class ExperimentFolder:
             FolderUnreadable: something else is in a file's place, or the database is closed to this user.
         """
         _refuse(why_unusable_database(self.database, "restore it from a copy"))
-        for path in (self._lock.path, self._view_lock.path, self._process_json, self._view_json):
+        records = (self._process_json, self._view_json, self.leftover_jobs)
+        for path in (self._lock.path, self._view_lock.path, *records):
             _refuse(why_unusable(path, "remove it", os.F_OK))
 
     def check_files_of_manager(self) -> None:

@@ -17,15 +17,15 @@ def read(folder: ExperimentFolder) -> dict[str, str]:
     """
     path = folder.leftover_jobs
     try:
-        found = json.loads(path.read_bytes())
+        found = {str(job_id): str(message) for job_id, message in json.loads(path.read_bytes()).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise FolderUnreadable(
             f"cannot read {path}: {why}; look for jobs of {folder.experiment_id} on its cluster, then remove the file"
         ) from error
-    return {str(job_id): str(message) for job_id, message in found.items()}
+    return found
 
 
 def write(folder: ExperimentFolder, leftovers: Mapping[str, str]) -> None:
