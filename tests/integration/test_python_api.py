@@ -169,6 +169,21 @@ def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
+def test_a_started_experiment_is_waited_for_after_trials_were_added(place, capsys):
+    with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
+        prepared().wait()
+    with prepared() as experiment:
+        experiment.start()
+        experiment.enqueue_trial({"x": 4.5})
+        with Experiment.connect(experiment.port) as other:
+            assert other.wait() is True
+        assert experiment.wait() is True
+        assert experiment.get_status() == "DONE"
+        assert 4.5 in [trial.parameters["x"] for trial in experiment.list_trial_jobs()]
+    assert experiment.wait() is True
+    assert "2/2 ended" in capsys.readouterr().out
+
+
 def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:

@@ -219,6 +219,25 @@ class Experiment(StartedExperiment):
         """
         return self._and_wait(lambda: self.start(port, debug, objective=objective), wait_completion)
 
+    def wait(self) -> bool:
+        """Show the progress of a started experiment until it is terminal. True if it ended without an error.
+
+        A warning is printed if no trial has a result. Ctrl-C ends the wait, not the experiment.
+
+        Raises:
+            UserError: it has not been started.
+            RetryableError: the manager died during the wait, or does not answer.
+        """
+        known = self._now()
+        summary = (
+            watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView().show)
+            if is_in_notebook()
+            else watch.follow(known)
+        )
+        if (why_not := watch.verdict(summary)) is not None:
+            output.warning(to_python_names(str(why_not)))
+        return bool(summary["status"] != "ERROR")
+
     def stop(self) -> None:
         """Stop the experiment, or its view: cancel its trials, end its manager, keep its data. No effect if it does not run.
 
@@ -438,23 +457,13 @@ class Experiment(StartedExperiment):
     def _and_wait(self, begin: Callable[[], None], wait_completion: bool) -> bool | None:
         try:
             begin()
-            if not wait_completion:
-                return None
-            known = self._now()
-            summary = (
-                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView().show)
-                if is_in_notebook()
-                else watch.follow(known)
-            )
+            return self.wait() if wait_completion else None
         except KeyboardInterrupt:
             if self._folder is None or self.port is None:
                 raise  # the experiment has not started
             output.warning(f"Ctrl-C: stopping experiment {self.id}")
             self.stop()
             return None
-        if (why_not := watch.verdict(summary)) is not None:
-            output.warning(to_python_names(str(why_not)))
-        return bool(summary["status"] != "ERROR")
 
 
 def _prefix(experiment: Experiment) -> str:
