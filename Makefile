@@ -60,12 +60,12 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
 	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
 
-test: .venv/.installed-test ## run all tests but those of make e2e; the environment variable TEST names a single one
+test: .venv/.installed-test ## the tests of single parts, and of parts together; the environment variable TEST names a single one
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
-	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/faults tests/integration tests/unit; fi
+	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/integration tests/unit; fi
 
-e2e: .venv/.installed-test ## trial-keeper as its users have it: the page in Chromium, images in podman, an installed wheel, the real nni package
-	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 6 --dist loadscope --durations 20 tests/e2e; fi
+e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, a wheel, the nni package
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
 
 # The programs of the PATH without the optional ones, and no libfuse.
 test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs

@@ -1,4 +1,4 @@
-"""Amounts of work that `make test` does in short and `make thorough` in full."""
+"""Amounts of work that `make test` and `make e2e` do in short and `make thorough` in full."""
 
 import os
 from typing import TypeVar

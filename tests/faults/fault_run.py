@@ -3,7 +3,7 @@
 fault_run.py --seeds N     the seeds 1 to N, a line for each and a table at the end
 fault_run.py --seed K      one of them again
 --kinds forged,torn        only kinds in whose names one of these occurs
---short                    as in `make test`: faults of seconds
+--short                    as in `make e2e`: faults of seconds
 """
 
 import argparse
