@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import gc
+import importlib
 import inspect
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -35,6 +38,7 @@ for profile, examples in EXAMPLES.items():
     )
 hypothesis.settings.load_profile("default")
 _OWN = pytest.StashKey[Path]()
+BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -154,3 +158,15 @@ def a_real_experiment(tmp_path: Path) -> Iterator[Callable[..., "RealExperiment"
     yield make
     for experiment in made:
         experiment.close()
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of tests/benchmarks by its name."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    yield importlib.import_module
+    # Only those of this folder: numpy, for example, cannot be imported twice.
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+            del sys.modules[name]
