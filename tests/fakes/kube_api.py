@@ -50,6 +50,7 @@ class KubeApi:
         self.asked: list[tuple[str, str]] = []
         self.user_agents: set[str | None] = set()
         self.tokens = {TOKEN}
+        self.minor_version = "32"
         self.denied: set[tuple[str, str]] = set()
         self.logs = lambda namespace, name: ""
         self._faults: dict[tuple[str, str], deque] = {}
@@ -222,8 +223,8 @@ class KubeApi:
         if path == "/version":
             return {
                 "major": "1",
-                "minor": "32",
-                "gitVersion": "v1.32.0-double",
+                "minor": self.minor_version,
+                "gitVersion": f"v1.{self.minor_version}.0-double",
                 "gitCommit": "",
                 "gitTreeState": "clean",
                 "buildDate": "2026-01-01T00:00:00Z",

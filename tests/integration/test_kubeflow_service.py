@@ -1,5 +1,6 @@
 """Behaviour only of Kubeflow's operators and Kubernetes Jobs. See tests/contract/test_platform_jobs.py."""
 
+import contextlib
 from dataclasses import replace
 
 import kube_definitions as definitions
@@ -134,6 +135,21 @@ def test_missing_objects_and_rights_are_listed_before_anything_is_created(site, 
     site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
     with pytest.raises(UserError, match=f"may not create {KINDS[config.operator].plural}"):
         check(kubernetes, operator_of(CONFIGS[config.operator]), "default")
+    kubernetes.close()
+
+
+@pytest.mark.parametrize(
+    ("operator", "minor", "is_refused"),
+    [("job", "20+", True), ("job", "21", False), ("job", "", False), ("tf-operator", "20", False)],
+)
+def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator, minor, is_refused):
+    kubernetes, made = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS[operator])
+    site.cluster.api.minor_version = minor
+    refused = pytest.raises(
+        UserError, match=r"Kubernetes 1\.20 is too old: jobs of trials need 1\.21; upgrade it, or use another"
+    )
+    with refused if is_refused else contextlib.nullcontext():
+        check(kubernetes, made, "default")
     kubernetes.close()
 
 

@@ -230,11 +230,12 @@ class TrainJobs(ConditionedOperator):
 class PlainJobs(ConditionedOperator):
     """Indexed Jobs of batch/v1, with tasks of one role. A job succeeds when all its tasks have succeeded.
 
-    Source: Kubernetes, Job v1: each pod gets its index; Kueue suspends a Job until its queue has capacity.
+    Source: Kubernetes, Job v1: each pod gets its index, from 1.21 on; Kueue suspends a Job until its queue has capacity.
     """
 
     title = software = "Kubernetes"
     group, kind = "batch", "Job"
+    first_server = (1, 21)
     stages: ClassVar = {"Complete": Stage.ENDED, "Failed": Stage.ENDED}
 
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -164,6 +165,13 @@ class Kubernetes:
                     ) from error
 
     # ---- capabilities and rights
+
+    def version(self) -> tuple[int, int] | None:
+        """Returns the major and the minor version of the server, such as (1, 32); None if it does not tell."""
+        found = self._find("/version", "read the version of the server")
+        # Some providers append to the numbers: `20+`.
+        numbers = re.match(r"(\d+)\D*;(\d+)", f"{found.get('major')};{found.get('minor')}")
+        return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
     def served_versions(self, group: str) -> list[str]:
         """Returns the served versions of an API group; empty if its operator is not installed."""

@@ -52,6 +52,8 @@ class Operator(ABC):
     """The operator's name, for people."""
     required_fields: ClassVar[tuple[str, ...]] = ()
     """Spec fields of which the cluster must support at least one; a release without any is too old."""
+    first_server: ClassVar[tuple[int, int]] = (0, 0)
+    """The first version of Kubernetes that has what the jobs need."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self.config = config
