@@ -37,6 +37,7 @@ from nni_manager.store import reader as reader_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.rows import attempt_row, experiment_row, trial_row
 from nni_manager.store.writer import Store, log_path
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -681,8 +682,9 @@ def test_an_experiment_of_a_dead_manager_is_deleted_once_its_trial_processes_hav
 
 
 def test_an_experiment_whose_cluster_is_unreachable_is_not_deleted_while_it_may_have_jobs(
-    nnictl, an_experiment, tmp_path
+    nnictl, an_experiment, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(ClientRetryPolicy, "delay_s", lambda self, failures, asked_s: 0.0)
     died = an_experiment("abd22222")
     pai = {"host": "http://127.0.0.1:1", "user": "ada", "token": "t", "password": None, "mount": "/mnt"}
     pai |= {"storage": str(tmp_path), "image": "i", "storage_name": "s", "virtual_cluster": None}
