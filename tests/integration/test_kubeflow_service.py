@@ -153,6 +153,16 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator,
     kubernetes.close()
 
 
+def test_a_server_that_hides_its_version_is_not_refused(site):
+    kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["job"])
+    site.cluster.api.minor_version = "20"
+    site.cluster.api.misbehave((403, "Forbidden", "not for you"), 1, at=("get", "/version"))
+    check(kubernetes, operator, "default")
+    with pytest.raises(UserError, match="is too old"):
+        check(kubernetes, operator, "default")
+    kubernetes.close()
+
+
 def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")

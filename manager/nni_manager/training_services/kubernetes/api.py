@@ -168,7 +168,10 @@ class Kubernetes:
 
     def version(self) -> tuple[int, int] | None:
         """Returns the major and the minor version of the server, such as (1, 32); None if it does not tell."""
-        found = self._find("/version", "read the version of the server")
+        try:
+            found = self._find("/version", "read the version of the server")
+        except errors.Forbidden:
+            return None
         # Some providers append to the numbers: `20+`.
         numbers = re.match(r"(\d+)\D*;(\d+)", f"{found.get('major')};{found.get('minor')}")
         return None if numbers is None else (int(numbers[1]), int(numbers[2]))

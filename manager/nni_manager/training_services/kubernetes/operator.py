@@ -52,8 +52,8 @@ class Operator(ABC):
     """The operator's name, for people."""
     required_fields: ClassVar[tuple[str, ...]] = ()
     """Spec fields of which the cluster must support at least one; a release without any is too old."""
-    first_server: ClassVar[tuple[int, int]] = (0, 0)
-    """The first version of Kubernetes that has what the jobs need."""
+    first_server: ClassVar[tuple[int, int] | None] = None
+    """The first version of Kubernetes that has what the jobs need; None: any has."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self.config = config

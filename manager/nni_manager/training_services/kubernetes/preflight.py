@@ -42,10 +42,10 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
         yield _unserved(cluster, jobs, names_version=operator.config.api_version is not None)
     elif fields and (known := cluster.spec_fields(jobs)) and not known & set(fields):
         yield f"its {jobs.operator} is too old: {jobs.plural} have no {' or '.join(fields)}; upgrade it"
-    elif (version := cluster.version()) is not None and version < operator.first_server:
+    elif (first := operator.first_server) and (version := cluster.version()) and version < first:
         # It would drop what it does not know: no task of a job would get its index.
-        first, found = (".".join(map(str, each)) for each in (operator.first_server, version))
-        yield f"Kubernetes {found} is too old: {jobs.plural} of trials need {first}; upgrade it, or use another operator"
+        needed, found = (".".join(map(str, each)) for each in (first, version))
+        yield f"Kubernetes {found} is too old: {jobs.plural} of trials need {needed}; upgrade it, or use another operator"
     if not _may_exist(cluster, resources.NAMESPACES, "", namespace):
         yield f"namespace {namespace} does not exist; correct the name, or create the namespace with kubectl"
         return
