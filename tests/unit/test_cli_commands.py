@@ -62,17 +62,6 @@ def state_home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def nnictl(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        code = main.run(arguments)
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def an_experiment(tmp_path):
     """Creates a stored experiment; one with a port has an owner until the test ends."""
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')

@@ -7,7 +7,6 @@ import json
 import pytest
 from attempts import RegisteringStore
 
-from nni_manager.cli import main
 from nni_manager.client import manager_process, watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
@@ -33,17 +32,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture
-def nnictl(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        code = main.run(arguments)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from config_corpus import CORPUS
 
-from nni_manager.cli import main
 from nni_manager.config.convert import convert
 from nni_manager.config.json_schema import json_schema
 from nni_manager.config.reader import read_experiment_file
@@ -24,17 +23,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "files"
-
-
-@pytest.fixture
-def nnictl(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        code = main.run(arguments)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_a_valid_file_is_reported_as_valid_with_a_summary(nnictl):
