@@ -37,10 +37,12 @@ def trained(request):
         start_new_session=True,
     ) as process:
         try:
-            stdout, stderr = process.communicate(timeout=scaled_s(120))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=scaled_s(120))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     return json.loads(stdout.splitlines()[-1])
 

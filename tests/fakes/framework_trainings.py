@@ -390,9 +390,13 @@ def callback_for(framework, metric, **kwargs):
     return own.NNICallback(metric, **kwargs)
 
 
+def write_parameters(folder):
+    """As the keeper does before it starts a trial, whose processes then read them at the same time."""
+    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+
+
 def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, **kwargs):
     """Train as the trial of `folder`: the framework's own values, the reports, and an exception's type and text."""
-    Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
     environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": folder, "NNI_TRIAL_JOB_ID": "tRiAl"}
     nni_sdk.trial._trial = TrialContext(environ if is_trial else {})
     report, reported = nni_sdk.report_intermediate_result, []
@@ -424,6 +428,7 @@ def run_killed(framework, folder, *, at_end=False):
     attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
     for attempt in attempts:
         attempt.mkdir(parents=True)
+        write_parameters(attempt)
     child = os.fork()
     if child == 0:
         report, left = nni_sdk.report_intermediate_result, iter(range(STOP_AFTER))
@@ -526,6 +531,7 @@ def main(name):
         scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
+            write_parameters(folder)
             found[scenario] = run(folder)
     print("\n" + json.dumps(found))
 
