@@ -46,7 +46,7 @@ OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test e2e test-bare test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
+.PHONY: help demo quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test: .venv/.installed-test ## the tests of single parts, and of parts together;
 
 e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, a wheel, the nni package
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
+
+test-images: .venv/.installed-test ## build the images that tests run in podman, instead of in the first test that needs them
+	python tests/fakes/real_containers.py
 
 # The programs of the PATH without the optional ones, and no libfuse.
 test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs

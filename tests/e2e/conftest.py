@@ -1,13 +1,11 @@
 """A home with its own OpenPAI, in which tests run nnictl."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from deadlines import scaled_s
 from openpai_home import BIN, OpenPaiHome, environ_of
-from real_containers import Podman, why_not_here
+from real_containers import podman_of_tests, why_not_here
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +14,7 @@ def podman():
     reason = why_not_here()
     if reason is not None:
         pytest.skip(reason)
-    return Podman(Path(sys.prefix) / "containers")
+    return podman_of_tests()
 
 
 @pytest.fixture(scope="module")

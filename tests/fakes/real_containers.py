@@ -2,7 +2,8 @@
 touched.
 
 Nothing here is a fake; many tests share it. The store lies in the virtual environment and keeps the base
-image and the newest images of the project; a container is removed with its test.
+image and the newest images of the project; a container is removed with its test. As a program, it builds the
+images that are missing, before a test needs them.
 """
 
 import fcntl
@@ -58,6 +59,11 @@ def why_not_here() -> str | None:
     if subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True).returncode:
         return "this machine lets tests make no namespaces"
     return None
+
+
+def podman_of_tests() -> "Podman":
+    """Podman with the store of all test runs of this virtual environment."""
+    return Podman(Path(sys.prefix) / "containers")
 
 
 class Podman:
@@ -221,3 +227,12 @@ class Container:
         """Remove the container."""
         self._podman.run("podman", "rm", "--force", "--ignore", "--time", "0", self.name)
         self.wait()
+
+
+if __name__ == "__main__":
+    reason = why_not_here()
+    if reason is not None:
+        print(f"no images are built: {reason}")
+    else:
+        for kind in ("keeper", "manager"):
+            print(podman_of_tests().image(kind), flush=True)
