@@ -18,6 +18,10 @@ from nni_sdk.integrations.lightning_hooks import LightningHooks
 
 ROOT = Path(__file__).parents[2]
 
+# Nine trainings, and the imports of a framework: 50 s beside seven other workers, 150 s at a load average of 26.
+TRAININGS_S = 500
+pytestmark = pytest.mark.timeout(TRAININGS_S + 100)
+
 
 def environment():
     outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
@@ -38,7 +42,7 @@ def trained(request):
     ) as process:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=scaled_s(120))
+                process.communicate(timeout=scaled_s(TRAININGS_S))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
