@@ -5,7 +5,9 @@ import json
 import os
 
 import pytest
+import yaml
 from deadlines import scaled_s
+from mpi_jobs import BENCHMARK, PRINTED, TRAINING, mpi_job
 from openpai_jobs import text_of
 from real_cluster import (
     commands,
@@ -16,12 +18,14 @@ from real_cluster import (
     run,
     running,
     settings,
+    states,
     stop,
     until,
 )
 
 from nni_manager.local_openpai.container_runtime import _creation_failure
 from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
@@ -203,3 +207,25 @@ def test_without_podman_and_docker_the_cluster_refuses_to_start(tmp_path, monkey
 def test_a_registry_login_is_written_in_dockers_format():
     auth = {"username": "ada", "password": "p:w", "registryuri": "https://reg.example"}
     assert json.loads(registry_logins(auth)) == {"auths": {"https://reg.example": {"auth": "YWRhOnA6dw=="}}}
+
+
+def test_the_open_mpi_job_of_openpais_manual_runs_between_containers(play, podman, tmp_path):
+    image = podman.with_mpi()
+    (tmp_path / TRAINING).write_text(BENCHMARK)
+    job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))
+    job["extras"]["storages"] = []
+    for role in job["taskRoles"].values():
+        role["resourcePerInstance"]["gpu"] = 0  # a real container gets real GPUs
+
+    async def scenario(cluster, _):
+        detail = await run(cluster, yaml.safe_dump(job, sort_keys=False).encode())
+        names = ("stdout", "stderr", "runtime.log")
+        logs = [await log(cluster, role="master", file=name) for name in names]
+        assert states(detail)["master"] == ["SUCCEEDED"], logs
+        assert set(logs[0].splitlines()) == PRINTED
+
+    play(
+        scenario,
+        virtual_clusters={"default": ResourceCounts(cpu=64, memory_mb=1_000_000, gpu=8)},
+        storages=(StorageSettings("examples", tmp_path),),
+    )

@@ -140,12 +140,18 @@ class Podman:
         with self._locked():
             return self._base()
 
-    def _base(self) -> str:
+    def with_mpi(self) -> str:
+        """The tag of the base image with sshd and Open MPI, built unless it exists."""
+        with self._locked():
+            return self._base("openssh-server", "openssh-client", "openmpi-bin")
+
+    def _base(self, *packages: str) -> str:
         script = REPOSITORY / "images" / "test-base.sh"
-        tag = f"localhost/trial-keeper-test-base:{_digest([script])}"
+        kind = "-".join(["base", *packages])
+        tag = f"localhost/trial-keeper-test-{kind}:{_digest([script])}"
         if not self._has(tag):
-            tar_file = self.folder / "base.tar"
-            self.run(str(script), str(tar_file), within_s=BUILD_TIMEOUT_S)
+            tar_file = self.folder / f"{kind}.tar"
+            self.run(str(script), str(tar_file), *packages, within_s=BUILD_TIMEOUT_S)
             # As in python:3.11-slim; the keeper's image must inherit PATH but not the command.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
@@ -236,3 +242,4 @@ if __name__ == "__main__":
     else:
         for kind in ("keeper", "manager"):
             print(podman_of_tests().image(kind), flush=True)
+        print(podman_of_tests().with_mpi())

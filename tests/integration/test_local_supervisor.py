@@ -20,6 +20,8 @@ USER_NAMESPACES = (
     if shutil.which("unshare")
     else False
 )
+# A bind mount without which the task runs too.
+PLAIN = {"size_mb": 0, "is_required": False}
 
 
 def forked(folder, before=()):
@@ -75,7 +77,7 @@ def test_without_cap_sys_admin_a_storage_is_mounted_in_a_user_namespace(containe
     share = tmp_path / "share"
     share.mkdir()
     (share / "hello").write_text("hi\n")
-    mount = {"name": "nfs", "path": str(share), "mount_path": "/mnt/n", "is_read_only": False}
+    mount = {"name": "nfs", "path": str(share), "mount_path": "/mnt/n", "is_read_only": False, **PLAIN}
     unprivileged = [SETPRIV, "--bounding-set", "-sys_admin"]
     ended = container("cat /mnt/n/hello; touch /mnt/n/new", unprivileged, [mount])
     assert (said(), ended["exit_code"]) == ("hi\n", 0), said("runtime")
@@ -90,7 +92,7 @@ def test_a_read_only_storage_is_not_written_and_its_neighbours_stay_writable(con
     (parent / "folder/file").write_text("kept\n")
     (parent / "link").symlink_to("folder/file")
     target = parent / "a/b"
-    mount = {"name": "nfs", "path": str(share), "mount_path": str(target), "is_read_only": True}
+    mount = {"name": "nfs", "path": str(share), "mount_path": str(target), "is_read_only": True, **PLAIN}
     script = (
         f"cat {parent}/link; touch {target}/x && echo wrong; echo kept too > {parent}/folder/file; exit 0"
     )
@@ -99,6 +101,22 @@ def test_a_read_only_storage_is_not_written_and_its_neighbours_stay_writable(con
     assert (parent / "folder/file").read_text() == "kept too\n"
     assert not list(share.iterdir())
     assert sorted(each.name for each in parent.iterdir()) == ["folder", "link"]
+
+
+@pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
+def test_shared_memory_of_a_task_is_its_own_and_has_its_size(container, said):
+    size = {"name": "", "path": "tmpfs", "mount_path": "/dev/shm", "is_read_only": False}
+    script = "ls -A /dev/shm; head -c 3000000 /dev/zero > /dev/shm/fits && echo fits; head -c 9000000 /dev/zero > /dev/shm/large"
+    ended = container(script, mounts=[{**size, **PLAIN, "size_mb": 8}])
+    assert (said(), ended["exit_code"]) == ("fits\n", 1), said("runtime")
+    assert "No space left on device" in said("user-stderr")
+
+
+def test_no_script_runs_without_a_required_mount(container, said, tmp_path):
+    mount = {"name": "", "path": f"{tmp_path}/absent", "mount_path": f"{tmp_path}", "is_read_only": False}
+    ended = container("echo ran", mounts=[{**mount, **PLAIN, "is_required": True}])
+    assert (ended["stage"], ended["exit_code"], said()) == ("init", 1, "")
+    assert f"cannot give this task its own {tmp_path}: " in said("runtime")
 
 
 def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp_path):

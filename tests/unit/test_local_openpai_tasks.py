@@ -18,7 +18,7 @@ PLUGINS = "com.microsoft.pai.runtimeplugin"
 
 
 def a_plan(*changes, **top):
-    return planned("alice", text_of(a_job(*changes, **top)), ("nfs",))
+    return planned("alice", text_of(a_job(*changes, **top)), ("nfs",), "127.0.0.1")
 
 
 def placed(plan, *only):
@@ -70,7 +70,7 @@ def test_the_keeper_can_read_the_environment_that_the_cluster_writes():
 def test_every_variable_of_a_role_exists_in_both_spellings():
     job = a_job()
     job["taskRoles"] = {"W_1": job["taskRoles"]["worker"]}
-    environ = variables(planned("alice", text_of(job), ()).plan, "W_1", 0)
+    environ = variables(planned("alice", text_of(job), (), "127.0.0.1").plan, "W_1", 0)
     for name in (
         "PAI_HOST_IP_{}_1",
         "PAI_PORT_LIST_{}_1_http",
@@ -134,10 +134,17 @@ def test_a_job_gets_its_named_storages_or_the_default_ones(extras, mounts):
     assert found == mounts
 
 
-def test_the_ssh_plugin_has_no_effect_and_causes_a_warning():
-    made = a_plan(extras={PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]})
-    assert made.plan.roles[0].pre == ()
-    assert any("ssh" in warning for warning in made.warnings)
+def test_tasks_of_a_job_with_ssh_have_a_key_of_the_job_and_listen_on_this_machine_only():
+    extras = {PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]}
+    first, second = (a_plan(extras=extras).plan for _ in range(2))
+    (script,) = first.roles[0].pre
+    assert "address=127.0.0.1" in script
+    assert first.roles[0].runs_sshd
+    assert first.ssh_keys.private.startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert first.ssh_keys.public.startswith("ssh-ed25519 ")
+    assert first.ssh_keys != second.ssh_keys
+    plain = a_plan().plan
+    assert (plain.ssh_keys, plain.roles[0].runs_sshd) == (None, False)
 
 
 def test_scripts_refer_to_the_runtime_folder_by_a_placeholder():

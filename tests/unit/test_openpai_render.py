@@ -379,10 +379,10 @@ def test_ssh_between_tasks_requires_the_gang():
 def test_ssh_hosts_are_the_tasks_of_the_job(tmp_path):
     """Runs the part of the script that requires neither root nor sshd."""
     (script,) = scripts(environment=TaskEnvironment(str(tmp_path)), **ssh(jobssh=True)).pre
-    loop = script[script.index("for task in") : script.index("chmod 600 ~/.ssh/config")]
+    loop = script[script.index("for task in") : script.index('chmod 600 "$user_dir/config"')]
     (tmp_path / ".ssh").mkdir()
     variables = {
-        "HOME": str(tmp_path),
+        "user_dir": f"{tmp_path}/.ssh",
         "ssh_dir": "/keys",
         "PAI_TASK_ROLE_INSTANCES": "ps:0,worker:1",
         "PAI_HOST_IP_ps_0": "10.0.0.1",

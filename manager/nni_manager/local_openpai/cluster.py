@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.local_openpai.allocator import Allocator
-from nni_manager.local_openpai.container_runtime import StatePaths, mounts_work
+from nni_manager.local_openpai.container_runtime import StatePaths, mounts_work, no_ssh_here
 from nni_manager.local_openpai.core.job import PaiJob, RecordEvent
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.states import EventType, SubState
@@ -74,7 +74,7 @@ class Cluster:
             await asyncio.to_thread(self._prepare)
             await self._database.open()
             await self._reader.open()
-            self.mounts_work = bool(self.settings.storages) and await asyncio.to_thread(mounts_work)
+            self.mounts_work = await asyncio.to_thread(mounts_work)
             retries = self.settings.most_platform_retries
             await self._worker.start(await self.write(JobStore.unfinished, _new_id, retries))
         except BaseException:
@@ -145,7 +145,10 @@ class Cluster:
             ) from error
         defaults = tuple(storage.name for storage in self.settings.storages if storage.is_default)
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._parsers, planned, user, text, defaults)
+        no_ssh = no_ssh_here(self.settings, self.mounts_work)
+        made = await loop.run_in_executor(
+            self._parsers, planned, user, text, defaults, self.settings.host_ip, no_ssh
+        )
         plan = made.plan
         _check_arguments(plan)
         self._allocator.check(plan)

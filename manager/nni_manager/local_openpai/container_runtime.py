@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -24,12 +25,13 @@ from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS
 from nni_manager.local_openpai.core import exits
 from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted, StartContainer, Task
-from nni_manager.local_openpai.core.plan import JobPlan
+from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, SshKeyPair
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
 from nni_manager.local_openpai.planning import RUNTIME_DIR
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
+from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 from trial_keeper.processes import ProcessIdentity, boot_id
 from trial_keeper.wire.safe_open import read_beneath
 
@@ -49,6 +51,7 @@ _DOCUMENT_BYTES = 1 << 20
 # Starting a process blocks for 1 to 2 ms, so a few threads are enough.
 _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
+SSHD = "/usr/sbin/sshd"
 
 
 class StatePaths:
@@ -174,6 +177,10 @@ class ContainerRuntime:
         variables = task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work))
         commands = None
         mounts = self._mounts(plan)
+        if plan.ssh_keys is not None:
+            _write_ssh_keys(runtime / "ssh-secret", plan.ssh_keys)
+        if self._tool is None:
+            mounts += _own_mounts(role, folder)
         if self._tool is not None:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
             commands = sandbox.sandbox_commands(
@@ -211,7 +218,9 @@ class ContainerRuntime:
                 raise ProcessNotStarted(
                     f"storage {mount.name} was removed after the job was submitted; start the cluster with this storage"
                 )
-            mounts.append({**asdict(mount), "path": str(storage.path), "is_read_only": storage.is_read_only})
+            mounts.append(
+                _mount_of(**asdict(mount), path=str(storage.path), is_read_only=storage.is_read_only)
+            )
         return mounts
 
     # ---- watch
@@ -308,6 +317,48 @@ class ContainerRuntime:
             self._unwatch(self._containers[container_id])
             problem = f"cannot watch the container: {task.exception()!r}; report this bug of the cluster"
             self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=problem))
+
+
+def _write_ssh_keys(folder: Path, keys: SshKeyPair) -> None:
+    """Readable for the image's user; other users of this machine cannot enter the container's folder."""
+    folder.mkdir()
+    (folder / "ssh-publickey").write_text(keys.public, encoding="ascii")
+    (folder / "ssh-privatekey").write_text(keys.private, encoding="ascii")
+
+
+def _own_mounts(role: RolePlan, folder: Path) -> list[dict[str, Any]]:
+    """What a container has and a process shares: shared memory, if its size matters, and the user's folder for OpenSSH.
+
+    MPI's processes on one machine exchange messages through files in /dev/shm, whose names are unique only in a container.
+    """
+    mounts = []
+    if role.shm_mb or role.runs_sshd:
+        size = {"size_mb": role.shm_mb or DEFAULT_SHM_MB}
+        mounts.append(_mount_of(path="tmpfs", mount_path="/dev/shm", is_required=role.runs_sshd, **size))
+    if role.runs_sshd:
+        own, users = folder / "home-ssh", Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh")
+        own.mkdir(mode=0o700)
+        users.mkdir(mode=0o700, exist_ok=True)
+        mounts.append(_mount_of(path=str(own), mount_path=str(users), is_required=True))
+    return mounts
+
+
+def _mount_of(**values: Any) -> dict[str, Any]:
+    return {"is_read_only": False, "is_required": False, "size_mb": 0, **values}
+
+
+def no_ssh_here(settings: ClusterSettings, can_mount: bool) -> str | None:
+    """Why tasks cannot run an sshd of their own; None if they can. `can_mount`: the result of `mounts_work`.
+
+    In containers the image decides.
+    """
+    if settings.sandbox is not Sandbox.PROCESS:
+        return None
+    if not os.access(SSHD, os.X_OK):
+        return f"{SSHD} does not exist; install Debian's openssh-server, or start the service with --sandbox podman"
+    if not can_mount:
+        return "mount namespaces are not allowed, so tasks would share ~/.ssh; run the service as root, or with --sandbox podman"
+    return None
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:

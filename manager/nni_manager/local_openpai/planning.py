@@ -7,19 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, StorageMount
+from nni_manager.config.diagnostics import key_of
+from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, SshKeyPair, StorageMount
 from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.training_services.openpai.export import without_secrets
-from nni_manager.training_services.openpai.plugins import TaskEnvironment
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
+from nni_manager.training_services.openpai.plugins import TaskEnvironment, is_on
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.render import RenderedRole, render
 from nni_manager.training_services.openpai.scalars import javascript_text
 
 # Placeholder for a container's runtime folder. The scripts are rendered once per job.
 RUNTIME_DIR = "/folder-of-this-container"
-# The plugin would change the sshd and the keys of this machine, where all tasks run anyway.
-_IGNORED_PLUGIN = "ssh"
+_SSH = "ssh"
 # A shorter value would also mask unrelated text in logs.
 _MIN_SECRET = 4
 
@@ -33,17 +34,21 @@ class PlannedJob:
     warnings: tuple[str, ...]
 
 
-def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJob:
+def planned(
+    user: str, text: str, default_storages: tuple[str, ...], host_ip: str, no_ssh: str | None = None
+) -> PlannedJob:
     """The plan of a job that this user submits.
 
-    `default_storages` are for jobs that request storages without a name.
+    `default_storages` are for jobs that request storages without a name. Each task's sshd listens at `host_ip`; `no_ssh` is why
+    tasks cannot run sshd here.
 
     Raises:
-        ProtocolInvalid: the job is invalid; the error lists all problems.
+        ProtocolInvalid: the job is invalid, or needs ssh between its tasks where there is none; the error lists all problems.
     """
     protocol = parse(text)
-    local = _without_ssh(protocol)
-    rendered = render(local, TaskEnvironment(runtime_dir=RUNTIME_DIR))
+    local = protocol if no_ssh is None else _without_ssh(protocol, no_ssh)
+    rendered = render(local, TaskEnvironment(runtime_dir=RUNTIME_DIR, sshd_address=host_ip))
+    runs_sshd = any(role.scripts.runs_sshd for role in rendered.roles)
     framework_name = f"{user}~{protocol.name}"
     plan = JobPlan(
         user=user,
@@ -63,10 +68,11 @@ def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJ
         storages=_storages(protocol, default_storages),
         tells=protocol.notify_of,
         secrets=tuple(dict.fromkeys(_texts(protocol.secrets))),
+        ssh_keys=_new_ssh_keys() if runs_sshd else None,
     )
     warnings = [str(warning) for warning in rendered.warnings]
     if local is not protocol:
-        warnings.append("the plugin ssh is ignored: all tasks run on this machine, as the same user")
+        warnings.append(f"the plugin ssh is ignored: {no_ssh}")
     return PlannedJob(plan, without_secrets(protocol), tuple(warnings))
 
 
@@ -89,14 +95,39 @@ def _role(rendered: RenderedRole) -> RolePlan:
         pre=tuple(scripts.pre),
         user=scripts.user,
         post=tuple(scripts.post),
+        runs_sshd=scripts.runs_sshd,
     )
 
 
-def _without_ssh(protocol: JobProtocol) -> JobProtocol:
-    calls = tuple(call for call in protocol.plugin_calls if call.plugin != _IGNORED_PLUGIN)
+def _new_ssh_keys() -> SshKeyPair:
+    from cryptography.hazmat.primitives import serialization  # takes 60 ms, and few jobs need it
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return SshKeyPair(private.decode(), f"{public.decode()}\n")
+
+
+def _without_ssh(protocol: JobProtocol, why: str) -> JobProtocol:
+    """The job without the plugin ssh, if its tasks do not need to reach each other."""
+    plugins = (*protocol.plugin_calls, *(each.plugin_call for each in protocol.prerequisites))
+    between_tasks = protocol.gang_allocation and sum(role.instances for role in protocol.task_roles) > 1
+    for call in plugins:
+        if (
+            between_tasks
+            and call is not None
+            and call.plugin == _SSH
+            and is_on(call.parameters.get("jobssh"))
+        ):
+            problem = f"{key_of(call.path)} needs ssh between tasks: {why}"
+            raise ProtocolInvalid([protocol.document.diagnostic(call.path, problem)])
+    calls = tuple(call for call in protocol.plugin_calls if call.plugin != _SSH)
     prerequisites = tuple(
         replace(each, plugin_call=None)
-        if each.plugin_call is not None and each.plugin_call.plugin == _IGNORED_PLUGIN
+        if each.plugin_call is not None and each.plugin_call.plugin == _SSH
         else each
         for each in protocol.prerequisites
     )

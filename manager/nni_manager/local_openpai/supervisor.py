@@ -117,9 +117,13 @@ class Supervisor:
     def run(self) -> None:
         """Run all stages, end all processes and write exit.json."""
         began_at_s, began_s = time.time(), time.monotonic()
-        for problem in mount_storages(self._spec["mounts"], self._folder):
-            self._streams.log(problem)
         stage, code = "", 0
+        try:
+            for problem in mount_storages(self._spec["mounts"], self._folder):
+                self._streams.log(problem)
+        except MountFailed as error:
+            self._streams.log(str(error))
+            self._spec["stages"], stage, code = [], "init", 1
         for stage, script in [*([[BEGIN, ""]] if self._sandbox else []), *self._spec["stages"]]:
             if self._stop_requested:
                 code = 128 + signal.SIGTERM
@@ -276,7 +280,11 @@ class MountFailed(Exception):
 
 
 def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
-    """Mount storages at the job's paths, for this process and its children. Returns one line for each failure."""
+    """Mount storages at the job's paths, for this process and its children. Returns one line for each failure.
+
+    Raises:
+        MountFailed: a required mount is missing.
+    """
     wanted = [
         mount for mount in mounts if os.path.realpath(mount["path"]) != os.path.realpath(mount["mount_path"])
     ]
@@ -296,6 +304,11 @@ def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
 
 
 def _not_mounted(mount: Mapping[str, Any], error: Exception) -> str:
+    if mount["size_mb"] or mount["is_required"]:
+        problem = f"cannot give this task its own {mount['mount_path']}: {error}; run the cluster as root"
+        if mount["is_required"]:
+            raise MountFailed(problem) from error
+        return problem
     return (
         f"cannot mount storage {mount['name']} at {mount['mount_path']}: {error}; "
         f"use its path {mount['path']}, or run the cluster as root"
@@ -321,6 +334,9 @@ def _mount_storage(mount: Mapping[str, Any], folder: Path) -> None:
         raise MountFailed("the cluster itself uses this path")
     if not os.path.isdir(target):
         _make_mount_point(target, folder)
+    if mount["size_mb"]:
+        _mount("tmpfs", target, 0, "tmpfs", f"size={mount['size_mb']}m,mode=1777")
+        return
     _mount(mount["path"], target, _MS_BIND | _MS_REC)
     if mount["is_read_only"]:
         _mount("none", target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)

@@ -25,6 +25,16 @@ class RolePlan:
     pre: tuple[str, ...]
     user: str
     post: tuple[str, ...]
+    runs_sshd: bool = False
+    """One of `pre` starts an sshd, and writes to the folder .ssh of the user's home."""
+
+
+@dataclass(frozen=True, slots=True)
+class SshKeyPair:
+    """The key with which the tasks of a job reach each other, in OpenSSH's formats."""
+
+    private: str
+    public: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,10 @@ class StorageMount:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job. `secrets` are the values to mask in logs; `tells` are the changes that its owner subscribes to."""
+    """A job. `secrets` are the values to mask in logs; `tells` are the changes that its owner subscribes to.
+
+    `ssh_keys`: None unless a task runs sshd.
+    """
 
     user: str
     name: str
@@ -51,6 +64,7 @@ class JobPlan:
     storages: tuple[StorageMount, ...]
     tells: tuple[str, ...]
     secrets: tuple[str, ...]
+    ssh_keys: SshKeyPair | None = None
 
     @property
     def framework_name(self) -> str:

@@ -31,21 +31,23 @@ class TaskEnvironment:
     """The inputs of a plugin's script besides the job. `runtime_dir` is the runtime's folder inside tasks.
 
     `jobssh` expects the job's key pair there as ssh-secret/ssh-publickey and ssh-secret/ssh-privatekey.
-    `ssh_public_keys` are those in the profile of the job's owner.
+    `ssh_public_keys` are those in the profile of the job's owner. A task's sshd listens at `sshd_address`; "" means everywhere.
     """
 
     runtime_dir: str = "/usr/local/pai"
     ssh_public_keys: tuple[str, ...] = ()
+    sshd_address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskScripts:
     """The bash scripts of a task, in execution order: all of `init`, all of `pre`, `user`; after success, all of `post`.
 
-    `warnings` and `diagnostics` are about its plugins, for the author.
+    `runs_sshd`: one of `pre` starts the task's sshd. `warnings` and `diagnostics` are about its plugins, for the author.
     """
 
     user: str
+    runs_sshd: bool = False
     init: list[str] = field(default_factory=list)
     pre: list[str] = field(default_factory=list)
     post: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class _Lines:
     pre: tuple[str, ...] = ()
     post: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    runs_sshd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ def scripts_of(
         scripts.init.extend(_script(lines.init, call))
         scripts.pre.extend(_script(lines.pre, call))
         scripts.post[:0] = _script(lines.post, call)
+        scripts.runs_sshd |= lines.runs_sshd
         scripts.warnings.extend(
             job.document.diagnostic(call.path, f"{key_of(call.path)} {text}") for text in lines.warnings
         )
@@ -233,7 +237,7 @@ def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _
 
 
 def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines:
-    wanted = _is_on(parameters.get("jobssh"))
+    wanted = is_on(parameters.get("jobssh"))
     between_tasks = wanted and task.job.gang_allocation
     problem = "ignores jobssh: without gangAllocation, tasks have no addresses of other tasks; set gangAllocation to true"
     warnings = (problem,) if wanted and not between_tasks else ()
@@ -245,11 +249,11 @@ def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines
     pre = [*_SSHD.format(runtime_dir=shlex.quote(task.environment.runtime_dir)).splitlines()]
     pre += [f"printf '%s\\n' {shlex.quote(key)} >> \"$ssh_dir/authorized_keys\"" for key in keys]
     pre += _JOB_SSH.splitlines() if between_tasks else []
-    pre += _START_SSHD.splitlines()
-    if between_tasks and _is_on(parameters.get("sshbarrier")):
+    pre += _START_SSHD.format(address=shlex.quote(task.environment.sshd_address)).splitlines()
+    if between_tasks and is_on(parameters.get("sshbarrier")):
         tries = _barrier_tries(parameters.get("sshbarrierTimeout"), task, call)
         pre += _SSH_BARRIER.format(tries=tries, interval_s=SSH_BARRIER_INTERVAL_S).splitlines()
-    return _Lines(pre=_all_or_nothing(pre), warnings=warnings)
+    return _Lines(pre=_all_or_nothing(pre), warnings=warnings, runs_sshd=True)
 
 
 def _all_or_nothing(lines: Sequence[str]) -> tuple[str, ...]:
@@ -257,7 +261,8 @@ def _all_or_nothing(lines: Sequence[str]) -> tuple[str, ...]:
     return ("(", "set -o errexit", *lines, ")")
 
 
-def _is_on(value: Any) -> bool:
+def is_on(value: Any) -> bool:
+    """True if a plugin takes the value of its switch for true."""
     return str(value).lower() == "true"
 
 
@@ -273,16 +278,19 @@ def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
         ) from error
 
 
+# OpenSSH reads the files of the home that the system knows for this user, whatever HOME is.
 _SSHD = """\
 if [ ! -x /usr/sbin/sshd ]; then apt-get update; apt-get install -y openssh-client openssh-server; fi
 if [ -z "$PAI_CONTAINER_SSH_PORT" ]; then echo "cannot start sshd: this task has no port labelled ssh" >&2; exit 1; fi
 ssh_dir={runtime_dir}/ssh
 secret_dir={runtime_dir}/ssh-secret
-mkdir -p "$ssh_dir" ~/.ssh /run/sshd
-chmod 700 "$ssh_dir" ~/.ssh
+user_dir=$(eval "echo ~$(id -un)")/.ssh
+mkdir -p "$ssh_dir" "$user_dir"
+if [ "$(id -u)" = 0 ]; then mkdir -p /run/sshd; fi
+chmod 700 "$ssh_dir" "$user_dir"
 [ -f "$ssh_dir/host_key" ] || ssh-keygen -q -t ed25519 -N '' -f "$ssh_dir/host_key"
 : > "$ssh_dir/authorized_keys"
-env > ~/.ssh/environment"""
+env > "$user_dir/environment\""""
 
 _JOB_SSH = """\
 cat "$secret_dir/ssh-publickey" >> "$ssh_dir/authorized_keys"
@@ -294,12 +302,21 @@ for task in ${PAI_TASK_ROLE_INSTANCES//,/ }; do
   printf 'Host %s-%s\\n  HostName %s\\n  Port %s\\n' "${task%%:*}" "${task##*:}" "${!ip}" "${port%%,*}"
   printf '  User %s\\n  IdentityFile %s\\n' "$(id -un)" "$ssh_dir/job_key"
   printf '  StrictHostKeyChecking no\\n  UserKnownHostsFile /dev/null\\n  LogLevel ERROR\\n'
-done >> ~/.ssh/config
-chmod 600 ~/.ssh/config"""
+done >> "$user_dir/config"
+chmod 600 "$user_dir/config\""""
 
+# Without the machine's own settings of sshd, which are for its users. The log joins that of the task's scripts. sshd writes its
+# id once it listens.
 _START_SSHD = """\
-/usr/sbin/sshd -p "$PAI_CONTAINER_SSH_PORT" -h "$ssh_dir/host_key" -o PidFile="$ssh_dir/sshd.pid" -o UsePAM=no \\
-  -o AuthorizedKeysFile="$ssh_dir/authorized_keys" -o StrictModes=no -o PermitUserEnvironment=yes"""
+address={address}
+/usr/sbin/sshd -f /dev/null -p "$PAI_CONTAINER_SSH_PORT" ${{address:+-o ListenAddress="$address"}} -h "$ssh_dir/host_key" \\
+  -E /dev/stderr -o PidFile="$ssh_dir/sshd.pid" -o UsePAM=no -o PasswordAuthentication=no -o Subsystem='sftp internal-sftp' \\
+  -o AuthorizedKeysFile="$ssh_dir/authorized_keys" -o StrictModes=no -o PermitUserEnvironment=yes
+for try in $(seq 0 100); do
+  [ ! -s "$ssh_dir/sshd.pid" ] || break
+  if [ "$try" = 100 ]; then echo "cannot start sshd: it does not listen on port $PAI_CONTAINER_SSH_PORT" >&2; exit 1; fi
+  sleep 0.1
+done"""
 
 _SSH_BARRIER = """\
 waiting="${{PAI_TASK_ROLE_INSTANCES//:/-}}"
