@@ -1,6 +1,7 @@
 """Experiments on the local OpenPAI: nnictl, the service, tasks and keepers are all real."""
 
 import getpass
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from openpai_home import (
     trials,
     trials_here,
 )
+from openpai_jobs import a_job, text_of
 from real_experiment import wait_until
 
 from nni_manager.client.experiments import resolve
@@ -301,6 +303,23 @@ def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
     wait_until(lambda: shown("status") == "DONE", "the experiment is done")
     assert set(jobs(nnictl, experiment_id).values()) == {"SUCCEEDED"}
     assert nnictl("stop", experiment_id).returncode == 0
+
+
+def test_a_key_of_a_job_without_effect_causes_a_warning_at_submission_and_later(home, nnictl):
+    job = a_job(name="odd", extras={"jobStatusChangeNotification": {"suceeded": True}})
+    job["taskRoles"]["worker"] |= {"instances": 1, "commands": ["true"]}
+    (home / "work/job.yml").write_text(text_of(job))
+    assert nnictl("openpai", "start").returncode == 0
+    warning = "extras.jobStatusChangeNotification.suceeded has no effect: there is no such change; did you mean succeeded?"
+    for command in ("validate", "job.yml"), ("submit", "job.yml"), ("show", "odd"):
+        done = nnictl("openpai", *command)
+        assert (done.returncode, warning in done.stderr) == (0, True), done
+    events = json.loads(nnictl("openpai", "events", "odd", "--type", "Warning", "--json").stdout)
+    assert [warning in each["message"] for each in events] == [True]
+    assert warning in nnictl("openpai", "events", "odd").stdout
+    absent = nnictl("openpai", "events", "absent")
+    assert (absent.returncode, "absent" in absent.stderr) == (1, True)
+    assert "Traceback" not in absent.stderr
 
 
 def test_a_lost_task_is_restarted_and_only_the_second_attempt_counts(home, nnictl):

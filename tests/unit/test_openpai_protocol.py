@@ -265,13 +265,38 @@ def test_a_key_without_effect_causes_a_warning():
         (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
         (("prerequisites", 2, "failurePolicy"), "skip"),
         deployments=[{"name": "x", "taskRoles": {"workr": {}}}],
-        extras={"gangAllocation": "false"},
+        extras={
+            "gangAllocation": "false",
+            "hivedScheduler": {"jobPriorityClass": "high", "taskRoles": {"work": {"skuNum": 1}}},
+            "jobStatusChangeNotification": {"running": True, "suceeded": True},
+            PLUGINS: [{"plugin": "ssh", "parameters": {}, "taskroles": ["chief"], "taskRoles": ["worker"]}],
+        },
     )
     assert [warning.message for warning in parse(text_of(job)).warnings] == [
         'extras.gangAllocation: "false" counts as true; write true or false without quotes',
         "taskRoles.worker.taskRetryCount has no effect; set extras.gangAllocation to false to retry single tasks",
         "deployments[0].taskRoles.workr has no effect: there is no such task role; did you mean worker? (known: worker)",
+        "extras.hivedScheduler.taskRoles.work has no effect: there is no such task role; did you mean worker? (known: worker)",
+        "extras.com.microsoft.pai.runtimeplugin[0].taskroles[0] has no effect: there is no such task role; use one of worker",
+        'extras.hivedScheduler.jobPriorityClass has no effect: there is no priority class "high"; use crit, prod, test, oppo',
+        "extras.jobStatusChangeNotification.suceeded has no effect: there is no such change; did you mean succeeded? "
+        "(known: running, succeeded, stopped, failed, retried)",
         'failurePolicy "skip" counts as fail; write fail or ignore',
+        "extras.com.microsoft.pai.runtimeplugin[0].taskRoles has no effect: there is no such key; did you mean taskroles? "
+        "(known: plugin, taskroles, parameters, failurePolicy)",
+    ]
+
+
+def test_an_image_with_a_template_and_a_role_name_that_clusters_change_cause_warnings():
+    role = a_job()["taskRoles"]["worker"]
+    job = a_job(
+        (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),
+        taskRoles={"Worker_1": role, "ps2": role},
+    )
+    assert [warning.message for warning in parse(text_of(job)).warnings] == [
+        "prerequisites[0].uri stays as it is: OpenPAI fills in no template there; write the image's name",
+        "taskRoles.Worker_1 is worker1 on a cluster, whose runtime finds no such role in the job and fails; "
+        "rename it with lower-case letters and digits, e.g. worker1",
     ]
 
 

@@ -241,7 +241,8 @@ def list_jobs(
 @json_option
 def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
     """Show a job: its state, the reason for its end, its tasks."""
-    detail = open_cluster().job(job)
+    cluster = open_cluster()
+    detail = cluster.job(job)
     if as_json:
         output.print_json(detail.document)
         return
@@ -272,6 +273,37 @@ def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
     if cells:
         output.plain()
         output.print_table(["task", "state", "address", "exit code", "retries"], cells)
+    for message in dict.fromkeys(str(each.get("message", "")) for each in cluster.events(job, "Warning")):
+        output.warning(message)
+
+
+@openpai.command(epilog=example("nnictl openpai events train --type Warning"))
+@_on_a_cluster
+@_job
+@click.option("--type", "kind", type=click.Choice(["Normal", "Warning"]), help="Only events of this type.")
+@json_option
+def events(open_cluster: OpenCluster, job: str, kind: str | None, as_json: bool) -> None:
+    """List the events of a job, oldest first: its warnings, and what the cluster did with it."""
+    cluster = open_cluster()
+    found = cluster.events(job, kind)
+    if as_json:
+        output.print_json(found)
+        return
+    if not found:
+        output.info(f"Job {job} has no events at {cluster.address}")
+        return
+    headings = ["time", "type", "reason", "task", "message"]
+    cells = [
+        [
+            output.moment(each.get("lastTimestamp")),
+            str(each.get("type", "")),
+            str(each.get("reason", "")),
+            "" if each.get("taskroleName") is None else f"{each['taskroleName']}-{each.get('taskIndex')}",
+            str(each.get("message", "")),
+        ]
+        for each in found
+    ]
+    output.print_list(headings, cells)
 
 
 @openpai.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))

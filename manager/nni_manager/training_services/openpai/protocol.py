@@ -15,13 +15,12 @@ from typing import Any
 from nni_manager.training_services.openpai.document import JobDocument, read_document
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
 from nni_manager.training_services.openpai.scalars import javascript_text
-from nni_manager.training_services.openpai.schema import RUNTIME_PLUGINS
+from nni_manager.training_services.openpai.schema import CHANGES, RUNTIME_PLUGINS
 from nni_manager.training_services.openpai.validation import diagnostics_of, mangled, warnings_of
 
 # Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}
 DEFAULT_SHM_MB = 512
-_CHANGES = ("running", "succeeded", "stopped", "failed", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _job(document: JobDocument) -> JobProtocol:
         gang_allocation=extras.get("gangAllocation") is not False,
         storages=_storages(extras, calls),
         plugin_calls=calls,
-        notify_of=tuple(change for change in _CHANGES if notification.get(change) is True),
+        notify_of=tuple(change for change in CHANGES if notification.get(change) is True),
         extras=extras,
         warnings=tuple(warnings_of(document)),
         document=document,

@@ -162,6 +162,20 @@ class OpenPai(connection.PaiConnection):
             return text
         return document if isinstance(document, str) else dumped(document)
 
+    def events(self, name: str, kind: str | None = None) -> list[dict[str, Any]]:
+        """Returns the events of a job, the oldest first; only those of type `kind` (Normal or Warning) if given.
+
+        None of a job on a cluster before OpenPAI 1.3.
+        """
+        query = None if kind is None else {"type": kind}
+        try:
+            found = self._ask_mapping(
+                f"{self._path(name)}/events", f"read the events of job {name}", params=query
+            )
+        except connection.RequestRejected:
+            return []
+        return [each for each in found.get("data", []) if isinstance(each, dict)]
+
     def log_locations(
         self, name: str, attempt: int, role: str, index: int, task_attempt: int, *, is_tail: bool = False
     ) -> dict[str, str]:

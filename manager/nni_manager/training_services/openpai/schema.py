@@ -19,6 +19,8 @@ from nni_manager.training_services.openpai.scalars import MAX_EXACT
 MAX_INSTANCES = 10_000
 
 RUNTIME_PLUGINS = "com.microsoft.pai.runtimeplugin"
+CHANGES = ("running", "succeeded", "stopped", "failed", "retried")
+"""The keys of extras.jobStatusChangeNotification."""
 _PREFIX = re.escape(RUNTIME_PLUGINS)
 
 # Python's $ also matches before a trailing line feed, JavaScript's does not.
@@ -256,6 +258,13 @@ _STORAGE = _open_mapping(
     "{name: confignfs-data}",
 )
 
+_PLUGIN_CALL_KEYS = {
+    "plugin": _must_be("one of " + ", ".join(PLUGINS), "ssh", type="string", enum=list(PLUGINS)),
+    "taskroles": _list("a list of task roles", "[worker]", _TEXT),
+    "parameters": _must_be("a mapping", "{jobssh: true}", type=["object", "null"]),
+    "failurePolicy": _TEXT,
+}
+PLUGIN_KEYS = tuple(_PLUGIN_CALL_KEYS)
 _PLUGIN_CALL = {
     "allOf": [
         _if("plugin", name, {"required": needed, "properties": {"parameters": parameters}})
@@ -263,12 +272,7 @@ _PLUGIN_CALL = {
         for needed in [["parameters"] if parameters["type"] == "object" else []]
     ]
 } | _open_mapping(
-    {
-        "plugin": _must_be("one of " + ", ".join(PLUGINS), "ssh", type="string", enum=list(PLUGINS)),
-        "taskroles": _list("a list of task roles", "[worker]", _TEXT),
-        "parameters": _must_be("a mapping", "{jobssh: true}", type=["object", "null"]),
-        "failurePolicy": _TEXT,
-    },
+    _PLUGIN_CALL_KEYS,
     ("plugin",),
     "{plugin: ssh, parameters: {jobssh: true}}",
 )

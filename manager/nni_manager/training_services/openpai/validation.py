@@ -14,10 +14,19 @@ from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
 from nni_manager.schema_validators import Draft7Validator, ValidationError
 from nni_manager.training_services.openpai.document import JobDocument
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, Violation
-from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS
+from nni_manager.training_services.openpai.schema import (
+    CHANGES,
+    JOB_SCHEMA,
+    PLUGIN_KEYS,
+    PREREQUISITE_TYPES,
+    RUNTIME_PLUGINS,
+)
 
 # Limits the suggested names: a job may have thousands of them, and as many diagnostics.
 MAX_NAMES_SHOWN = 20
+
+# Source: microsoft/pai v1.8.1, src/rest-server/src/models/v2/job/k8s.js.
+PRIORITY_CLASSES = ("crit", "prod", "test", "oppo")
 
 # Keys of a task role that name a prerequisite, and the type of that prerequisite.
 _REFERENCES = {"dockerImage": "dockerimage", "data": "data", "output": "output", "script": "script"}
@@ -155,6 +164,26 @@ class _SemanticRules:
         yield from self._two_forms_of_commands()
 
     def warnings(self) -> Iterator[ProtocolDiagnostic]:
+        yield from self._idle_gang_keys()
+        yield from self._images_with_templates()
+        yield from self._names_of_no_role()
+        yield from self._names_that_clusters_change()
+        yield from self._idle_scheduler_values()
+        for key in _mapping(self._extras.get("jobStatusChangeNotification")):
+            if key not in CHANGES:
+                remedy = remedy_for_unknown(key, CHANGES)
+                yield self._no_effect(
+                    ("extras", "jobStatusChangeNotification", key), "no such change", remedy
+                )
+        for path, call in self._plugin_calls():
+            if str(call.get("failurePolicy", "fail")).lower() not in ("fail", "ignore"):
+                message = f"failurePolicy {shown(call['failurePolicy'])} counts as fail; write fail or ignore"
+                yield self._document.diagnostic((*path, "failurePolicy"), message)
+            for key in call if path[0] == "extras" else ():
+                if key not in PLUGIN_KEYS:
+                    yield self._no_effect((*path, key), "no such key", remedy_for_unknown(key, PLUGIN_KEYS))
+
+    def _idle_gang_keys(self) -> Iterator[ProtocolDiagnostic]:
         gang = self._extras.get("gangAllocation")
         if gang is not None and not isinstance(gang, bool):
             message = (
@@ -168,17 +197,51 @@ class _SemanticRules:
                     f"{key_of(path)} has no effect; set extras.gangAllocation to false to retry single tasks"
                 )
                 yield self._document.diagnostic(path, message)
+
+    def _images_with_templates(self) -> Iterator[ProtocolDiagnostic]:
+        for path, item in self._prerequisites:
+            uri = item.get("uri")
+            if item.get("type") == "dockerimage" and isinstance(uri, str) and "<%" in uri:
+                key = key_of((*path, "uri"))
+                message = f"{key} stays as it is: OpenPAI fills in no template there; write the image's name"
+                yield self._document.diagnostic((*path, "uri"), message)
+
+    def _names_of_no_role(self) -> Iterator[ProtocolDiagnostic]:
+        named: list[tuple[Path, str]] = []
         for at, deployment in self._deployments:
-            for name in _mapping(deployment.get("taskRoles")):
-                if name not in self._roles:
-                    place: Path = (*at, "taskRoles", name)
-                    remedy = remedy_for_unknown(name, list(self._roles)[:MAX_NAMES_SHOWN])
-                    message = f"{key_of(place)} has no effect: there is no such task role; {remedy}"
-                    yield self._document.diagnostic(place, message)
-        for path, call in self._plugin_calls():
-            if str(call.get("failurePolicy", "fail")).lower() not in ("fail", "ignore"):
-                message = f"failurePolicy {shown(call['failurePolicy'])} counts as fail; write fail or ignore"
-                yield self._document.diagnostic((*path, "failurePolicy"), message)
+            named += [((*at, "taskRoles", name), name) for name in _mapping(deployment.get("taskRoles"))]
+        scheduled = _mapping(_mapping(self._extras.get("hivedScheduler")).get("taskRoles"))
+        named += [(("extras", "hivedScheduler", "taskRoles", name), name) for name in scheduled]
+        for path, call in _items(self._extras, ("extras", RUNTIME_PLUGINS)):
+            named += [
+                ((*path, "taskroles", index), name) for index, name in enumerate(_list(call.get("taskroles")))
+            ]
+        for place, name in named:
+            if name not in self._roles:
+                remedy = remedy_for_unknown(str(name), list(self._roles)[:MAX_NAMES_SHOWN])
+                yield self._no_effect(place, "no such task role", remedy)
+
+    def _names_that_clusters_change(self) -> Iterator[ProtocolDiagnostic]:
+        """Source: openpai-runtime issue 47."""
+        for name in self._roles:
+            if mangled(name) != name:
+                message = (
+                    f"taskRoles.{name} is {mangled(name)} on a cluster, whose runtime finds no such role in the job and fails; "
+                    f"rename it with lower-case letters and digits, e.g. {mangled(name)}"
+                )
+                yield self._document.diagnostic(("taskRoles", name), message)
+
+    def _idle_scheduler_values(self) -> Iterator[ProtocolDiagnostic]:
+        scheduler = _mapping(self._extras.get("hivedScheduler"))
+        priority = scheduler.get("jobPriorityClass")
+        if priority is not None and priority not in PRIORITY_CLASSES:
+            remedy = f"use {', '.join(PRIORITY_CLASSES)}"
+            what = f"no priority class {shown(priority)}"
+            yield self._no_effect(("extras", "hivedScheduler", "jobPriorityClass"), what, remedy)
+
+    def _no_effect(self, path: Path, what: str, remedy: str) -> ProtocolDiagnostic:
+        message = f"{key_of(path)} has no effect: there is {what}; {remedy}"
+        return self._document.diagnostic(path, message)
 
     def _plugin_calls(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         yield from ((path, item) for path, item in self._prerequisites if "plugin" in item)
