@@ -45,10 +45,14 @@ def test_an_error_has_the_position_of_its_tag():
     assert caught.value.problem == "<% is not closed; write %> after the name"
 
 
-@pytest.mark.parametrize("name", ["toString", "constructor", "length", "__class__", "0"])
-def test_a_property_of_the_language_is_not_a_value(name):
+@pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
+def test_a_method_of_the_language_and_what_only_looks_like_an_index_have_no_value(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
-    for template in (f"<% $parameters.{name} %>", f"<% $parameters.a.{name} %>"):
+    for template in (
+        f"<% $parameters.{name} %>",
+        f"<% $parameters.a.{name} %>",
+        f"<% $parameters.l.{name} %>",
+    ):
         assert fill_at_submission(template, variables).text == template
 
 

@@ -4,8 +4,8 @@ Stage 1, at submission: OpenPAI's server fills in `$parameters`, `$data`, `$outp
 tags and without escaping. Only names have an effect; sections, comments and partials are removed with their content.
 Stage 2, in the container: the runtime fills in `$secrets`. An unknown name stays, normalised to `<% name %>`.
 
-Intended differences from the original: secrets are not HTML-escaped, leftover tags are not blanked, and properties that only
-JavaScript has (`toString`, `length`) do not exist.
+Intended differences from the original: secrets are not HTML-escaped, leftover tags are not blanked, and methods that only
+JavaScript has (`toString`, `constructor`) do not exist.
 
 Source: mustache.js 2.3 and microsoft/pai v1.8.1 (src/rest-server/src/middlewares/v2/protocol.js); microsoft/openpai-runtime
 v0.1.12 (src/init.d/user_command_renderer.py).
@@ -80,7 +80,7 @@ def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
                 raise TemplateInvalid(piece.index, f"<% /{piece.name} %> closes no section; remove it")
         elif piece.kind == "" and not sections:
             name = _INDEX.sub(r".\1", piece.name)
-            value = lookup(variables, name)
+            value = _javascript_value(variables, name)
             is_unknown = value is MISSING or value is None
             unknown += [name] if is_unknown else []
             text.append(f"<% {name} %>" if is_unknown else javascript_text(value))
@@ -113,6 +113,35 @@ def lookup(variables: Mapping[str, Any], name: str) -> Any:
         else:
             return MISSING
     return value
+
+
+def _javascript_value(variables: Mapping[str, Any], name: str) -> Any:
+    """As `lookup`, and with what JavaScript has besides: `.` for all variables, `length`, and characters of a text by index.
+
+    Source: mustache.js 2.3.2, Context.lookup.
+    """
+    if name == ".":
+        return variables
+    value: Any = variables
+    for step in name.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(step, MISSING)
+        elif isinstance(value, list | str):
+            # JavaScript counts UTF-16 units.
+            units = _utf16_units(value) if isinstance(value, str) else value
+            if step == "length":
+                value = len(units)
+            else:
+                is_there = _is_index(step) and step == str(int(step)) and int(step) < len(units)
+                value = units[int(step)] if is_there else MISSING
+        else:
+            return MISSING
+    return value
+
+
+def _utf16_units(text: str) -> str:
+    """The text with two replacement characters for each character beyond U+FFFF, whose halves are no characters."""
+    return re.sub("[^\x00-\uffff]", "\ufffd\ufffd", text)
 
 
 def _is_index(step: str) -> bool:
