@@ -68,7 +68,7 @@ class Azure:
         """Whether the vault permits this login to read."""
         self._lock = threading.Lock()
         self._certificate = self.folder / "azure.pem"
-        self._tls = _certificate(self._certificate, [LOGIN_HOST, VAULT_HOST, FILE_HOST])
+        self._tls = write_certificate(self._certificate, [LOGIN_HOST, VAULT_HOST, FILE_HOST])
         azure = self
 
         class Served(_Connection):
@@ -341,7 +341,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._answer(206, piece, "application/octet-stream", Content_Range=shown, **self._stamp())
 
 
-def _certificate(path, hosts):
+def write_certificate(path, hosts):
     """A TLS context for these hosts; the certificate, which clients must trust, and its key are written to
     the path.
     """

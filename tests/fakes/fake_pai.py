@@ -127,12 +127,21 @@ class FakeJob:
 class FakePai:
     """The fake server. `asked` contains its calls, as (verb, path)."""
 
-    def __init__(self, *, run_jobs: bool = False, tasks_begin_with: tuple[str, ...] = ()):
-        """`tasks_begin_with`: a command prefix that runs each task."""
+    def __init__(
+        self,
+        *,
+        run_jobs: bool = False,
+        tasks_begin_with: tuple[str, ...] = (),
+        certificate: Path | None = None,
+    ):
+        """`tasks_begin_with`: a command prefix that runs each task. `certificate`: a file with a key too, to serve HTTPS."""
         self.jobs: dict[str, FakeJob] = {}
         self.asked: list[tuple[str, str]] = []
         self.tokens = {"token-of-the-profile-page"}
         self.logins = 0
+        self.authn_type = "basic"
+        """Or "OIDC": users have no passwords here."""
+        self._tls = {} if certificate is None else {"ssl_certfile": certificate, "ssl_keyfile": certificate}
         self.run_jobs = run_jobs
         self.tasks_begin_with = tasks_begin_with
         self.is_hung = threading.Event()
@@ -158,6 +167,7 @@ class FakePai:
         self.port = self._listener.getsockname()[1]
         routes = [
             ("GET", "/info", self._info),
+            ("GET", "/authn/info", self._authn_info),
             ("POST", "/authn/basic/login", self._log_in),
             ("GET", "/tokens/check", self._check),
             ("GET", "/jobs", self._list),
@@ -185,6 +195,7 @@ class FakePai:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
+            **self._tls,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -242,7 +253,7 @@ class FakePai:
                 faults = self._faults.get(at)
                 if faults and (how := faults.popleft()) != "nothing":
                     return await self._fault(how)
-            needs_token = path not in ("/info", "/authn/basic/login")
+            needs_token = path not in ("/info", "/authn/info", "/authn/basic/login")
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if needs_token and token not in self.tokens:
                 return _error(401, "UnauthorizedUserError", "Your token is invalid.")
@@ -255,7 +266,7 @@ class FakePai:
             return _error(*how)
         if how == 429:
             page = "<html><body><h1>Too many requests</h1>, please try again later.</body></html>"
-            return HTMLResponse(page, 429, headers={"Retry-After": "0"})
+            return HTMLResponse(page, 429, headers={"Retry-After": "0", "X-RateLimit-Limit": "60"})
         if how == 401:
             return _error(401, "UnauthorizedUserError", "Your token is invalid.")
         if how in ("hang", "drop"):
@@ -268,7 +279,12 @@ class FakePai:
     async def _info(self, request):
         return JSONResponse({"name": "PAI RESTful API", "version": "v1.8.1"})
 
+    async def _authn_info(self, request):
+        return JSONResponse({"authn_type": self.authn_type, "loginURI": "", "loginURIMethod": "post"})
+
     async def _log_in(self, request):
+        if self.authn_type == "OIDC":
+            return _error(404, "NoApiError", "API /rest-server/api/v2/authn/basic/login is not found.")
         body = await request.json()
         if body.get("username") != USER:
             return _error(400, "NoUserError", f"User {body.get('username')} is not found.")

@@ -4,6 +4,7 @@ import logging
 import threading
 
 import pytest
+from azure_here import write_certificate
 from deadlines import DEADLINE_S
 from fake_pai import PASSWORD, STORAGE, USER, FakeJob, FakePai
 from openpai_jobs import a_job, text_of
@@ -123,10 +124,9 @@ def test_a_submit_retried_after_a_lost_response_succeeds(server, cluster):
 
 
 def test_an_unavailable_cluster_is_reported_after_the_retries(server, cluster):
-    server.misbehave(429, 3)
+    server.misbehave(503, 3)
     with pytest.raises(
-        ClusterUnavailable,
-        match=r"answers 429: Too many requests , please try again later; check that it runs",
+        ClusterUnavailable, match=r"answers 503: somewhere something failed; check that it runs"
     ):
         cluster.jobs()
     server.stop()
@@ -222,6 +222,39 @@ def test_an_expired_token_and_a_forbidden_call_raise_different_errors(server, cl
 def test_a_failed_login_names_the_keys_to_correct(server, user, password):
     with pytest.raises(Unauthenticated, match=r"(is incorrect|is not found); correct userName and passWord"):
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
+
+
+def test_a_limit_of_the_cluster_is_named_with_the_way_to_stay_below_it(server, cluster):
+    server.misbehave(429, 6)
+    with pytest.raises(
+        ClusterUnavailable, match=r"accepts only 60 such calls in its period; wait, or set `reuse: true`"
+    ):
+        cluster.submit(job_text())
+    with pytest.raises(ClusterUnavailable, match=r"in its period; wait, or run fewer experiments at a time$"):
+        cluster.jobs()
+
+
+def test_a_password_on_a_cluster_without_passwords_is_refused_with_the_way_to_a_token(server):
+    server.authn_type = "OIDC"
+    with pytest.raises(
+        Unauthenticated, match=r"has no passwords \(OpenID Connect\); create an application token"
+    ):
+        OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK).jobs()
+
+
+def test_the_advice_about_an_untrusted_certificate_works_for_a_tunnel_on_this_machine(tmp_path, monkeypatch):
+    certificate = tmp_path / "tunnel.pem"
+    write_certificate(certificate, ["localhost"])
+    server = FakePai(certificate=certificate)
+    server.start()
+    try:
+        host = f"https://localhost:{server.port}"
+        with pytest.raises(ClusterUnavailable, match="REQUESTS_CA_BUNDLE adds certificates to trust"):
+            OpenPai(host, USER, token=TOKEN, retry_policy=QUICK).jobs()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+        assert OpenPai(host, USER, token=TOKEN, retry_policy=QUICK).jobs() == []
+    finally:
+        server.close()
 
 
 def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,10 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
     output.plain("       for clients that log in by password: `nnictl openpai user --set-password`")
     for name, folder in storages.items():
         output.plain(f"storage {name}: {folder}, for tasks at /mnt/{name}")
+    if process.options.sandbox == "process" and shutil.which("podman"):
+        output.plain(
+            "tasks  are processes, whatever their image; podman is installed: restart with --sandbox podman to run their images"
+        )
     output.plain()
     output.plain("For an experiment file:")
     output.plain(output.RULE)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -184,7 +185,7 @@ class PaiConnection:
     ) -> requests.Response:
         """Returns a successful answer, or a 416 answer to a range request. `options` are those of `requests.request`."""
         has_new_token = may_be_done = False
-        failures, problem = 0, ""
+        failures, problem, limit = 0, "", None
         policy = self._retry_policy
         while failures < policy.tries:
             token = self._valid_token() if with_token else None
@@ -199,7 +200,7 @@ class PaiConnection:
                     **options,
                 )
             except requests.RequestException as error:
-                problem, may_be_done = why_no_answer(error), True
+                problem, may_be_done, limit = why_no_answer(error), True, None
             else:
                 status = answer.status_code
                 has_range = "Range" in (options.get("headers") or ())
@@ -215,14 +216,25 @@ class PaiConnection:
                     raise self._refusal(what, answer, code, message, may_be_done)
                 may_be_done = may_be_done or status >= 500
                 retry_after_s = _retry_after_s(answer)
+                limit = _rate_limit(answer)
             failures += 1
             if failures < policy.tries:
                 logger.info("cannot %s: %s; retrying", what, problem)
                 if self._closed.wait(policy.delay_s(failures, retry_after_s)):
                     break
+        if limit is not None:
+            raise ClusterUnavailable(
+                f"cannot {what}: OpenPAI at {self.address} accepts {limit}; {self._rest_of(verb, url)}"
+            )
         raise ClusterUnavailable(
             f"cannot {what}: OpenPAI at {self.address} is unreachable: {problem}; check that it runs and that its host is correct"
         )
+
+    def _rest_of(self, verb: str, url: str) -> str:
+        """The remedy for a call that exceeds a limit of the server."""
+        if (verb, url) == ("POST", f"{self._api}/jobs"):
+            return "wait, or set `reuse: true`: one job then runs many trials (a cluster's submitJobPerHour is 60 by default)"
+        return "wait, or run fewer experiments at a time"
 
     def _refusal(
         self, what: str, answer: requests.Response, code: str, message: str, may_be_ours: bool
@@ -286,6 +298,9 @@ class PaiConnection:
         if session is None:
             session = self._sessions.session = requests.Session()
             session.trust_env = self._may_use_proxy
+            if not self._may_use_proxy:
+                # Of the environment only this counts then, for a tunnel that ends on this machine.
+                session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
             if self._is_own:
                 verify_connections(session)
         return session
@@ -322,12 +337,27 @@ class PaiConnection:
             raise Unauthenticated(
                 f"{str(error).rpartition(';')[0]}; correct userName and passWord"
             ) from error
+        except RequestRejected as error:
+            if self._has_passwords():
+                raise
+            raise Unauthenticated(
+                f"cannot log in as {self.user} at {self.address}: this cluster has no passwords (OpenID Connect); "
+                "create an application token on its profile page, and write it as token instead of passWord"
+            ) from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
             raise Unauthenticated(
                 f"cannot log in as {self.user}: OpenPAI's answer has no token; use a token of OpenPAI's profile page"
             )
         return token
+
+    def _has_passwords(self) -> bool:
+        """False if users log in at another server. Source: microsoft/pai v1.8.1, routers/authn.js."""
+        try:
+            answer = self._ask("GET", "/authn/info", "find out how to log in", with_token=False)
+        except RequestRejected:  # older releases lack this route
+            return True
+        return not isinstance(answer, dict) or answer.get("authn_type") != "OIDC"
 
 
 def _of_violations(text: str) -> str:
@@ -357,6 +387,14 @@ def why_no_answer(error: requests.RequestException) -> str:
         case requests.exceptions.ProxyError():
             return "this machine's proxy refuses the connection"
     return "the connection was refused or lost"
+
+
+def _rate_limit(answer: requests.Response) -> str | None:
+    """The limit that a call has exceeded. Source: microsoft/pai v1.8.1, src/rest-server/src/config/rate-limit.js."""
+    if answer.status_code != requests.codes.too_many_requests:
+        return None
+    most = answer.headers.get("X-RateLimit-Limit", "")
+    return f"only {most} such calls in its period" if most.isdecimal() else "no more such calls at present"
 
 
 def _retry_after_s(answer: requests.Response) -> float | None:
