@@ -90,7 +90,7 @@ def test_a_failed_job_has_its_reason_at_every_level():
         "containerIp": "127.0.0.1",
         "containerNodeName": "127.0.0.1",
         "containerPorts": {"ssh": "26055", "nni": "1,2"},
-        "containerGpus": 0b101,
+        "containerGpus": "5",
         "containerLog": "/api/v2/jobs/ada~job/attempts/0/taskRoles/worker1/taskIndex/0/attempts/0/logs",
         "containerExitCode": 255,
         "containerExitSpec": SPEC,

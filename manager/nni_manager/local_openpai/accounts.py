@@ -78,6 +78,17 @@ class Caller:
         """True if the caller may change what belongs to `owner`. Every caller may read everything."""
         return self.user.is_admin or self.name == owner
 
+    def must_be_admin(self) -> None:
+        """Refuse all but administrators, and those who log in with an application's token.
+
+        Raises:
+            ApiError: ForbiddenUserError.
+        """
+        if self.token.is_application and not self.token.is_owners:
+            raise ApiError("ForbiddenUserError", "Applications are not allowed to do this operation.")
+        if not self.user.is_admin:
+            raise ApiError("ForbiddenUserError", "Non-admin is not allowed to do this operation.")
+
 
 class Accounts:
     """All users and tokens. Store every change (`to_json`) before reporting it to a client."""
@@ -148,12 +159,28 @@ class Accounts:
         Raises:
             ApiError: NoUserError; or ForbiddenUserError, the user is the only administrator.
         """
-        user = self.user(name)
-        if user.is_admin and sum(each.is_admin for each in self._users.values()) == 1:
-            message = f"cannot remove user {name}, the only administrator; add another administrator first"
-            raise ApiError("ForbiddenUserError", message)
+        self._keep_an_admin(self.user(name), "remove")
         del self._users[name]
         self._tokens = {digest: token for digest, token in self._tokens.items() if token.user != name}
+
+    def set_admin(self, name: str, is_admin: bool) -> User:
+        """Make a user an administrator, or no longer one; returns the changed user.
+
+        Raises:
+            ApiError: NoUserError; or ForbiddenUserError, the user is the only administrator.
+        """
+        user = self.user(name)
+        if not is_admin:
+            self._keep_an_admin(user, "take the rights of")
+        self._users[name] = replace(user, is_admin=is_admin)
+        return self._users[name]
+
+    def _keep_an_admin(self, user: User, what: str) -> None:
+        if user.is_admin and sum(each.is_admin for each in self._users.values()) == 1:
+            message = (
+                f"cannot {what} user {user.name}, the only administrator; add another administrator first"
+            )
+            raise ApiError("ForbiddenUserError", message)
 
     # ---- tokens
 

@@ -87,6 +87,10 @@ class OpenPaiApi:
             Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
             Route("/storages", authenticated(self.storages)),
             Route("/storages/{name}", authenticated(self.storage)),
+            Route("/cluster/sku-types", authenticated(self.sku_types)),
+            Route("/kubernetes/nodes", authenticated(self.kubernetes_nodes)),
+            Route("/kubernetes/pods", authenticated(self.kubernetes_pods)),
+            Route("/alerts", authenticated(self.alerts)),
         ]
 
         def one_job(path: str) -> list[Route]:
@@ -119,6 +123,9 @@ class OpenPaiApi:
             Route(job + "/tag", authenticated(self.remove_tag), methods=["DELETE"]),
             Route(job + "/events", authenticated(self.events)),
             Route(job + "/attempts/{attempt:int}", authenticated(self.job)),
+            Route(job + "/job-attempts", authenticated(self.job_attempts)),
+            Route(job + "/job-attempts/healthz", authenticated(self.job_attempts_health)),
+            Route(job + "/job-attempts/{attempt:int}", authenticated(self.job_attempt)),
             Route(task, authenticated(self.task_attempts)),
             Route(task + "/{task_attempt:int}/logs", authenticated(self.logs)),
             # The path of a job's configuration in OpenPAI's first releases with the v2 API.
@@ -159,6 +166,29 @@ class OpenPaiApi:
         attempt_id = request.path_params.get("attempt")
         found = await self._cluster.read(JobStore.detail, *_job_of(request), attempt_id)
         return JSONResponse(response_bodies.detail(found))
+
+    async def job_attempts(self, request: Request, _: Caller) -> Response:
+        """All attempts of a job, the newest first."""
+        job = await self._job_in(request)
+        found = [await self._job_attempt(job, index) for index in range(job.attempt_id, -1, -1)]
+        return JSONResponse(found)
+
+    async def job_attempts_health(self, request: Request, _: Caller) -> Response:
+        """An empty answer: the history of each job is complete."""
+        await self._job_in(request)
+        return Response()
+
+    async def job_attempt(self, request: Request, _: Caller) -> Response:
+        """One attempt of a job."""
+        return JSONResponse(
+            await self._job_attempt(await self._job_in(request), request.path_params["attempt"])
+        )
+
+    async def _job_attempt(self, job: JobSummary, index: int) -> response_bodies.Document:
+        # Just after the submission the newest attempt is not stored yet.
+        wanted = None if index == job.attempt_id else index
+        found = await self._cluster.read(JobStore.detail, job.user, job.name, wanted)
+        return response_bodies.job_attempt(found, index)
 
     async def delete_job(self, request: Request, caller: Caller) -> Response:
         """Delete a terminal job."""
@@ -268,6 +298,30 @@ class OpenPaiApi:
         """The nodes of a virtual cluster: only this machine."""
         await self.virtual_cluster(request, caller)
         return JSONResponse([response_bodies.NODE_NAME])
+
+    async def sku_types(self, _: Request, __: Caller) -> Response:
+        """The types of machines of the HiveD scheduler: none."""
+        return JSONResponse({})
+
+    async def alerts(self, _: Request, __: Caller) -> Response:
+        """The active alerts: none."""
+        return JSONResponse([])
+
+    async def kubernetes_nodes(self, _: Request, caller: Caller) -> Response:
+        """This machine in the form of Kubernetes, for administrators."""
+        caller.must_be_admin()
+        nodes = [response_bodies.kubernetes_node(self._cluster.virtual_clusters)]
+        return JSONResponse(response_bodies.kubernetes_list("Node", nodes))
+
+    async def kubernetes_pods(self, request: Request, caller: Caller) -> Response:
+        """The tasks of all jobs that have not ended, in the form of Kubernetes, for administrators."""
+        caller.must_be_admin()
+        is_elsewhere = request.query_params.get("namespace", "default") != "default"
+        jobs = [] if is_elsewhere else await self._cluster.read(JobStore.jobs)
+        running = [job for job in jobs if job.completed_at_s is None]
+        details = [await self._cluster.read(JobStore.detail, job.user, job.name) for job in running]
+        pods = [pod for found in details for pod in response_bodies.kubernetes_pods(found)]
+        return JSONResponse(response_bodies.kubernetes_list("Pod", pods))
 
     async def storages(self, request: Request, _: Caller) -> Response:
         """All storages, or only the default ones."""

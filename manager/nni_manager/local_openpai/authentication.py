@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nni_manager.http_server import mark_authenticated
+from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.accounts import Accounts, Caller, User, new_user, payload_of
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
@@ -61,9 +62,14 @@ class Authenticator:
             Route("/tokens/{token}", authenticated(self.revoke_token), methods=["DELETE"]),
             Route("/users", authenticated(self.users), methods=["GET"]),
             Route("/users", authenticated(self.add_user), methods=["POST"]),
+            Route("/users", authenticated(self.update_user), methods=["PUT"]),
+            Route("/users/me", authenticated(self.update_myself), methods=["PUT"]),
             Route("/users/{user}", authenticated(self.user), methods=["GET"]),
             Route("/users/{user}", authenticated(self.remove_user), methods=["DELETE"]),
             Route("/users/{user}/password", authenticated(self.set_password), methods=["PUT"]),
+            Route("/groups", authenticated(self.groups)),
+            Route("/groups/{group}", authenticated(self.group)),
+            Route("/groups/{group}/userlist", authenticated(self.members)),
         ]
 
     def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -149,7 +155,7 @@ class Authenticator:
 
     async def users(self, _: Request, caller: Caller) -> Response:
         """All users."""
-        self._must_be_admin(caller)
+        caller.must_be_admin()
         return JSONResponse([self._user_document(user) for user in self._accounts.users()])
 
     async def user(self, request: Request, _: Caller) -> Response:
@@ -158,7 +164,7 @@ class Authenticator:
 
     async def add_user(self, request: Request, caller: Caller) -> Response:
         """Add a user."""
-        self._must_be_admin(caller)
+        caller.must_be_admin()
         fields = await fields_of(request)
         name, password = text_in(fields, "username"), text_in(fields, "password")
         user = await asyncio.to_thread(new_user, name, password, is_admin=fields.get("admin") is True)
@@ -177,38 +183,105 @@ class Authenticator:
                     "ForbiddenUserError", f"User {caller.name} is not allowed to do this operation."
                 )
             await self._throttle.check(user, text_in(fields, "oldPassword"), source_of(request))
-        password = text_in(fields, "newPassword")
-        changed = await asyncio.to_thread(new_user, name, password, is_admin=user.is_admin)
+        await self._set_password(caller, user, text_in(fields, "newPassword"))
+        return JSONResponse({"message": "update user password successfully."})
+
+    async def _set_password(self, caller: Caller, user: User, password: str) -> None:
+        changed = await asyncio.to_thread(new_user, user.name, password, is_admin=user.is_admin)
         self._accounts.replace_user(changed)
         self._store(self._accounts)
-        log.info("%s set the password of user %s", caller.name, name)
-        return JSONResponse({"message": "update user password successfully."})
+        log.info("%s set the password of user %s", caller.name, user.name)
+
+    async def update_user(self, request: Request, caller: Caller) -> Response:
+        """Change a user's password or rights."""
+        caller.must_be_admin()
+        data = _data_of(await fields_of(request), {"username", "password", "admin"})
+        user = self._accounts.user(text_in(data, "username"))
+        if isinstance(is_admin := data.get("admin"), bool):
+            user = self._accounts.set_admin(user.name, is_admin)
+            self._store(self._accounts)
+            log.info(
+                "%s made user %s %s",
+                caller.name,
+                user.name,
+                "an administrator" if is_admin else "a plain user",
+            )
+        if "password" in data:
+            await self._set_password(caller, user, text_in(data, "password"))
+        return _updated(user)
+
+    async def update_myself(self, request: Request, caller: Caller) -> Response:
+        """Change the caller's own password."""
+        if caller.token.is_application:
+            raise ApiError("ForbiddenUserError", "Applications are not allowed to do this operation.")
+        data = _data_of(await fields_of(request), {"username", "newPassword", "oldPassword"})
+        if text_in(data, "username") != caller.name:
+            raise ApiError("ForbiddenUserError", f"User {caller.name} is not allowed to do this operation.")
+        if "newPassword" in data:
+            await self._throttle.check(caller.user, text_in(data, "oldPassword"), source_of(request))
+            await self._set_password(caller, caller.user, text_in(data, "newPassword"))
+        return _updated(caller.user)
 
     async def remove_user(self, request: Request, caller: Caller) -> Response:
         """Remove a user; their jobs stay."""
-        self._must_be_admin(caller)
+        caller.must_be_admin()
         name = request.path_params["user"]
+        if name not in (user.name for user in self._accounts.users()):
+            raise ApiError("NoUserError", f"User {name} is not found.", status=404)
         self._accounts.remove_user(name)
         self._store(self._accounts)
         log.info("%s removed user %s", caller.name, name)
         return JSONResponse({"message": "user is removed successfully"})
 
+    # ---- groups
+
+    async def groups(self, _: Request, __: Caller) -> Response:
+        """All groups: one, with all users."""
+        return JSONResponse([response_bodies.group(self._cluster.virtual_clusters)])
+
+    async def group(self, request: Request, _: Caller) -> Response:
+        """One group."""
+        _check_group(request)
+        return JSONResponse(response_bodies.group(self._cluster.virtual_clusters))
+
+    async def members(self, request: Request, _: Caller) -> Response:
+        """The users of a group."""
+        _check_group(request)
+        users = self._accounts.users()
+        return JSONResponse([{"username": user.name, "clusterAdmin": user.is_admin} for user in users])
+
     def _user_document(self, user: User) -> dict[str, Any]:
         return {
             "username": user.name,
             "email": "",
-            "grouplist": ["default"],
+            "grouplist": [response_bodies.GROUP],
             "extension": {},
             "admin": user.is_admin,
             "virtualCluster": [each.name for each in self._cluster.virtual_clusters],
             "storageConfig": [each.name for each in self._cluster.settings.storages],
         }
 
-    def _must_be_admin(self, caller: Caller) -> None:
-        if caller.token.is_application and not caller.token.is_owners:
-            raise ApiError("ForbiddenUserError", "Applications are not allowed to do this operation.")
-        if not caller.user.is_admin:
-            raise ApiError("ForbiddenUserError", "Non-admin is not allowed to do this operation.")
+
+def _check_group(request: Request) -> None:
+    if (name := request.path_params["group"]) != response_bodies.GROUP:
+        raise ApiError("NoGroupError", f"Group {name} is not found.")
+
+
+def _data_of(fields: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """The changes of a request. What this machine does not have, such as an email address, must be empty."""
+    data = fields.get("data")
+    if not isinstance(data, dict):
+        raise invalid_parameters("cannot find the object data in the request body; add it")
+    for name, value in data.items():
+        if name not in known and value:
+            raise invalid_parameters(
+                f"cannot change {name[:60]}: users of this machine have none; leave it out"
+            )
+    return data
+
+
+def _updated(user: User) -> Response:
+    return JSONResponse({"message": f"Update user {user.name} successfully."}, status_code=201)
 
 
 def _expiration(value: Any) -> int:

@@ -15,7 +15,7 @@ from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic,
 STATUS_OF: Mapping[str, int] = {
     "InvalidProtocolError": 400,
     "InvalidParametersError": 400,
-    "NoUserError": 400,  # not found; clients rely on 400
+    "NoUserError": 400,  # not found; clients rely on 400, except for DELETE
     "IncorrectPasswordError": 400,
     "UnauthorizedUserError": 401,
     "ForbiddenUserError": 403,
@@ -23,6 +23,7 @@ STATUS_OF: Mapping[str, int] = {
     "NoJobError": 404,
     "NoJobSshInfoError": 404,
     "NoTaskLogError": 404,
+    "NoGroupError": 404,
     "NoTagError": 404,
     "NoStorageError": 404,
     "NoVirtualClusterError": 404,
@@ -38,10 +39,11 @@ STATUS_OF: Mapping[str, int] = {
 class ApiError(UserError):
     """An error response; `code` and the message form its body."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+        """`status`: None is that of the code."""
         super().__init__(message)
         self.code = code
-        self.status = STATUS_OF[code]
+        self.status = STATUS_OF[code] if status is None else status
 
 
 def invalid_parameters(message: str) -> ApiError:

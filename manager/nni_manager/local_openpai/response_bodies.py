@@ -22,6 +22,8 @@ Document = dict[str, Any]
 
 # The name of the only node.
 NODE_NAME = "localhost"
+GROUP = "default"
+"""The name of the only group."""
 
 
 def list_item(job: JobSummary) -> Document:
@@ -87,6 +89,93 @@ def event(stored: JobEvent, job: JobSummary) -> Document:
     }
 
 
+def job_attempt(found: JobDetail, index: int) -> Document:
+    """An attempt of a job in the shape of OpenPAI's job history."""
+    job, attempt, end = found.job, found.attempt, found.attempt.exit
+    is_over = attempt.completed_at_s is not None
+    document = detail(found)
+    status = document["jobStatus"]
+    return {
+        "jobName": job.name,
+        "frameworkName": job.framework_name,
+        "uid": job.debug_id,
+        "userName": job.user,
+        "state": status["attemptState"],
+        "originState": job.sub_state.value,
+        "maxAttemptCount": job.attempt_id + 1,
+        "attemptIndex": index,
+        "jobStartedTime": status["createdTime"],
+        "attemptStartedTime": status["appCreatedTime"],
+        "attemptCompletedTime": status["appCompletedTime"],
+        "exitCode": status["appExitCode"],
+        "exitPhrase": end.spec.phrase if is_over and end else None,
+        "exitType": status["appExitType"],
+        "exitDiagnostics": {"diagnosticsSummary": end.diagnostics, **_messages(end)}
+        if is_over and end
+        else None,
+        **{name: value for name, value in status.items() if name.startswith(("appExit", "total"))},
+        "taskRoles": document["taskRoles"],
+        "isLatest": index == job.attempt_id,
+    }
+
+
+def group(clusters: Collection[VirtualCluster]) -> Document:
+    """The only group, in which all users are."""
+    names = [cluster.name for cluster in clusters]
+    acls = {"admin": False, "virtualClusters": names, "storageConfigs": []}
+    description = "All users of this machine's OpenPAI"
+    return {"groupname": GROUP, "description": description, "externalName": "", "extension": {"acls": acls}}
+
+
+def kubernetes_list(kind: str, items: list[Document]) -> Document:
+    """A list in Kubernetes' form; `kind` is Node or Pod."""
+    return {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": items}
+
+
+def kubernetes_node(clusters: Collection[VirtualCluster]) -> Document:
+    """This machine as a node of Kubernetes."""
+    total = summed(cluster.capacity for cluster in clusters)
+    amounts = {"cpu": str(total.cpu), "memory": f"{total.memory_mb}Mi", "nvidia.com/gpu": str(total.gpu)}
+    return {
+        "metadata": {"name": NODE_NAME, "labels": {}},
+        "spec": {},
+        "status": {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def kubernetes_pods(found: JobDetail) -> list[Document]:
+    """The tasks of a job as pods of Kubernetes."""
+    return [
+        {
+            "metadata": {
+                "name": f"{found.job.debug_id}-{role}-{task.index}",
+                "namespace": "default",
+                "uid": task.container_id,
+                "labels": {"jobName": found.job.name, "userName": found.job.user},
+            },
+            "spec": {"nodeName": NODE_NAME},
+            "status": {"phase": _PHASES.get(task.state.value, "Unknown")},
+        }
+        for role, tasks in found.tasks.items()
+        for task in tasks
+    ]
+
+
+# Kubernetes' phases of a pod for the states of a task.
+_PHASES = {
+    "WAITING": "Pending",
+    "RUNNING": "Running",
+    "STOPPING": "Running",
+    "SUCCEEDED": "Succeeded",
+    "FAILED": "Failed",
+    "STOPPED": "Failed",
+}
+
+
 def virtual_clusters(clusters: Collection[VirtualCluster]) -> Document:
     """All virtual clusters, by name. Shares are in percent of the capacity of all of them."""
     total = summed(cluster.capacity for cluster in clusters)
@@ -134,7 +223,7 @@ def storage_detail(settings: StorageSettings, *, is_mounted: bool) -> Document:
         "type": "unknown",
         "data": {"path": str(settings.path)},
         "readOnly": settings.is_read_only,
-        "secretName": None,
+        "secretName": "",
         "mountOptions": [],
         "mounted": is_mounted,
     }
@@ -227,8 +316,8 @@ def _task_attempt(task: Task, job: JobSummary, job_attempt_id: int, role: str) -
         "containerIp": host_ip,
         "containerNodeName": host_ip,
         "containerPorts": {label: ",".join(map(str, numbers)) for label, numbers in ports.items()},
-        # A bit mask of the GPUs.
-        "containerGpus": sum(1 << gpu for gpu in gpus) if gpus else None,
+        # A bit mask of the GPUs, as text.
+        "containerGpus": str(sum(1 << gpu for gpu in gpus)) if gpus else None,
         "containerLog": f"/api/v2/jobs/{job.framework_name}/attempts/{job_attempt_id}/taskRoles/{role}"
         f"/taskIndex/{task.index}/attempts/{task.attempt_id}/logs",
         "containerExitCode": end and end.code,

@@ -1,0 +1,118 @@
+"""The views of users, groups, machines and job history in OpenPAI's REST API, which its portal and its API tests call."""
+
+import pytest
+from openpai_here import JOBS, PASSWORDS, an_openpai_here, refused
+from openpai_jobs import WORKER, a_job, text_of
+from real_experiment import wait_until
+
+API = "/rest-server/api/v2"
+
+
+@pytest.fixture
+def here(tmp_path):
+    with an_openpai_here(tmp_path) as here:
+        yield here
+
+
+def logged_in(here, name):
+    """A client with the token of a login, as the portal has."""
+    return here.client(name, application=False)
+
+
+def submitted(client, command, **top):
+    changes = (
+        ((*WORKER, "instances"), 1),
+        ((*WORKER, "resourcePerInstance"), {"cpu": 0, "memoryMB": 1, "gpu": 0}),
+        ((*WORKER, "commands"), [command]),
+    )
+    assert client.submit(text_of(a_job(*changes, **top))).status_code == 202
+
+
+def test_the_history_of_a_job_has_each_attempt_and_marks_the_newest(here):
+    ada = here.client()
+    submitted(ada, "exit 3", jobRetryCount=1)
+    wait_until(lambda: ada.get(f"{JOBS}/ada~job").json()["jobStatus"]["completedTime"], "the job has ended")
+    assert ada.get(f"{JOBS}/ada~job/job-attempts/healthz").status_code == 200
+    newest, first = ada.get(f"{JOBS}/ada~job/job-attempts").json()
+    assert [each["attemptIndex"] for each in (newest, first)] == [1, 0]
+    assert [each["isLatest"] for each in (newest, first)] == [True, False]
+    assert (first["state"], first["exitCode"], first["exitPhrase"]) == (
+        "FAILED",
+        255,
+        "PAIRuntimeUnknownFailed",
+    )
+    assert first["exitDiagnostics"]["runtime"]["originUserExitCode"] == 3
+    assert first["taskRoles"]["worker"]["taskStatuses"][0]["taskState"] == "FAILED"
+    assert ada.get(f"{JOBS}/ada~job/job-attempts/0").json() == first
+    refused(ada.get(f"{JOBS}/ada~job/job-attempts/2"), 404, "NoJobError")
+    refused(ada.get(f"{JOBS}/ada~absent/job-attempts"), 404, "NoJobError")
+
+
+def test_one_group_has_all_users(here):
+    bob = here.client("bob")
+    (group,) = bob.get(f"{API}/groups").json()
+    assert group["groupname"] == "default"
+    assert group["extension"]["acls"]["virtualClusters"] == ["default"]
+    assert bob.get(f"{API}/groups/default").json() == group
+    assert bob.get(f"{API}/groups/default/userlist").json() == [
+        {"username": "ada", "clusterAdmin": True},
+        {"username": "bob", "clusterAdmin": False},
+    ]
+    refused(bob.get(f"{API}/groups/other"), 404, "NoGroupError")
+
+
+def test_users_change_their_own_password_with_the_old_one(here):
+    bob = logged_in(here, "bob")
+    change = {"username": "bob", "newPassword": "another password", "oldPassword": "wrong"}
+    refused(bob.put(f"{API}/users/me", json={"data": change}), 400, "IncorrectPasswordError")
+    change["oldPassword"] = PASSWORDS["bob"]
+    refused(
+        bob.put(f"{API}/users/me", json={"data": change | {"username": "ada"}}), 403, "ForbiddenUserError"
+    )
+    refused(here.client("bob").put(f"{API}/users/me", json={"data": change}), 403, "ForbiddenUserError")
+    refused(
+        bob.put(f"{API}/users/me", json={"data": change | {"email": "b@x"}}), 400, "InvalidParametersError"
+    )
+    refused(bob.put(f"{API}/users/me", json=change), 400, "InvalidParametersError")
+    assert bob.put(f"{API}/users/me", json={"data": change | {"email": ""}, "patch": True}).status_code == 201
+    login = {"username": "bob", "password": "another password"}
+    assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
+
+
+def test_an_administrator_changes_rights_and_passwords_but_one_administrator_stays(here):
+    ada, bob = logged_in(here, "ada"), logged_in(here, "bob")
+    made = {"data": {"username": "bob", "admin": True}, "patch": True}
+    refused(bob.put(f"{API}/users", json=made), 403, "ForbiddenUserError")
+    alone = refused(
+        ada.put(f"{API}/users", json={"data": {"username": "ada", "admin": False}}), 403, "ForbiddenUserError"
+    )
+    assert "the only administrator" in alone
+    assert ada.put(f"{API}/users", json=made).status_code == 201
+    assert bob.get(f"{API}/users").status_code == 200
+    refused(ada.put(f"{API}/users", json={"data": {"username": "eve", "admin": True}}), 400, "NoUserError")
+    refused(ada.delete(f"{API}/users/eve"), 404, "NoUserError")
+    new = {"data": {"username": "bob", "password": "set by ada"}}
+    assert ada.put(f"{API}/users", json=new).status_code == 201
+    login = {"username": "bob", "password": "set by ada"}
+    assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
+
+
+def test_administrators_see_this_machine_and_its_tasks_as_kubernetes_would_list_them(here):
+    ada = logged_in(here, "ada")
+    nodes = ada.get(f"{API}/kubernetes/nodes").json()
+    assert (nodes["kind"], [node["status"]["capacity"]["cpu"] for node in nodes["items"]]) == (
+        "NodeList",
+        ["4"],
+    )
+    submitted(ada, "sleep 1000")
+
+    def phases(namespace="default"):
+        pods = ada.get(f"{API}/kubernetes/pods", params={"namespace": namespace}).json()["items"]
+        return [(pod["metadata"]["labels"]["jobName"], pod["status"]["phase"]) for pod in pods]
+
+    wait_until(lambda: phases() == [("job", "Running")], "its task runs")
+    assert phases("kube-system") == []
+    for path in ("nodes", "pods"):
+        refused(here.client("bob").get(f"{API}/kubernetes/{path}"), 403, "ForbiddenUserError")
+    assert ada.get(f"{API}/alerts").json() == []
+    assert ada.get(f"{API}/cluster/sku-types").json() == {}
