@@ -268,6 +268,7 @@ def test_trials_survive_a_killed_manager_and_each_end_has_the_right_reason(home,
         return next(each for each in trials_here(experiment_id) if each["id"] == trial_id)
 
     wait_until(lambda: of(stopped)["status"] == "FAILED", "the trial of the stopped job has failed")
+    assert "was stopped on OpenPAI, but not by this manager" in of(stopped)["message"]
     assert of(other)["state"] == "RUNNING"
     assert nnictl("stop", experiment_id).returncode == 0
     assert {each["id"]: each["status"] for each in trials(nnictl, experiment_id)} == {

@@ -123,8 +123,10 @@ class SimulatedSearch:
         self.handle(TrialProposed(trial_id, {"lr": 0.7}, 10.0))
         return self.trial(trial_id)
 
-    def lose_job(self, trial_id: str, reason: ExitReason = ExitReason.JOB_LOST) -> list[Effect]:
-        return self.handle(JobTerminated(self.trial(trial_id).job_id, reason, "gone", 60.0))
+    def lose_job(
+        self, trial_id: str, reason: ExitReason = ExitReason.JOB_LOST, message: str = "gone"
+    ) -> list[Effect]:
+        return self.handle(JobTerminated(self.trial(trial_id).job_id, reason, message, 60.0))
 
     def limit(self, **limits: Any) -> list[Effect]:
         return self.handle(LimitsChanged(replace(self.experiment.budget.limits, **limits)))

@@ -67,6 +67,33 @@ def test_a_deletion_is_no_preemption():
     assert (trial.state, trial.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
+def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_has_the_message_of_the_cluster():
+    search = a_search()
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.lose_job(trial_id, ExitReason.KEEPER_LOST, "pod t0 was evicted: the node was low on memory")
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.reason) == (TrialState.FAILED, JOB_LOST)
+    assert trial.message == "pod t0 was evicted: the node was low on memory"
+
+
+def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_is_retried_as_if_the_cluster_had_reported_first():
+    search = a_search(max_retries=1)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, JOB_LOST)
+    search.deliver(trial_id)
+    search.lose_job(trial_id, JOB_LOST)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.retries, trial.preemptions) == (TrialState.WAITING, 1, 0)
+    search.start(trial_id, attempt=1)
+    search.end(trial_id, attempt=1)
+    search.deliver(trial_id, attempt=1)
+    assert trial.state is TrialState.SUCCEEDED
+
+
 def test_a_cluster_that_reports_no_preemption_delays_no_end():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()

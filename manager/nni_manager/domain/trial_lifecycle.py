@@ -453,7 +453,7 @@ class TrialLifecycle:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         if self._may_restart_preempted(trial, event, may_retry=may_retry):
             return self._restart(trial, event, is_preempted=True)
-        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED):
+        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED) and not trial.awaits_job_end:
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
@@ -462,11 +462,16 @@ class TrialLifecycle:
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, may_retry: bool
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
-        may_retry = may_retry and trial.stop_reason is None and trial.ended is None
+        ended_by_itself = trial.ended is not None and not trial.awaits_job_end
+        may_retry = may_retry and trial.stop_reason is None and not ended_by_itself
         if event.reason is ExitReason.PREEMPTED or trial.retries >= self.budget.limits.max_retries:
             may_retry = False
         if not may_retry:
-            return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+            reason, message = event.reason, event.message
+            if trial.awaits_job_end and trial.reason is not None and reason in _FAULTS_OF_CLUSTER:
+                # The keeper knows how the trial ended, and the cluster why.
+                reason, message = trial.reason, message or trial.message
+            return self._lose(trial, reason, message, event.at_s, now_s)
         return self._restart(trial, event, is_preempted=False)
 
     def _may_restart_preempted(self, trial: Trial, event: events.JobTerminated, *, may_retry: bool) -> bool:
