@@ -14,6 +14,7 @@ from bench_outage import catching_up, reconnection
 from bench_page import page
 from bench_sdk import decode_cost, import_cost, report_cost, should_stop_cost
 from bench_search import search
+from bench_sleeping_trials import sleeping_trials
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
 from table import render
@@ -26,6 +27,7 @@ MEASUREMENTS = (
     import_cost,
     decode_cost,
     turnaround,
+    sleeping_trials,
     search,
     report_to_row,
     report_to_row_of_many,

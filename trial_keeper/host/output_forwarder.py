@@ -37,14 +37,14 @@ class OutputForwarder:
         self._wakeup.set()  # copy the existing content at once
         self._is_finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay {target}", daemon=True)
-        self._thread.start()
+        """Started with the first output, which is after the start of the trial."""
 
     def follow(self, source: Path) -> None:
         """Copy this existing file from now on. The previous file must not grow any more; its rest is copied first.
 
         The file is skipped if the reader has stalled for very many files: the workspace has the file in any case.
         """
-        if self._thread.is_alive() and len(self._sources) < _MAX_SOURCES:
+        if self._is_running() and len(self._sources) < _MAX_SOURCES:
             self._sources.append(open_beneath(source.parent, source))
             self._wakeup.set()
 
@@ -69,13 +69,20 @@ class OutputForwarder:
 
     def poll(self) -> None:
         """Wake the thread: it copies the appended bytes and writes the buffered lines. Returns at once."""
-        self._wakeup.set()
+        if self._is_running():
+            self._wakeup.set()
 
     def finish(self) -> None:
         """Write the rest and end; waits at most a few seconds for a slow reader."""
         self._is_finishing.set()
-        self._wakeup.set()
-        self._thread.join(_MAX_DRAIN_S)
+        if self._is_running():
+            self._wakeup.set()
+            self._thread.join(_MAX_DRAIN_S)
+
+    def _is_running(self) -> bool:
+        if self._thread.ident is None:
+            self._thread.start()
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
