@@ -38,8 +38,9 @@ def sleeping_trials(trials: int = TRIALS) -> list[Row]:
         try:
             began_s = time.monotonic()
             experiment.start()
+            claimed = experiment.folder.workspace.trials
             wait_until(
-                lambda: experiment.summary()["counts"].get("RUNNING") == trials,
+                lambda: len(list(claimed.glob("*/attempts/*/*/attempt.json"))) == trials,
                 "all trials run",
                 scaled_s(180),
                 every_s=1.0,

@@ -59,10 +59,11 @@ class Apart:
 class LocalServiceApart(LocalTrainingService):
     """Processes of this machine, on the jobs' side."""
 
+    forks_keepers = False  # a fork would skip the prefix of run.sh
+
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
         self._apart = apart
-        self._fork_server = None  # a fork would skip the prefix of run.sh
         self.reports_preemption = bool(apart.preempted)
         on_ended = self.on_job_ended
         self.on_job_ended = lambda ended: on_ended(self._with_reason(ended))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
@@ -46,6 +46,8 @@ class LocalTrainingService(TrainingService):
 
     runs_as_manager = True
     stops_at_once = True
+    forks_keepers: ClassVar[bool] = True
+    """False: each keeper is a new process, which executes run.sh."""
 
     def __init__(
         self,
@@ -73,8 +75,7 @@ class LocalTrainingService(TrainingService):
         self._gpus_were_freed = asyncio.Event()
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
-        self._fork_server: ForkServer | None = ForkServer(jobs)
-        """None: each keeper is a new process, which executes run.sh."""
+        self._fork_server = ForkServer(jobs)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         """The jobs whose keepers were started as new processes."""
         self._exit_codes: dict[str, asyncio.Future[int | None]] = {}
@@ -103,7 +104,7 @@ class LocalTrainingService(TrainingService):
         environ = without_settings(os.environ) | settings.to_environ()
         try:
             with open(self._log(job_id), "ab") as log:
-                is_forked = self._fork_server is not None and await self._fork_server.start(
+                is_forked = self.forks_keepers and await self._fork_server.start(
                     environ, log.fileno(), partial(self._watch_fork, job_id)
                 )
                 if not is_forked:
@@ -230,8 +231,7 @@ class LocalTrainingService(TrainingService):
     async def close(self) -> None:
         """Stop watching, and end the fork server. Keepers continue."""
         self._running.clear()
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self._fork_server.close()
 
     def _watch(self, job_id: str, pid: int, identity: processes.ProcessIdentity | None = None) -> bool:
         """Watch for the process's end. False if the process has ended or does not match `identity`."""
