@@ -111,7 +111,7 @@ def _serve_one(channel: socket.socket, shown: _ShownMemory, run_keeper: Callable
         environ: dict[str, str] = request["environ"]
         answer: dict[str, Any]
         if len(os.listdir("/proc/self/task")) > 1:
-            # A fork has only the thread that forked: locks that other threads hold stay locked for ever.
+            # A fork has only the thread that forked: locks that others hold are never released.
             answer = {"refused": "a module that Python imports at its start has started a thread"}
         elif not shown.fits(environ):
             answer = {"refused": "the environment is too large"}
