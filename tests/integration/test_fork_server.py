@@ -143,7 +143,8 @@ async def test_a_server_that_cannot_fork_safely_refuses(tmp_path, monkeypatch, s
 
 
 def keeper_of(experiment):
-    wait_until(experiment.keeper_pids, "a keeper runs")
+    """The keeper of the only trial, which runs."""
+    wait_until(lambda: experiment.summary()["counts"].get("RUNNING"), "the trial runs")
     (pid,) = experiment.keeper_pids()
     return psutil.Process(pid)
 
@@ -164,6 +165,39 @@ def test_keepers_outlive_the_manager_and_the_server_does_not(a_real_experiment):
     experiment.wait_for_status("DONE")
     (trial,) = experiment.get("/trials")
     assert (trial["status"], trial["value"]) == ("SUCCEEDED", keeper.pid)
+
+
+def guard_of(keeper):
+    """The process that has the keeper's environment and is not the keeper."""
+    environ = processes.environ_of(keeper.pid)
+    (pid,) = (pid for pid in processes.pids_where(environ.__eq__) if pid != keeper.pid)
+    return psutil.Process(pid)
+
+
+def has_ended(process):
+    return processes.is_dead(process.pid)
+
+
+def test_the_guard_of_a_forked_keeper_ends_its_trial_without_manager_and_server(a_real_experiment):
+    experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    keeper = keeper_of(experiment)
+    guard = guard_of(keeper)
+    (trial,) = keeper.children()
+    experiment.kill_manager()
+    keeper.kill()
+    wait_until(lambda: has_ended(trial), "the trial has ended")
+    wait_until(lambda: has_ended(guard), "the guard has ended")
+
+
+def test_a_suspended_guard_of_a_forked_keeper_ends_with_it(a_real_experiment):
+    experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    guard = guard_of(keeper_of(experiment))
+    guard.suspend()
+    Path(experiment.code, "go").touch()
+    experiment.wait_for_status("DONE")
+    wait_until(lambda: has_ended(guard), "the guard has ended")
 
 
 def test_trials_continue_when_the_server_is_killed_and_the_next_ones_start(a_real_experiment):
