@@ -29,7 +29,7 @@ from trial_keeper.host.checkpoints import CheckpointSigner, offer_checkpoints
 from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
-from trial_keeper.host.output_forwarder import OutputForwarder
+from trial_keeper.host.output_forwarder import OutputForwarder, finish
 from trial_keeper.host.packages import Packages
 from trial_keeper.host.process import TrialProcess
 from trial_keeper.host.usage import UsageSampler, UsageWatch
@@ -244,8 +244,8 @@ class Host:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
-            forwarders = {self._stderr, *self._forwarders.values()}
-            await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
+            # Blocks: nothing else is left to do, and an executor would start a thread for each.
+            finish({self._stderr, *self._forwarders.values()})
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
             self._watcher.close()

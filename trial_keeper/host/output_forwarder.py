@@ -3,7 +3,9 @@
 import os
 import queue
 import threading
+import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 from trial_keeper.wire.safe_open import open_beneath
@@ -72,12 +74,14 @@ class OutputForwarder:
         if self._is_running():
             self._wakeup.set()
 
-    def finish(self) -> None:
-        """Write the rest and end; waits at most a few seconds for a slow reader."""
+    def end(self) -> None:
+        """Let the thread write the rest and end. Returns at once."""
         self._is_finishing.set()
-        if self._is_running():
-            self._wakeup.set()
-            self._thread.join(_MAX_DRAIN_S)
+        self.poll()
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait for the thread's end, at most until this time of the monotonic clock."""
+        self._thread.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _is_running(self) -> bool:
         if self._thread.ident is None:
@@ -111,3 +115,12 @@ class OutputForwarder:
             if not has_successor:
                 return
             os.close(self._sources.popleft())
+
+
+def finish(forwarders: Collection[OutputForwarder]) -> None:
+    """Let the forwarders write the rest and end. Blocks, at most a few seconds for all slow readers together."""
+    deadline_s = time.monotonic() + _MAX_DRAIN_S
+    for each in forwarders:
+        each.end()
+    for each in forwarders:
+        each.wait(deadline_s)
