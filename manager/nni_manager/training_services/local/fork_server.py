@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Its imports take 0.2 s, and seconds on a busy machine.
 _MAX_START_S = 30.0
+_MAX_DEATH_S = 5.0
 _MESSAGE_BYTES = 4096
 
 
@@ -55,8 +56,7 @@ class ForkServer:
             async with self._turn:
                 answer = await self._request(environ, [log, gate])
                 if "pid" in answer:
-                    pid = answer["pid"]
-                    watch(pid, self._exit_codes[pid])
+                    watch(answer["pid"], answer["exit_code"])
                     with contextlib.suppress(BrokenPipeError):  # it was killed, which its pidfd reports
                         os.write(release, b"\n")
                     return True
@@ -80,9 +80,11 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
         process.kill()  # it has no state that is worth a wait
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            process.wait(_MAX_DEATH_S)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionResetError(0, "the fork server has ended"))
+            self._answer.exception()  # nobody may wait yet, about which asyncio would complain
         while self._exit_codes:
             self._note_exit(self._exit_codes.popitem()[1], None)
 
@@ -148,7 +150,9 @@ class ForkServer:
             return
         self._has_answered = True
         if "pid" in message:
-            self._exit_codes[message["pid"]] = asyncio.get_running_loop().create_future()
+            exit_code = asyncio.get_running_loop().create_future()
+            # Kept in both: the end may be noted before the request's coroutine continues.
+            message["exit_code"] = self._exit_codes[message["pid"]] = exit_code
         # A request that was cancelled awaits no answer: its fork ends at the closed gate.
         is_awaited = self._answer is not None and not self._answer.done()
         if is_awaited and message["request"] == self._number:
