@@ -124,8 +124,9 @@ fix: .venv/.installed-check ## format the code and fix what the linter can fix
 proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
 	proto/generate.sh
 
-bench: .venv/.installed-test ## measure the budgets and print the table
-	python tests/benchmarks/run.py
+bench: .venv/.installed-test ## measure the budgets and print the table; ROWS="decode_cost ingest" for some, ROUNDS=3, JSON=FILE; BEFORE=FILE AFTER=FILE compares two; ROWS=--help
+	python tests/benchmarks/run.py $(ROWS) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JSON),--json '$(JSON)') \
+	  $(if $(BEFORE),--compare '$(BEFORE)' '$(AFTER)')
 
 peers: .venv/peers/ray/.installed .venv/peers/callbacks/.installed ## install what make bench compares with: Ray Tune, 630 MB; callbacks, 350 MB
 

@@ -14,6 +14,7 @@ from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismat
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.attempt_ids import sort_key
+from trial_keeper.wire.fork_requests import FORK_SERVER
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -78,6 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
             return _run_doctor(as_json=len(arguments) > 1)
         case ["ctl", *command]:
             return _run_nnictl(command)
+        case [argument] if argument == FORK_SERVER:  # only the manager starts it
+            from trial_keeper.host.fork_server import serve
+
+            return serve(lambda: _run_job(os.environ))
     _complain(
         f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor, "
         "doctor --json or ctl COMMAND only"
@@ -144,6 +149,11 @@ def _run_job(environ: Mapping[str, str]) -> int:
 
 
 def _run_keeper(settings: KeeperSettings) -> int:
+    from trial_keeper.host.orphan_reaper import OrphanReaper
+
+    # First: memory that the keeper changes later is no longer shared. Process 1 needs none: the kernel ends its whole namespace.
+    reaper = OrphanReaper() if os.getpid() != 1 else None
+
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
     from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
@@ -179,7 +189,7 @@ def _run_keeper(settings: KeeperSettings) -> int:
 
     from trial_keeper.host.host import Host
 
-    host = Host(settings, workspace, task)
+    host = Host(settings, workspace, task, reaper)
     if settings.trial_id is not None:
         host.begin(trial, key, folder)
     return asyncio.run(host.run())

@@ -55,12 +55,20 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
     return [
         Row(
             f"ingest, durable, {keepers} keepers (doubles)",
-            f"{ours.per_s:,.0f} records/s, {ours.cpu_us:.1f} µs CPU each",
-            f"gRPC + SQLite {floor.per_s:,.0f}/s, {floor.cpu_us:.1f} µs",
+            f"{ours.per_s:,.0f} records/s",
+            f"gRPC + SQLite {floor.per_s:,.0f}/s",
             f"{floor.per_s / ours.per_s:.2f} x",
             ">= 100,000 records/s",
             ours.per_s >= 100_000,
-        )
+        ),
+        Row(
+            "of this, the manager's processor time for a record",
+            f"{ours.cpu_us:.1f} µs",
+            f"gRPC + SQLite {floor.cpu_us:.1f} µs",
+            f"{ours.cpu_us / floor.cpu_us:.2f} x",
+            "<= 1.3 x",
+            ours.cpu_us <= 1.3 * floor.cpu_us,
+        ),
     ]
 
 

@@ -2,12 +2,14 @@
 import.
 """
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -15,8 +17,11 @@ from table import Row, render
 
 import nni_sdk
 from nni_sdk.records import decode, encode
+from trial_keeper.core.replication import METRICS_CHUNK_BYTES
 
 ROUNDS = 300
+# The thresholds of the manager. Its module disables garbage collection when it is imported.
+_COLLECTION = (10_000, 10, 10)
 CALLS = 100  # per round: so many that the clock's own cost and a preempted round do not matter
 
 
@@ -151,14 +156,29 @@ def import_cost() -> list[Row]:
 
 
 def decode_cost() -> list[Row]:
-    """Records per second that the manager decodes on one core, beside parsing only their JSON."""
+    """Records per second that the manager decodes on one core, beside parsing only their JSON.
+
+    Both with the manager's garbage collection: that of Python's defaults takes half of the time.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTION)
+    try:
+        return _decode_cost()
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _decode_cost() -> list[Row]:
     frames = [encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(20_000)]
-    data = b"".join(frames)
     bodies = [frame[8:].decode() for frame in frames]
+    pieces = list(_pieces(b"".join(frames)))
     decodes_s, parses_s = [], []
     for _ in range(15):
         begin = time.perf_counter()
-        found = len(decode(data, 0).records)
+        # The manager stores the records of a piece before it decodes the next one.
+        found = sum(len(decode(data, offset).records) for offset, data in pieces)
         middle = time.perf_counter()
         for body in bodies:
             json.loads(body)
@@ -173,10 +193,19 @@ def decode_cost() -> list[Row]:
             f"{per_s:,.0f} records/s",
             f"json.loads {floor_per_s:,.0f}/s",
             f"{floor_per_s / per_s:.2f} x",
-            "<= 2 x",
-            floor_per_s / per_s <= 2,
+            "<= 1.5 x",
+            floor_per_s / per_s <= 1.5,
         )
     ]
+
+
+def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The chunks of a keeper with their offsets, each cut at the end of its last whole record."""
+    offset = 0
+    while offset < len(data):
+        end = data.rindex(b"\n", offset, offset + METRICS_CHUNK_BYTES) + 1
+        yield offset, data[offset:end]
+        offset = end
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """The table of measurements: each beside its floor from the same run, and its goal."""
 
-from dataclasses import astuple, dataclass
+import re
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
 class Row:
     """One measurement. `floor` is the minimum for any program, `ratio` is relative to it; `holds`: the
-    goal is met.
+    goal is met. `probe`: what bare programs took in the same seconds.
     """
 
     what: str
@@ -15,15 +18,35 @@ class Row:
     ratio: str
     goal: str
     holds: bool
+    probe: str = ""
+
+    @property
+    def figure(self) -> float | None:
+        """The number to compare with another run: the ratio to the floor, or else what was measured.
+
+        None if neither has a number.
+        """
+        found = _NUMBER.match(self.ratio) if self.ratio.endswith(" x") else _NUMBER.match(self.measured)
+        return float(found[0].replace(",", "")) if found else None
 
 
 def render(rows: list[Row]) -> str:
-    """The rows as an aligned plain-text table, with a header and a last column that says yes or NO."""
-    table = [("what", "measured", "floor", "ratio", "goal", "holds")]
-    table += [(*astuple(row)[:5], "yes" if row.holds else "NO") for row in rows]
+    """The rows as an aligned plain-text table, with a header and a column that says yes or NO."""
+    head = ("what", "measured", "floor", "ratio", "goal", "holds", "beside it")
+    cells = [
+        (row.what, row.measured, row.floor, row.ratio, row.goal, "yes" if row.holds else "NO", row.probe)
+        for row in rows
+    ]
+    return aligned(
+        [head, *cells] if any(row.probe for row in rows) else [line[:-1] for line in (head, *cells)]
+    )
+
+
+def aligned(table: list[tuple[str, ...]]) -> str:
+    """Lines of cells, the first of which is the header, as an aligned plain-text table."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, tuple("-" * width for width in widths))
+    lines = [table[0], tuple("-" * width for width in widths), *table[1:]]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
+        for line in lines
     )

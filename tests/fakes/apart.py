@@ -59,6 +59,8 @@ class Apart:
 class LocalServiceApart(LocalTrainingService):
     """Processes of this machine, on the jobs' side."""
 
+    forks_keepers = False  # a fork would skip the prefix of run.sh
+
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
         self._apart = apart

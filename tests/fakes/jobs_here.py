@@ -1,14 +1,13 @@
 """The local training service in the test process; its keepers may outlive its manager."""
 
-import contextlib
-import os
 import signal
-import subprocess
+import time
 from typing import ClassVar
 
 from deadlines import DEADLINE_S
 
 from nni_manager.training_services.local.client import LocalTrainingService
+from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings
 
 
@@ -17,18 +16,19 @@ class JobsHere(LocalTrainingService):
     test.
     """
 
-    keepers: ClassVar[list[subprocess.Popen[bytes]]] = []
+    keepers: ClassVar[list[int]] = []
+    """Their pids."""
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Start a keeper."""
         await super().submit(settings)
-        self.keepers.append(self._children[settings.job_id])
+        self.keepers.append(self._pids[settings.job_id])
 
     @classmethod
     def end_keepers(cls) -> None:
         """End all keepers and wait for their exit."""
         while cls.keepers:
             keeper = cls.keepers.pop()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(keeper.pid, signal.SIGTERM)
-            keeper.wait(DEADLINE_S)
+            processes.is_sent(keeper, signal.SIGTERM)
+            processes.wait_for_ends([keeper], time.monotonic() + DEADLINE_S)
+            assert processes.is_dead(keeper)

@@ -103,6 +103,7 @@ def test_keepers_from_before_the_renames_work_with_this_manager(
     )
     python.chmod(0o755)
     monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
+    monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)  # a fork is a keeper of today
     trials_wanted = 8 if reuse else 3
     experiment = a_real_experiment(
         TRAIN, trialConcurrency=2, maxTrialNum=trials_wanted, localConfig={"reuse": reuse}

@@ -9,7 +9,7 @@ import pytest
 from deadlines import DEADLINE_S
 
 from trial_keeper.host import output_forwarder as relay_module
-from trial_keeper.host.output_forwarder import OutputForwarder
+from trial_keeper.host.output_forwarder import OutputForwarder, finish
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def following(target, source):
 
 
 def end_of(forwarder):
-    forwarder.finish()
+    finish([forwarder])
     assert not forwarder._thread.is_alive()
 
 
@@ -105,7 +105,7 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     writer.start()
     writer.join(DEADLINE_S)
     assert not writer.is_alive()
-    forwarder.finish()
+    finish([forwarder])
     assert forwarder._thread.is_alive()  # blocked in its write until the pipe is read or the process ends
     os.close(pipe[0])
     pipe[0] = None

@@ -188,6 +188,27 @@ def test_commits_of_any_length_are_stored_completely_and_in_order(store, reader)
         assert {(row.parameter_id, row.is_final, row.stored_at_s) for row in rows} <= {("0", False, 1.0)}
 
 
+def test_records_of_one_commit_keep_their_own_types_and_parameter_ids(store, reader):
+    kinds = [
+        (0, "PERIODICAL"),
+        (0, "PERIODICAL"),
+        (1, "PERIODICAL"),
+        ("1", "PERIODICAL"),
+        ("1", "FINAL"),
+        (0, "PERIODICAL"),
+    ]
+    data = b"".join(
+        encode(parameter_id, KEY.trial_id, type_, number, number)
+        for number, (parameter_id, type_) in enumerate(kinds)
+    )
+    write = StreamWrite(KEY, Stream.METRICS, 0, len(data), records=tuple(decode(data, 0).records))
+    store.commit([trial_row(a_trial()), write], 1.0)
+    rows = metrics_of(reader, KEY.trial_id)
+    assert [(row.sequence, json.loads(row.parameter_id), row.is_final) for row in rows] == [
+        (number, parameter_id, type_ == "FINAL") for number, (parameter_id, type_) in enumerate(kinds)
+    ]
+
+
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
     second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
     store.commit([trial_row(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)

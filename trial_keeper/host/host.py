@@ -29,7 +29,7 @@ from trial_keeper.host.checkpoints import CheckpointSigner, offer_checkpoints
 from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
-from trial_keeper.host.output_forwarder import OutputForwarder
+from trial_keeper.host.output_forwarder import OutputForwarder, finish
 from trial_keeper.host.packages import Packages
 from trial_keeper.host.process import TrialProcess
 from trial_keeper.host.usage import UsageSampler, UsageWatch
@@ -124,9 +124,10 @@ class Host:
     A job without reuse starts its trial without a manager: `begin` starts it before gRPC is even imported.
     """
 
-    def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
-        # Create the reaper before any thread runs. Process 1 needs none: the kernel ends its whole namespace with it.
-        self._reaper = OrphanReaper() if os.getpid() != 1 else None
+    def __init__(
+        self, settings: KeeperSettings, workspace: Workspace, task: str, reaper: OrphanReaper | None
+    ) -> None:
+        self._reaper = reaper
         self._settings = settings
         self._environ = without_settings(os.environ)
         self._workspace = workspace
@@ -172,7 +173,7 @@ class Host:
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_s = 0.0
-        adopt_orphans()
+        self._adopts_orphans = False
         for number in STOP_SIGNALS:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
@@ -221,6 +222,7 @@ class Host:
         from trial_keeper.host.link import ManagerLink
 
         loop = asyncio.get_running_loop()
+        self._adopt_orphans()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
         self._link.limit_log_rate(are_paced=self._process is not None)
         loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
@@ -242,8 +244,8 @@ class Host:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
-            forwarders = {self._stderr, *self._forwarders.values()}
-            await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
+            # Blocks: nothing else is left to do, and an executor would start a thread for each.
+            finish({self._stderr, *self._forwarders.values()})
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
             self._watcher.close()
@@ -570,6 +572,15 @@ class Host:
         """Register a process's session with the orphan reaper, before the process executes anything."""
         if self._reaper is not None:
             self._reaper.register(pid)
+        self._adopt_orphans()
+
+    def _adopt_orphans(self) -> None:
+        """Adopt orphans from now on: the first registered process may leave some."""
+        if not self._adopts_orphans:
+            self._adopts_orphans = True
+            if self._reaper is not None:
+                self._reaper.wait_for_start()
+            adopt_orphans()
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):

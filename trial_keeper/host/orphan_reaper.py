@@ -24,8 +24,9 @@ _LENGTH_BYTES = 4
 class OrphanReaper:
     """A process beside the keeper that waits for the keeper's death. It is not the keeper's child, so it belongs to no trial.
 
-    Create it before `processes.adopt_orphans` and before any thread runs. Only the last instruction counts. While nothing is
-    watched, the reaper ignores the keeper's end.
+    Create it before any thread runs, and call `wait_for_start` before `processes.adopt_orphans`. Only the last instruction
+    counts. A reaper that has not started yet when the keeper dies still executes it. While nothing is watched, the reaper
+    ignores the keeper's end.
     """
 
     def __init__(self) -> None:
@@ -33,9 +34,9 @@ class OrphanReaper:
         self._markers: tuple[str, ...] = ()
         self._sessions: tuple[int, ...] = ()
         read_end, self._pipe = os.pipe()
-        pid_reader, pid_writer = os.pipe()
-        between = os.fork()
-        if between == 0:
+        self._pid_reader, pid_writer = os.pipe()
+        self._between = os.fork()
+        if self._between == 0:
             code = 1
             try:
                 pid = os.fork()
@@ -48,8 +49,13 @@ class OrphanReaper:
                 os._exit(code)
         os.close(read_end)
         os.close(pid_writer)
-        os.waitpid(between, 0)
-        with open(pid_reader, "rb") as file:
+        self.pid = 0
+        """The reaper's pid, once it has started."""
+
+    def wait_for_start(self) -> None:
+        """Return once the reaper is nobody's child. Both forks take milliseconds, in which the keeper prepares the trial."""
+        os.waitpid(self._between, 0)
+        with open(self._pid_reader, "rb") as file:
             self.pid = int(file.read() or b"0")
 
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:

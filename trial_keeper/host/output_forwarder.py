@@ -3,7 +3,9 @@
 import os
 import queue
 import threading
+import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 from trial_keeper.wire.safe_open import open_beneath
@@ -37,14 +39,14 @@ class OutputForwarder:
         self._wakeup.set()  # copy the existing content at once
         self._is_finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay {target}", daemon=True)
-        self._thread.start()
+        """Started with the first output, which is after the start of the trial."""
 
     def follow(self, source: Path) -> None:
         """Copy this existing file from now on. The previous file must not grow any more; its rest is copied first.
 
         The file is skipped if the reader has stalled for very many files: the workspace has the file in any case.
         """
-        if self._thread.is_alive() and len(self._sources) < _MAX_SOURCES:
+        if self._is_running() and len(self._sources) < _MAX_SOURCES:
             self._sources.append(open_beneath(source.parent, source))
             self._wakeup.set()
 
@@ -69,13 +71,22 @@ class OutputForwarder:
 
     def poll(self) -> None:
         """Wake the thread: it copies the appended bytes and writes the buffered lines. Returns at once."""
-        self._wakeup.set()
+        if self._is_running():
+            self._wakeup.set()
 
-    def finish(self) -> None:
-        """Write the rest and end; waits at most a few seconds for a slow reader."""
+    def end(self) -> None:
+        """Let the thread write the rest and end. Returns at once."""
         self._is_finishing.set()
-        self._wakeup.set()
-        self._thread.join(_MAX_DRAIN_S)
+        self.poll()
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait for the thread's end, at most until this time of the monotonic clock."""
+        self._thread.join(max(deadline_s - time.monotonic(), 0.0))
+
+    def _is_running(self) -> bool:
+        if self._thread.ident is None:
+            self._thread.start()
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -104,3 +115,12 @@ class OutputForwarder:
             if not has_successor:
                 return
             os.close(self._sources.popleft())
+
+
+def finish(forwarders: Collection[OutputForwarder]) -> None:
+    """Let the forwarders write the rest and end. Blocks, at most a few seconds for all slow readers together."""
+    deadline_s = time.monotonic() + _MAX_DRAIN_S
+    for each in forwarders:
+        each.end()
+    for each in forwarders:
+        each.wait(deadline_s)

@@ -120,9 +120,9 @@ VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :corrupt_bytes)
 ON CONFLICT DO UPDATE SET durable_offset = excluded.durable_offset,
     corrupt_bytes = corrupt_bytes + excluded.corrupt_bytes;
 
--- name: add_metrics -- records of one attempt, one per row in VALUES; a duplicate offset is a bug and fails
-INSERT INTO metric (trial_id, attempt, task, stored_at_s, record_offset, is_final, parameter_id, sequence, value)
-SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
+-- name: add_metrics -- records of one attempt and type, one per row in VALUES; a duplicate offset is a bug and fails
+INSERT INTO metric (trial_id, attempt, task, stored_at_s, is_final, parameter_id, record_offset, sequence, value)
+SELECT * FROM (SELECT ?, ?, ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?));
 
 -- name: add_mark -- a mark of one attempt; a duplicate offset is a bug and fails
 INSERT INTO mark (trial_id, attempt, task, record_offset, checkpoint, source_trial_id, source_attempt_id, source_task, load)

@@ -7,8 +7,8 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from nni_manager.store.migrations import SCHEMA_VERSION, migrate
 from nni_manager.store.owner_lock import opened
 from nni_manager.store.queries import QUERIES, sql_text
 from nni_manager.store.reader import BUSY_WAIT_MS
+from nni_sdk.records import Record
 from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import safe_name
@@ -38,11 +39,14 @@ _WAL_ALARM_BYTES = 1 << 30
 _MAX_CACHED_NUMBERS = 10_000
 # A multi-row INSERT takes half of the time, and less beside a busy thread: Python hands over its lock once per statement. The
 # largest batch has fewer than 999 values, the limit of every SQLite. The smaller batches insert the remainder.
-ROWS_AT_ONCE = (195, 39, 8, 1)
+ROWS_AT_ONCE = (300, 60, 10, 1)
+# What consecutive records of an attempt nearly always share, and what each row has of its own: to bind a value takes 0.1 µs.
+_SHARED = itemgetter(*map(Record._fields.index, ("parameter_id", "type")))
+_OWN = itemgetter(*map(Record._fields.index, ("offset", "sequence", "value")))
 
 
 def _add_metrics(count: int) -> str:
-    """The statement that inserts `count` records of one attempt."""
+    """The statement that inserts `count` records of one attempt and type."""
     all_before, values, row = QUERIES["add_metrics"].removesuffix(");").partition("VALUES ")
     return f"{all_before}{values}{', '.join([row] * count)})"
 
@@ -217,18 +221,15 @@ class Store:
     def _add_commit(self, commit: StreamWrite, now_s: float) -> None:
         key = commit.key
         number = self._number_of(key)
-        shared = (key.trial_id, number, key.task, now_s)
-        first = 0
-        for count, statement in _ADD_METRICS.items():
-            while len(commit.records) - first >= count:
-                own = [
-                    (offset, type_ == "FINAL", _parameter_id_text(parameter_id), sequence, value)
-                    for offset, parameter_id, _, type_, sequence, value, _ in commit.records[
-                        first : first + count
-                    ]
-                ]
-                self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
-                first += count
+        for (parameter_id, type_), records in groupby(commit.records, _SHARED):
+            shared = (key.trial_id, number, key.task, now_s, type_ == "FINAL", json.dumps(parameter_id))
+            own = list(map(_OWN, records))
+            first = 0
+            for count, statement in _ADD_METRICS.items():
+                while len(own) - first >= count:
+                    values = chain.from_iterable(own[first : first + count])
+                    self._connection.execute(statement, (*shared, *values))
+                    first += count
         for mark in commit.marks:
             self._execute("add_mark", rows.mark_columns(key, number, mark))
         if commit.marks:
@@ -283,12 +284,6 @@ class Store:
                     f"cannot write {path}: {error.strerror}; free some space on its disk"
                 ) from error
         return sync_s
-
-
-# All records of a trial share one id. Serialising it for each record takes a tenth of the record's time.
-@lru_cache(maxsize=1024)
-def _parameter_id_text(parameter_id: int | str) -> str:
-    return json.dumps(parameter_id)
 
 
 def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Keeper processes on this machine. They outlive the manager; a later manager adopts them."""
+"""Keeper processes on this machine: forks of a fork server. They outlive the manager; a later manager adopts them."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO, ClassVar
 
 from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
@@ -20,6 +21,7 @@ from nni_manager.errors import RetryableError
 from nni_manager.leftovers import reap_orphans
 from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.local.fork_server import ForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from trial_keeper import processes
 from trial_keeper.errors import SettingsInvalid
@@ -35,6 +37,8 @@ _LOG_TAIL_BYTES = 2000
 _MAX_PID = 1 << 22
 # Within this time after SIGCONT, a frozen keeper ends its trial.
 _WAKES_TIMEOUT_S = 2.0
+# The fork server reports an exit code within a millisecond.
+_EXIT_CODE_TIMEOUT_S = 2.0
 
 
 class LocalTrainingService(TrainingService):
@@ -42,6 +46,8 @@ class LocalTrainingService(TrainingService):
 
     runs_as_manager = True
     stops_at_once = True
+    forks_keepers: ClassVar[bool] = True
+    """False: each keeper is a new process, which executes run.sh."""
 
     def __init__(
         self,
@@ -69,7 +75,11 @@ class LocalTrainingService(TrainingService):
         self._gpus_were_freed = asyncio.Event()
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
+        self._fork_server = ForkServer(jobs)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        """The jobs whose keepers were started as new processes."""
+        self._exit_codes: dict[str, asyncio.Future[int | None]] = {}
+        """Of the jobs whose keepers were forked."""
         self._pids: dict[str, int] = {}
         """The keeper's pid of each running job."""
 
@@ -91,28 +101,41 @@ class LocalTrainingService(TrainingService):
             RetryableError: this machine cannot start a process now.
         """
         job_id = settings.job_id
+        environ = without_settings(os.environ) | settings.to_environ()
         try:
             with open(self._log(job_id), "ab") as log:
-                child = subprocess.Popen(
-                    ["bash", str(self._workspace.run_sh)],
-                    # Not on shared storage, because Python cannot start in an unreadable folder, while a keeper reports it.
-                    cwd=self._jobs,
-                    env=without_settings(os.environ) | settings.to_environ(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                is_forked = self.forks_keepers and await self._fork_server.start(
+                    environ, log.fileno(), partial(self._watch_fork, job_id)
                 )
+                if not is_forked:
+                    self._start_process(job_id, environ, log)
         except OSError as error:
             raise RetryableError(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk space or processes on this machine"
             ) from error
-        open_files.restore_limit(child.pid)
-        self._children[job_id] = child
-        identity = processes.ProcessIdentity.of(child.pid)
+        identity = processes.ProcessIdentity.of(self._pids[job_id]) if job_id in self._pids else None
         if identity is not None:  # otherwise the process has ended, and `_watch` reports the end
             self._write_identity(job_id, identity)
+
+    def _start_process(self, job_id: str, environ: Mapping[str, str], log: BinaryIO) -> None:
+        child = subprocess.Popen(
+            ["bash", str(self._workspace.run_sh)],
+            # Not on shared storage, because Python cannot start in an unreadable folder, while a keeper reports it.
+            cwd=self._jobs,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        open_files.restore_limit(child.pid)
+        self._children[job_id] = child
         self._watch(job_id, child.pid)
+
+    def _watch_fork(self, job_id: str, pid: int, exit_code: "asyncio.Future[int | None]") -> None:
+        if not self._watch(job_id, pid):
+            raise ProcessLookupError(0, "the keeper was killed before it started")
+        self._exit_codes[job_id] = exit_code
 
     async def stop(self, job_id: str) -> bool:
         """Send SIGTERM to the keeper, which ends its trial with grace."""
@@ -206,8 +229,9 @@ class LocalTrainingService(TrainingService):
         await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
 
     async def close(self) -> None:
-        """Stop watching. Keepers continue."""
+        """Stop watching, and end the fork server. Keepers continue."""
         self._running.clear()
+        self._fork_server.close()
 
     def _watch(self, job_id: str, pid: int, identity: processes.ProcessIdentity | None = None) -> bool:
         """Watch for the process's end. False if the process has ended or does not match `identity`."""
@@ -222,10 +246,18 @@ class LocalTrainingService(TrainingService):
         return True
 
     def _on_end(self, job_id: str, descriptor: int) -> None:
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(descriptor)
+        if (forked := self._exit_codes.pop(job_id, None)) is not None:
+            # The fork server may be frozen, which must not hide the end.
+            loop.call_later(_EXIT_CODE_TIMEOUT_S, _resolve_unknown, forked)
+            forked.add_done_callback(lambda _: self._report_end(job_id, descriptor, forked.result()))
+            return
         child = self._children.pop(job_id, None)
-        exit_code = child.wait() if child is not None else None
+        self._report_end(job_id, descriptor, child.wait() if child is not None else None)
+
+    def _report_end(self, job_id: str, descriptor: int, exit_code: int | None) -> None:
+        os.close(descriptor)
         self.release(job_id)
         self._pids.pop(job_id, None)
         if self._running.pop(job_id, None) is not None:
@@ -280,6 +312,11 @@ def _parse_identity(content: bytes) -> tuple[processes.ProcessIdentity, tuple[in
     return processes.ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
         map(int, document["gpu_indices"])
     )
+
+
+def _resolve_unknown(exit_code: "asyncio.Future[int | None]") -> None:
+    if not exit_code.done():
+        exit_code.set_result(None)
 
 
 def _wake_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
