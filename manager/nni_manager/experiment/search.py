@@ -93,7 +93,7 @@ def search(
     trials: int = 50,
     *,
     concurrency: int = 1,
-    tuner: str | AlgorithmConfig = "TPE",
+    tuner: str | AlgorithmConfig | None = None,
     assessor: str | AlgorithmConfig | None = None,
     maximize: bool = False,
     seed: int | None = None,
@@ -102,7 +102,7 @@ def search(
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
-    `space`: NNI's search space. `assessor`: a built-in one without `optimize_mode` gets the direction of the search. `fields`:
+    `space`: NNI's search space. `tuner` None: the default one of an experiment. `assessor`: a built-in one without `optimize_mode` gets the direction of the search. `fields`:
     further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the field `objectives`, the function returns a
     dict with their metrics. With the same `seed` and a `concurrency` of 1 the tuner repeats its choices, as long as the results
     are the same. After Ctrl-C the results until then are returned. The experiment is stored, as any other, and its manager has
@@ -118,12 +118,12 @@ def search(
             raise UserError(
                 f"cannot use seed={seed} together with a configured tuner; write class_args={{'seed': {seed}}} in it"
             )
-        config.tuner = tuner
+        config.tuner = dataclasses.replace(tuner)  # a copy: the direction is added below
     else:
         config.tuner.name = tuner
         config.tuner.class_args = {} if seed is None else {"seed": seed}
     if assessor is not None:
-        # A copy: the direction is added below.
+        # A copy, for the same reason.
         config.assessor = (
             AlgorithmConfig(name=assessor) if isinstance(assessor, str) else dataclasses.replace(assessor)
         )
