@@ -126,6 +126,13 @@ def _status_word(line: dict[str, Any]) -> str:
         return f"VIEWED (was {status})" if _has_died(line) else f"VIEWED ({status})"
     if status == "DONE" and line.get("trialCount") and not line["succeededCount"]:
         return f"DONE, 0 of {line['trialCount']} succeeded"
+    if (
+        status == "DONE"
+        and line.get("trialCount")
+        and line.get("bestValue") is None
+        and not line.get("frontCount")
+    ):
+        return "DONE, no result counts"
     return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 
