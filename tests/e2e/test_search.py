@@ -170,4 +170,9 @@ def test_a_search_with_several_objectives_returns_the_front(place):
     assert [each.value for each in found.front] == sorted((each.value for each in found.front), reverse=True)
     assert "4 on the Pareto front" in repr(found)
     assert len(found.plot_history().data) == 2
+    others, front = traces_of(found.plot_front())
+    assert (len(others.x), list(zip(front.x, front.y, strict=True))) == (
+        0,
+        [each.values for each in reversed(found.front)],
+    )
     assert list(found.trials["value"]) == list(found.trials["value/gain"])
