@@ -442,7 +442,7 @@ def test_the_stored_data_of_a_trial_is_compared_with_its_files(a_run, stored, wr
     ],
     ids=str,
 )
-def test_what_a_fault_explains_is_no_error(a_run, stored, excused):
+def test_differences_that_a_fault_explains_are_no_error(a_run, stored, excused):
     assert a_run(**stored, harm=excused) == []
 
 
@@ -460,7 +460,7 @@ def test_what_a_fault_explains_is_no_error(a_run, stored, excused):
     ],
     ids=str,
 )
-def test_more_than_a_fault_explains_is_an_error(a_run, stored, wrong):
+def test_differences_that_no_fault_explains_are_an_error(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
