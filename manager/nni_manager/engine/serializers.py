@@ -253,7 +253,7 @@ def latest_of(trial: Trial) -> float | None:
     """The number of the newest intermediate result: that of the first objective, or the result itself."""
     if trial.intermediate is None:
         return None
-    named = reward(trial.intermediate, trial.metric)
+    named = reward(trial.intermediate, trial.metrics[0])
     return reward(trial.intermediate) if named is None else named
 
 
@@ -271,10 +271,15 @@ def row_note(trial: Trial) -> str:
 
 
 def row_metrics(trial: Trial) -> dict[str, float]:
-    """The numbers of a final result that is a dict, without `default` where that is the first objective."""
+    """The numbers of a final result that is a dict: those of objectives and constraints, then others, up to a limit.
+
+    `default` is left out where it is the first objective.
+    """
     if trial.result is None:
         return {}
-    return numbers_in(trial.result, _MAX_METRICS, without_default=trial.metric == "default")
+    return numbers_in(
+        trial.result, _MAX_METRICS, trial.metrics, without_default=trial.metrics[0] == "default"
+    )
 
 
 def _cell(value: Any) -> Any:
