@@ -4,7 +4,7 @@ Source: NNI v2.0 and v3.0 manager REST API.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.leaderboard import TOP_TRIALS
+from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
 from nni_manager.domain.metrics import numbers_in, reward
 from nni_manager.domain.objectives import violated
@@ -180,6 +181,20 @@ def code_view(version: CodeVersion) -> dict[str, Any]:
         "gitCommit": version.git_commit,
         "isDirty": version.is_dirty,
     }
+
+
+def whole_trial_view(
+    snapshot: ExperimentSnapshot,
+    trial: Trial,
+    environments: Iterable[AttemptEnvironment],
+    marks: Collection[StoredMark],
+) -> dict[str, Any]:
+    """One trial with what ran, and whether it has saved a checkpoint or continues from one. `marks`: those of its attempts."""
+    more = {
+        "provenance": provenance_view(snapshot, trial, environments),
+        "hasCheckpoint": bool(marks) or trial.continues is not None,
+    }
+    return trial_view(snapshot, trial) | more
 
 
 def provenance_view(

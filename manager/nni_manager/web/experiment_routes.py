@@ -230,11 +230,7 @@ class ExperimentRoutes:
             lambda reader: (reader.environments(trial_id), reader.marks(trial_id))
         )
         snapshot, trial = self._engine.snapshot(), self._reads.trial_of(request)
-        more = {
-            "provenance": serializers.provenance_view(snapshot, trial, environments.get(trial_id, ())),
-            "hasCheckpoint": bool(marks) or trial.continues is not None,
-        }
-        return Json(serializers.trial_view(snapshot, trial) | more)
+        return Json(serializers.whole_trial_view(snapshot, trial, environments.get(trial_id, ()), marks))
 
     async def packages(self, request: Request) -> Response:
         """The packages of a list by its digest, as NAME==VERSION."""
