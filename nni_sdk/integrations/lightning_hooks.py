@@ -28,7 +28,7 @@ class LightningHooks:
         self._is_of_validation = False
         self._was_validated = False
 
-    def on_train_start(self, trainer: "Any", pl_module: "Any") -> None:
+    def on_fit_start(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning. Refuses processes that continue from different checkpoints: training would hang.
 
         Raises:
@@ -77,6 +77,6 @@ class LightningHooks:
             self._reporter.finish(trainer.callback_metrics)
 
     def on_fit_end(self, trainer: "Any", pl_module: "Any") -> None:
-        """See Lightning, which calls nothing before it if the checkpoint is from after the last epoch."""
+        """See Lightning, which calls no hook of training if the checkpoint is from after the last epoch."""
         if trainer.is_global_zero:
             self._reporter.report_final_result()

@@ -161,6 +161,6 @@ def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
     with pytest.raises(
         ValueError, match=r"of 2 epochs in the first process and one of 0 in this one \(rank 1\)"
     ):
-        hooks.on_train_start(trainer, None)
+        hooks.on_fit_start(trainer, None)
     hooks.training.rounds = 2
-    hooks.on_train_start(trainer, None)
+    hooks.on_fit_start(trainer, None)
