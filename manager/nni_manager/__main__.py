@@ -150,7 +150,7 @@ async def _view(folder: ExperimentFolder, http: _HttpOptions, parent_death_pipe:
         serving = loop.create_task(web.serve(sockets=[listener]))
         folder.write_process(process, is_view=True)
         await must_end.wait()
-        web.should_exit = True
+        web.end()
         await serving
 
 
@@ -225,7 +225,7 @@ class _Manager:
             _call_on_eof(loop, self.parent_death_pipe, partial(self._stop, engine))
             gc.freeze()  # the objects created so far live as long as the process
             await self._until_end(engine)
-            web.should_exit = True
+            web.end()
             await serving
         finally:
             await engine.close()

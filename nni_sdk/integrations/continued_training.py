@@ -24,6 +24,7 @@ class ContinuedTraining:
         self.model = None  # type: str | None
         self._reporter = reporter
         self._is_saved = is_saved
+        self._pid = os.getpid()
         path = nni_sdk.load_checkpoint() if is_saved else None
         if path is not None:
             with open(os.path.join(path, "training.json"), encoding="utf-8") as file:
@@ -31,10 +32,29 @@ class ContinuedTraining:
             self.rounds, reporter.final = state["rounds"], state["final"]
             self.model = os.path.join(path, "model")
 
-    def round_ended(self, save_model: "Callable[[str], object]") -> None:
-        """Save a checkpoint after a round that was reported. `save_model` writes the model to a path."""
+    def continue_in_this_process(self) -> None:
+        """Load the checkpoint again if this process was started after that, by the framework: results continue where it ends."""
+        if self._is_saved and self.model is not None and os.getpid() != self._pid:
+            nni_sdk.load_checkpoint()
+
+    def round_ended(
+        self,
+        save_model: "Callable[[str], object]",
+        *,
+        is_first: "bool | None" = None,
+        takes_all: bool = False,
+    ) -> None:
+        """Save a checkpoint after a round that was reported. `save_model` writes the model to a path.
+
+        `is_first`: True in the process that reports; None: as `is_first_process` tells. `takes_all`: all processes save together:
+        each calls `save_model`, and the path is that of the first one.
+        """
         self.rounds += 1
-        if not (self._is_saved and is_first_process()):
+        if not self._is_saved:
+            return
+        if not (is_first_process() if is_first is None else is_first):
+            if takes_all:
+                save_model("")
             return
 
         def save(folder: str) -> None:

@@ -17,29 +17,31 @@ class LightningHooks:
 
     `metric`: a name that the LightningModule logs, such as `val_loss`. A metric of validation is reported after each validation.
     `best`: "min" or "max" makes the lowest or highest value the final result; None the last. `checkpoints`: save one after each
-    epoch, in trainings of one process. `training.model` is that of the attempts before:
+    epoch; several processes save it together. `training.model` is that of the attempts before:
     `trainer.fit(..., ckpt_path=callback.training.model)`.
     """
 
     def __init__(self, metric: str, best: "str | None" = None, *, checkpoints: bool = False) -> None:
         super().__init__()
         self._reporter = MetricReporter(metric, best)
-        self._saves = checkpoints
         self.training = ContinuedTraining(self._reporter, is_saved=checkpoints)
         self._is_of_validation = False
         self._was_validated = False
 
-    def on_train_start(self, trainer: "Any", pl_module: "Any") -> None:
-        """See Lightning. Refuses to save checkpoints of several processes, which must all take part in saving.
+    def on_fit_start(self, trainer: "Any", pl_module: "Any") -> None:
+        """See Lightning. Refuses processes that continue from different checkpoints: training would hang.
 
         Raises:
-            ValueError: `checkpoints` was set, and there are several processes.
+            ValueError: another process than the first one has loaded another checkpoint, or none.
         """
-        if self._saves and trainer.world_size > 1:
+        own = self.training.rounds
+        first = trainer.strategy.broadcast(own)
+        if trainer.strategy.reduce_boolean_decision(own != first, all=False):
             raise ValueError(
-                f"cannot save checkpoints of {trainer.world_size} processes; leave out checkpoints=True, "
-                "and let ModelCheckpoint save in nni_sdk.checkpoint_dir()"
+                f"cannot continue with a checkpoint of {first} epochs in the first process and one of {own} in this one "
+                f"(rank {trainer.global_rank}); let all processes see the storage of the first one"
             )
+        self.training.continue_in_this_process()
 
     def on_train_batch_end(self, trainer: "Any", *_: "Any") -> None:
         """See Lightning. All processes stop after the same batch."""
@@ -63,7 +65,11 @@ class LightningHooks:
             is_awaited = trainer.enable_validation and not self._was_validated
             if self._reporter.metric in metrics or not is_awaited:
                 self._reporter.report(metrics)
-        self.training.round_ended(trainer.save_checkpoint)
+
+        def save(path: str) -> None:
+            trainer.save_checkpoint(trainer.strategy.broadcast(path))  # returns when all processes have saved
+
+        self.training.round_ended(save, is_first=trainer.is_global_zero, takes_all=True)
 
     def on_train_end(self, trainer: "Any", pl_module: "Any") -> None:
         """See Lightning."""
@@ -71,6 +77,6 @@ class LightningHooks:
             self._reporter.finish(trainer.callback_metrics)
 
     def on_fit_end(self, trainer: "Any", pl_module: "Any") -> None:
-        """See Lightning, which calls nothing before it if the checkpoint is from after the last epoch."""
+        """See Lightning, which calls no hook of training if the checkpoint is from after the last epoch."""
         if trainer.is_global_zero:
             self._reporter.report_final_result()

@@ -28,6 +28,9 @@ class NNICallback:
     makes the lowest or highest score of the passes the final result; None the last. The folds' final result is their mean.
     `checkpoints`: save one after each pass, by pickle; `passes` then restores the model and skips the passes of earlier attempts.
 
+    Pickle stores every estimator, also one of the user's own class, and needs no package. A format such as that of skops needs a
+    package and a list of trusted types. The digest of the file, which a keeper has signed, is verified before the file is loaded.
+
     Raises:
         MetricAbsent: scikit-learn has no such scorer.
     """

@@ -22,7 +22,7 @@ trials = int(sys.argv[1])
 OURS = f"""{_FUNCTION}
 from nni_manager.experiment import search
 began_s = time.monotonic()
-found = search(f, {{"x": {{"_type": "uniform", "_value": [0, 1]}}}}, trials=trials, seed=1)
+found = search(f, {{"x": {{"_type": "uniform", "_value": [0, 1]}}}}, trials=trials, tuner="TPE", seed=1)
 took_s = time.monotonic() - began_s
 assert len(found.experiment.export_data()) == trials
 print(took_s)

@@ -47,7 +47,7 @@ class Manager:
         serving = self._loop.create_task(web.serve(sockets=[self._listener]))
         self._ready.set()
         await self._must_end.wait()
-        web.should_exit = True
+        web.end()
         await serving
         await self.engine.close()
 

@@ -91,6 +91,7 @@ def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_
         lambda parameters: parameters["x"], space, tuner=tuner, maximize=True, experiment_name="three"
     )
     assert (found.best.parameters, found.best.value) == ({"x": 3}, 3)
+    assert tuner.class_args == {}, "the caller's object is not changed"
     assert found.experiment.get_experiment_profile()["params"]["experimentName"] == "three"
     with pytest.raises(
         UserError, match="cannot evaluate the importance of parameters: 3 trials have a number"
@@ -99,6 +100,9 @@ def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_
 
     none = search(lambda parameters: 1 / 0, space, trials=1)
     assert (none.best, list(none.trials.state)) == (None, ["FAILED"])
+    assert none.experiment.get_experiment_profile()["params"]["tuner"]["name"] == "Auto", (
+        "as in a file that names none"
+    )
     assert "1 trials of experiment" in repr(none)
     assert "no result" in repr(none)
     assert list(traces_of(none.plot_history())[0].y) == []
@@ -166,4 +170,9 @@ def test_a_search_with_several_objectives_returns_the_front(place):
     assert [each.value for each in found.front] == sorted((each.value for each in found.front), reverse=True)
     assert "4 on the Pareto front" in repr(found)
     assert len(found.plot_history().data) == 2
+    others, front = traces_of(found.plot_front())
+    assert (len(others.x), list(zip(front.x, front.y, strict=True))) == (
+        0,
+        [each.values for each in reversed(found.front)],
+    )
     assert list(found.trials["value"]) == list(found.trials["value/gain"])

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -214,6 +215,7 @@ class Lightning:
     other = "PyTorchLightningPruningCallback"
     continues = True
     agrees = True
+    saves_together = True
     package = "lightning.pytorch"
 
     def train(self, callback):
@@ -246,7 +248,8 @@ class Lightning:
         quiet = dict.fromkeys(
             ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
         )
-        world = int(os.environ.get("WORLD_SIZE", "1"))
+        # Without the variables of torchrun, Lightning starts the second process.
+        world = int(os.environ.get("WORLD_SIZE") or os.environ.get("DEVICES", "1"))
         trainer = pl.Trainer(
             max_epochs=ROUNDS,
             accelerator="cpu",
@@ -421,9 +424,9 @@ def run_as_trial(framework, folder, *, metric=None, stops=False, is_trial=True, 
     return {"values": [float(value) for value in values], "error": error, **reports_in(folder)}
 
 
-def run_killed(framework, folder, *, at_end=False):
+def run_killed(framework, folder, *, at_end=False, train=run_as_trial):
     """An attempt that dies before its third report, or before its final one, and the one that continues from its checkpoint: what
-    each has reported. `kept`: the number of reports before the checkpoint.
+    each has reported. `kept`: the number of reports before the checkpoint. `train`: how both run.
     """
     attempts = [Path(folder, "attempts", name, "0") for name in ("01", "02")]
     for attempt in attempts:
@@ -442,7 +445,10 @@ def run_killed(framework, folder, *, at_end=False):
             nni_sdk.report_final_result = lambda value: os._exit(9)
         else:
             nni_sdk.report_intermediate_result = report_or_die
-        run_as_trial(framework, str(attempts[0]), checkpoints=True, best=framework.best)
+        try:
+            train(framework, str(attempts[0]), checkpoints=True, best=framework.best)
+        except SystemExit as ended:
+            os._exit(ended.code)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     folder = attempts[0] / "checkpoints"
@@ -450,7 +456,7 @@ def run_killed(framework, folder, *, at_end=False):
     origin = {"folder": str(folder), "trial_id": "tRiAl", "attempt_id": "01", "task": "0"}
     sources = json.dumps({"checkpoints": [manifest | origin for manifest in manifests]})
     (attempts[1] / "checkpoint_sources.json").write_text(sources)
-    second = run_as_trial(framework, str(attempts[1]), checkpoints=True, best=framework.best)
+    second = train(framework, str(attempts[1]), checkpoints=True, best=framework.best)
     return {
         "status": os.waitstatus_to_exitcode(status),
         "kept": manifests[0]["reports"],
@@ -485,6 +491,11 @@ def torch_coordinator():
     }
 
 
+def write_rank(framework, folder, **kwargs):
+    result = run_as_trial(framework, folder, **kwargs)
+    Path(folder, f"rank{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(result))
+
+
 def run_on_two_ranks(framework, folder, **kwargs):
     """As `run_as_trial`, in two processes of one training: the results of both."""
     with getattr(framework, "coordinator", torch_coordinator)() as variables:
@@ -494,21 +505,35 @@ def run_on_two_ranks(framework, folder, **kwargs):
             if child == 0:
                 os.environ |= variables | {"RANK": rank, "LOCAL_RANK": rank}
                 try:
-                    result = run_as_trial(framework, folder, **kwargs)
-                    Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
+                    write_rank(framework, folder, **kwargs)
                 finally:
                     os._exit(0)
             children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        sys.exit(max(codes))
+    return {"error": None, **results_of_ranks(folder)}
+
+
+def run_launched(name, folder, **kwargs):
+    """As `run_on_two_ranks`, but the framework starts the second process, with the command of the first one."""
+    command = [sys.executable, __file__, name, folder, json.dumps(kwargs)]
+    subprocess.run(command, check=True, env={**os.environ, "DEVICES": "2"}, stdout=subprocess.DEVNULL)
+    return {"saved": len(list(Path(folder, "checkpoints").glob("*.json"))), **results_of_ranks(folder)}
+
+
+def results_of_ranks(folder):
     ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in "01"]
     return {"ranks": ranks, **reports_in(folder)}
 
 
-def main(name):
+def main(name, launched_in=None, arguments="{}"):
     os.environ["KERAS_BACKEND"] = "torch"
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "OMP_NUM_THREADS"), "1")
     framework = FRAMEWORKS[name]
+    if launched_in is not None:
+        write_rank(framework, launched_in, **json.loads(arguments))
+        return
     own = importlib.import_module(f"nni_sdk.integrations.{framework.module}")
     scenarios = {
         "two ranks": lambda folder: run_on_two_ranks(framework, folder),
@@ -529,6 +554,9 @@ def main(name):
     if getattr(framework, "continues", False):
         scenarios["killed"] = lambda folder: run_killed(framework, folder)
         scenarios["killed at the end"] = lambda folder: run_killed(framework, folder, at_end=True)
+    if hasattr(framework, "saves_together"):
+        scenarios["two ranks killed"] = lambda folder: run_killed(framework, folder, train=run_on_two_ranks)
+        scenarios["launched"] = lambda folder: run_launched(name, folder, checkpoints=True)
     for scenario, run in scenarios.items():
         with tempfile.TemporaryDirectory() as folder:
             write_parameters(folder)
@@ -537,4 +565,4 @@ def main(name):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -68,6 +68,6 @@ class Guarded:
         return self._server.config
 
     def close(self):
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()

@@ -144,7 +144,7 @@ class ServedView:
 
     def close(self) -> None:
         """End the server with all connections."""
-        self.server.should_exit = True
+        self.server.end()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
         self.view.close()

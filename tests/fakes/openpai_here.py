@@ -91,7 +91,7 @@ class OpenPaiHere:
             self.loop.run_until_complete(serve())
 
     def close(self):
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 

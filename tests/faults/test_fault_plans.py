@@ -267,6 +267,76 @@ def test_the_state_of_a_trial_is_compared_with_the_faults(
     assert (not wrong) == is_true
 
 
+KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
+KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
+UNWRITABLE = "cannot write to the workspace: No space left on device"
+AWAY = Harm(storage_failed=True, manager_was_away=True)
+# What a trial may look like under a fault, and changes with which it may not.
+EXCEPTIONS = {
+    "a signal to a trial whose keeper was killed too has any exit code": (
+        {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
+        [{"harm": KEEPER_KILLED}, {"harm": Harm(trials_killed={"trial1"})}],
+    ),
+    "a trial that was killed with its keeper is not retried": (
+        {"reason": ExitReason.KEEPER_LOST, "harm": KILLED},
+        [{"harm": KEEPER_KILLED}, {"harm": Harm(trials_killed={"trial1"})}],
+    ),
+    "a trial that had ended before its keeper was killed is not retried": (
+        {"reason": ExitReason.JOB_LOST, "ledger": ["end"], "harm": KEEPER_KILLED},
+        [{"ledger": []}, {"harm": Harm()}],
+    ),
+    "a trial that had given up before its keeper was killed is not retried": (
+        {"reason": ExitReason.KEEPER_LOST, "ledger": ["gave up"], "harm": KEEPER_KILLED},
+        [{"ledger": []}, {"harm": Harm()}],
+    ),
+    "a trial whose retries are used up ends with its keeper": (
+        {"reason": ExitReason.KEEPER_LOST, "retries": 3, "harm": KEEPER_KILLED},
+        [{"retries": 2}, {"harm": Harm(max_retries=3)}],
+    ),
+    "a keeper without a manager and a storage says what failed": (
+        {"reason": ExitReason.KEEPER_LOST, "message": UNWRITABLE, "harm": AWAY},
+        [
+            {"message": "its keeper ended with exit code 113"},
+            {"ledger": ["end"]},
+            {"harm": Harm(storage_failed=True)},
+            {"harm": Harm(manager_was_away=True)},
+        ],
+    ),
+    "a trial gives up with an exit code": (
+        {"reason": ExitReason.NONZERO_EXIT, "exit_code": 1, "ledger": ["gave up"], "harm": Harm()},
+        [{"ledger": []}, {"reason": ExitReason.SIGNAL}],
+    ),
+    "a trial does not start on a failed storage": (
+        {"reason": ExitReason.COULD_NOT_START, "harm": Harm(storage_failed=True)},
+        [{"ledger": ["end"]}, {"harm": Harm()}, {"reason": ExitReason.KEEPER_LOST}],
+    ),
+    "a stop of the experiment may look like an early end": (
+        {
+            "state": TrialState.EARLY_STOPPED,
+            "reason": ExitReason.EARLY_STOPPED,
+            "harm": Harm(stopped={"trial1"}),
+        },
+        [{"harm": Harm()}, {"state": TrialState.SYS_CANCELED}],
+    ),
+    "a keeper is lost during a stop": (
+        {"reason": ExitReason.KEEPER_LOST, "harm": Harm(stopped={"trial1"})},
+        [{"harm": Harm(stopped={"trial2"})}, {"reason": ExitReason.MOUNT}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("allowed", "refused"), EXCEPTIONS.values(), ids=EXCEPTIONS)
+def test_an_exception_of_the_judge_holds_for_its_fault_alone(tmp_path, allowed, refused):
+    def errors(state=TrialState.FAILED, exit_code=None, ledger=(), message="", retries=0, *, reason, harm):
+        trial = a_trial(state, reason, exit_code)
+        trial.message, trial.retries = message, retries
+        return state_that_is_false(trial, a_ledger(tmp_path, *ledger), harm)
+
+    assert errors(**allowed) == []
+    for changes in refused:
+        assert errors(**allowed | changes) != [], changes
+
+
 NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
 
 
@@ -276,7 +346,18 @@ def a_run(tmp_path):
     after `changes`.
     """
 
-    def judged(final_at=2, log=b"a line\n", reported=(0, 1, 2), runs=(0,), harm=NO_HARM, **changes):
+    def judged(
+        final_at=2,
+        log=b"a line\n",
+        reported=(0, 1, 2),
+        runs=(0,),
+        harm=NO_HARM,
+        failed_saves=0,
+        torn=b"",
+        unstored=0,
+        has_ended=True,
+        **changes,
+    ):
         folder, ledgers = ExperimentFolder(tmp_path / "FAULTS"), tmp_path / "ledgers"
         folder.make()
         ledgers.mkdir()
@@ -288,12 +369,16 @@ def a_run(tmp_path):
         for run in runs:
             values = (run * RUN_STRIDE + value for value in range(3))
             lines = "".join(f"? {value}\n+ {value}\n" for value in values)
-            ledger_path(ledgers, trial.trial_id, attempt_id(0), run).write_text(f"{lines}end\n")
+            ledger_path(ledgers, trial.trial_id, attempt_id(0), run).write_text(
+                lines + "not saved\n" * failed_saves + "end\n" * has_ended
+            )
         metrics = b"".join(
             encode(0, trial.trial_id, "FINAL" if value == final_at else "PERIODICAL", value, value)
             for value in reported
         )
-        written = {Stream.METRICS: metrics, Stream.STDOUT: b"a line\n"}
+        # `unstored`: complete records at the end of the file that the manager has not stored.
+        more = encode(0, trial.trial_id, "PERIODICAL", 3, 3) * unstored
+        written = {Stream.METRICS: metrics + more + torn, Stream.STDOUT: b"a line\n"}
         for stream, content in written.items():
             file = folder.workspace.attempt(key).stream(stream)
             file.parent.mkdir(parents=True)
@@ -341,6 +426,41 @@ def test_a_correct_run_has_no_errors(a_run):
     ids=str,
 )
 def test_the_stored_data_of_a_trial_is_compared_with_its_files(a_run, stored, wrong):
+    assert wrong in " ".join(a_run(**stored))
+
+
+@pytest.mark.parametrize(
+    ("stored", "excused"),
+    [
+        ({"preemptions": 1}, Harm(max_retries=3, preempted={"trial1": 1})),
+        ({"retries": 1}, Harm(max_retries=3, keepers_killed={"job2"})),
+        ({"retries": 1}, Harm(max_retries=3, manager_was_away=True)),
+        ({"failed_saves": 1}, Harm(max_retries=3, storage_failed=True)),
+        ({"failed_saves": 1}, Harm(max_retries=3, storage_is_late=True)),
+        # The manager waits for the rest of a last record that is not complete.
+        ({"torn": b"ME000"}, NO_HARM),
+    ],
+    ids=str,
+)
+def test_differences_that_a_fault_explains_are_no_error(a_run, stored, excused):
+    assert a_run(**stored, harm=excused) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "wrong"),
+    [
+        (
+            {"preemptions": 2, "harm": Harm(max_retries=3, preempted={"trial1": 1})},
+            "1 times, and 2 are counted",
+        ),
+        ({"failed_saves": 1, "harm": Harm(max_retries=3)}, "it could not save 1 checkpoints"),
+        ({"unstored": 1}, "bytes of its metrics are durable, and the file has"),
+        # A cancelled trial whose command did not come to its end may lack the final result.
+        ({"state": TrialState.SUCCEEDED, "has_ended": False}, "its command never came to its end"),
+    ],
+    ids=str,
+)
+def test_differences_that_no_fault_explains_are_an_error(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 

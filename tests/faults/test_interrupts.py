@@ -11,6 +11,7 @@ import psutil
 import pytest
 from amounts import amount
 from deadlines import DEADLINE_S, scaled_s
+from real_experiment import wait_until
 from user_home import BIN, environ_of, left_in, processes_of
 
 CONFIG = """\
@@ -70,6 +71,21 @@ def interrupted(process, moments_s):
             os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)
     return out + err
+
+
+def test_an_interrupt_while_the_manager_starts_says_that_nothing_is_left(place):
+    (place / "train.py").write_text(ENDLESS)
+    experiments = place.parent / "experiments"
+    process = nnictl(place, "create", "config.yml")
+    # The manager needs some hundred milliseconds from here on.
+    wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=2 * DEADLINE_S)
+    said = "INFO: Interrupted: no experiment was created, and nothing of it runs"
+    assert (process.returncode, out.splitlines()[-1:]) == (130, [said]), err
+    assert "Traceback" not in err
+    assert left_in(place) == []
+    assert not [*experiments.glob("*")]
 
 
 @pytest.mark.timeout(amount(300, 3600))

@@ -298,7 +298,7 @@ def test_the_shutdown_of_the_server_does_not_wait_for_followers(tmp_path):
         next(events)
         began_s = time.monotonic()
         view.server.config.timeout_graceful_shutdown = 1000
-        view.server.should_exit = True
+        view.server.end()
         with contextlib.suppress(requests.RequestException):
             for _ in events:
                 pass

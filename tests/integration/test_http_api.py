@@ -76,6 +76,7 @@ def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
     assert "third time unlucky" in failed[0]["message"]
     alone = done.get(f"/trials/{trials[0]['id']}")
     assert [each["attempt"] for each in alone.pop("provenance")["attempts"]] == [0]
+    assert alone.pop("hasCheckpoint") is False
     assert alone == trials[0]
 
     first = trials[0]["id"]

@@ -380,3 +380,27 @@ def test_a_server_shuts_down_despite_an_unfinished_tls_handshake(a_server, tmp_p
             threading.Event().wait(0.01)
         server.close()
         assert is_closed(peer)
+
+
+def test_each_response_on_a_connection_that_stays_open_comes_at_once(server):
+    took_s = []
+    with requests.Session() as session:
+        session.trust_env = False
+        session.headers["Authorization"] = f"Bearer {TOKEN}"
+        for _ in range(60):
+            began_s = time.monotonic()
+            session.get(f"http://127.0.0.1:{server.port}/summary", timeout=DEADLINE_S)
+            took_s.append(time.monotonic() - began_s)
+    # A kernel delays acknowledgements by 40 ms, but not the first ones of a connection.
+    assert min(took_s[-20:]) < 0.03
+
+
+def test_the_end_of_a_server_waits_for_nothing_but_its_connections():
+    took_s = []
+    for _ in range(5):
+        server = Guarded()
+        server.ask()
+        began_s = time.monotonic()
+        server.close()
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 0.08

@@ -158,3 +158,34 @@ def test_reporting_a_number_imports_no_further_module(environ):
         environ,
     )
     assert loaded == set()
+
+
+CONTINUED = """
+import multiprocessing
+from nni_sdk.integrations.continued_training import ContinuedTraining
+from nni_sdk.integrations.reporter import MetricReporter
+
+def report(training):
+    training.continue_in_this_process()
+    training._reporter.report({"loss": 1})
+
+if __name__ == "__main__":
+    training = ContinuedTraining(MetricReporter("loss"), is_saved=True)
+    if training.model is None:
+        training.round_ended(lambda path: open(path, "w").close())
+    else:
+        multiprocessing.get_context("spawn").Process(target=report, args=(training,)).start()
+"""
+
+
+def test_a_process_that_a_framework_spawns_continues_from_the_checkpoint_of_its_parent(environ, tmp_path):
+    (tmp_path / "train.py").write_text(CONTINUED)
+    for _ in range(2):
+        subprocess.run([sys.executable, tmp_path / "train.py"], env=environ, timeout=DEADLINE_S, check=True)
+    decoded = decode((tmp_path / ".nni/metrics").read_bytes(), 0)
+    # Without the second mark, the results before the checkpoint would count in addition to those that are reported again.
+    assert [(each.checkpoint, each.attempt_id is None) for each in decoded.marks] == [
+        ("000001", True),
+        ("000001", False),
+    ]
+    assert decoded.marks[1].offset < decoded.records[0].offset

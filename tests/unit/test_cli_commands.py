@@ -29,7 +29,7 @@ from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, M
 from nni_manager.client.remains import remains_of
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.ingest import AttemptIngest
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.keeper_ingest import quota_message
 from nni_manager.errors import NniManagerError, RetryableError
@@ -38,6 +38,7 @@ from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.rows import attempt_row, experiment_row, trial_row
 from nni_manager.store.writer import Store, log_path
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_sdk.records import Mark
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -536,6 +537,17 @@ def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_exper
         ("--all", "-t", "csv", "-i"): "cannot use --all and --intermediate together; leave one out",
     }.items():
         assert nnictl("experiment", "export", "abc", *option)[2] == f"ERROR: {refusal}\n"
+
+
+def test_a_stored_trial_names_whether_it_has_a_checkpoint(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    finished(folder, 0.5, 0.6)
+    with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
+        key, mark = AttemptKey("t1", attempt_id(0), "main"), Mark(500, 20, "000001")
+        store.commit([StreamWrite(key, Stream.METRICS, 500, 520, marks=(mark,))], 1.0)
+        store.commit([trial_row(Trial("t2", 2, {}, {}, 1.0, "t2", continues="t1"))], 1.0)
+    shown = [json.loads(nnictl("trial", "show", "abc", "-T", each)[1]) for each in ("t0", "t1", "t2")]
+    assert [each["hasCheckpoint"] for each in shown] == [False, True, True]
 
 
 def test_an_experiment_without_a_success_is_listed_as_such(nnictl, an_experiment):

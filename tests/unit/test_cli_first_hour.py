@@ -7,7 +7,7 @@ import json
 import pytest
 from attempts import RegisteringStore
 
-from nni_manager.client import manager_process, watch
+from nni_manager.client import watch
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -102,16 +102,15 @@ def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnic
     )
 
 
-def test_an_interrupted_create_says_that_nothing_is_left(nnictl, tmp_path, monkeypatch):
-    (tmp_path / "config.yml").write_text(CONFIG)
-
-    def interrupted(*arguments, **_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(manager_process, "create_experiment", interrupted)
-    code, out, _ = nnictl("create", str(tmp_path / "config.yml"))
-    said = "INFO: Interrupted: no experiment was created, and nothing of it runs"
-    assert (code, out.splitlines()[-1]) == (130, said)
+@pytest.mark.parametrize(
+    ("result", "more"),
+    [({"acc": 0.9}, ""), ({"default": 9}, "constraints: [{metric: default, at_most: 1}]\n")],
+    ids=["without a number", "violates a constraint"],
+)
+def test_a_list_says_of_an_experiment_that_no_result_counts(nnictl, stored, result, more):
+    stored(result, more=more)
+    listed = nnictl("experiment", "list", "--all")[1].splitlines()[1]
+    assert listed.startswith("abc11111\tDONE, no result counts\t1\t")
 
 
 ONE = "objectives: [{metric: loss, mode: minimize}]\n"

@@ -441,12 +441,20 @@ def test_a_manager_does_not_import_modules_from_its_experiments_folder(tmp_path)
 def test_help_lists_all_pages_and_shows_one(nnictl):
     code, out, err = nnictl("help")
     assert (code, err) == (0, "")
-    assert "tuners\tTuners" in out
+    assert "tuners\tA tuner proposes the parameters of each trial\n" in out
     assert "internals" not in out
     shown = nnictl("help", "tuners")[1]
     assert shown.startswith("# Tuners\n")
     # A page is also found by the name of its file.
     assert nnictl("help", "docs/tuners.md")[1] == shown
+
+
+def test_help_says_of_each_page_more_than_its_topic(nnictl):
+    for line in nnictl("help")[1].splitlines()[3:]:
+        topic, content = line.split("\t")
+        assert len(content.split()) > 3, line
+        assert content.casefold() != topic.replace("-", " ")
+        assert not set("#|`[]") & set(content), line
 
 
 def test_help_of_a_command_is_the_same_as_its_help_option(nnictl):

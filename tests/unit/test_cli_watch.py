@@ -115,7 +115,15 @@ def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch,
 
 @pytest.mark.parametrize(
     ("elapsed_s", "ended", "pause_s"),
-    [(2.0, 0, 0.25), (2.0, 10, 0.25), (1.8, 18, 0.1), (0.2, 19, 0.02), (600.0, 19, 0.25)],
+    [
+        (2.0, 0, 0.25),
+        (0.0, 0, 0.02),
+        (0.4, 0, 0.1),
+        (2.0, 10, 0.25),
+        (1.8, 18, 0.1),
+        (0.2, 19, 0.02),
+        (600.0, 19, 0.25),
+    ],
 )
 def test_the_end_of_short_trials_is_polled_for_more_often(elapsed_s, ended, pause_s):
     summary = a_summary(elapsedS=elapsed_s, counts={"SUCCEEDED": ended})

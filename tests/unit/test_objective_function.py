@@ -11,9 +11,10 @@ import pytest
 from made_experiment import made_experiment
 from yaml.loader import SafeLoader
 
+from nni_manager.client.preflight import check_this_machine
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
-from nni_manager.experiment import Experiment
+from nni_manager.experiment import Experiment, ExperimentConfig
 from nni_manager.experiment.objective import Objective
 from nni_manager.store.folders import Registry
 
@@ -104,6 +105,15 @@ def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module)
     assert (applied.training_service.reuse_mode, applied.warm_imports) == (False, None)
     with pytest.raises(ConfigInvalid, match="search_space"):
         applied.checked()
+
+
+def test_a_script_beside_a_function_is_not_taken_for_a_misspelt_command(module, tmp_path):
+    (tmp_path / "train.py").write_text("the script of the user, such as the one that calls search()")
+    config = ExperimentConfig(
+        "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1
+    )
+    config.trial_concurrency = 1
+    check_this_machine(Objective.of(module.whole).applied_to(config).checked())
 
 
 def test_annotations_and_a_command_contradict_a_function(module):

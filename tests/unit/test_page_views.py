@@ -160,6 +160,15 @@ def test_a_row_has_the_numbers_beside_the_default_metric(final, metrics):
     assert row_view(trial).get("metrics") == metrics
 
 
+def test_a_row_has_the_numbers_of_all_objectives_however_many_others_a_result_has():
+    final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
+    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, 0)
+    trial.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
+    found = row_view(trial)["metrics"]
+    assert len(found) == 20
+    assert [*found.items()][:4] == [("acc", 0.5), ("ms", 7), ("mb", 9), ("other0", 0)]
+
+
 _OF_PYENV = """\
 pyenv: python3.5: command not found
 

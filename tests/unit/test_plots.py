@@ -52,6 +52,38 @@ def test_slices_have_a_log_axis_over_decades_and_categories_for_choices():
     assert figure.data[0].text == ("trial 0", "trial 1")
 
 
+def both(number, *values):
+    return TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, values[0], values=list(values))
+
+
+@pytest.mark.parametrize(("is_maximized", "shape"), [(True, "vh"), (False, "hv")])
+def test_the_front_is_a_line_of_steps_through_its_results_in_the_order_of_the_first_objective(
+    is_maximized, shape
+):
+    trials = [both(0, 3.0, 1.0), both(1, 2.0, 5.0), both(2, 1.0, 2.0), trial(3, None)]
+    plots = Plots(trials, is_maximized=is_maximized, objectives=("loss", "ms"), front={"t0", "t2"})
+    others, front = plots.front().data
+    assert (others.x, others.y, others.text, others.mode) == ((2,), (5,), ("trial 1",), "markers")
+    assert (front.x, front.y, front.text) == ((1, 3), (2, 1), ("trial 2", "trial 0"))
+    assert (front.mode, front.line.shape) == ("lines+markers", shape)
+    layout = plots.front().layout
+    assert (layout.xaxis.title.text, layout.yaxis.title.text) == ("loss", "ms")
+
+
+def test_the_front_of_three_objectives_is_a_chart_for_each_pair_and_one_objective_has_none():
+    trials = [both(0, 3.0, 1.0, 9.0), both(1, 2.0, 5.0, 8.0)]
+    plots = Plots(trials, is_maximized=False, objectives=("loss", "ms", "mb"), front={"t1"})
+    others, front = plots.front().data
+    assert [(axis.label, axis.values) for axis in others.dimensions] == [
+        ("loss", (3,)),
+        ("ms", (1,)),
+        ("mb", (9,)),
+    ]
+    assert [axis.values for axis in front.dimensions] == [(2,), (5,), (8,)]
+    with pytest.raises(UserError, match=r"cannot plot the Pareto front of one objective; plot_history\(\)"):
+        Plots(trials, is_maximized=False, objectives=("loss",)).front()
+
+
 def test_importances_need_ten_results_and_put_the_highest_on_top():
     few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
     with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):

@@ -20,7 +20,7 @@ from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import leftover_jobs
-from nni_manager.store.folders import Registry, corrupt_entries
+from nni_manager.store.folders import Registry, corrupt_entries, latest_first
 
 if TYPE_CHECKING:
     from nni_manager.domain.objectives import Objectives
@@ -59,8 +59,7 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
         lines += corrupt_entries(Registry.of_user())
     else:
         _warn_of_the_dead(known for known in found if not known.is_served)
-    lines = [dict(line) for line in results.with_tags(lines, tags)]
-    lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
+    lines = latest_first(map(dict, results.with_tags(lines, tags)))
     if as_json:
         output.print_json(lines)
         return
@@ -126,6 +125,13 @@ def _status_word(line: dict[str, Any]) -> str:
         return f"VIEWED (was {status})" if _has_died(line) else f"VIEWED ({status})"
     if status == "DONE" and line.get("trialCount") and not line["succeededCount"]:
         return f"DONE, 0 of {line['trialCount']} succeeded"
+    if (
+        status == "DONE"
+        and line.get("trialCount")
+        and line.get("bestValue") is None
+        and not line.get("frontCount")
+    ):
+        return "DONE, no result counts"
     return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 

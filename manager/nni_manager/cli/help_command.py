@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,7 +41,9 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> None:
     if not words:
         output.plain("Pages of the documentation; `nnictl help TOPIC` shows one:")
         output.plain()
-        output.print_list(["topic", "content"], [[topic, _title(page)] for topic, page in topics.items()])
+        output.print_list(
+            ["topic", "content"], [[topic, _first_sentence(page)] for topic, page in topics.items()]
+        )
         return
     page = topics.get(words[0].removeprefix("docs/").removesuffix(".md")) if len(words) == 1 else None
     if page is not None:
@@ -77,9 +80,11 @@ def _commands(group: click.Command, path: str = "") -> Iterator[str]:
         yield from _commands(command, f"{path}{name} ")
 
 
-def _title(page: Path) -> str:
-    with page.open(encoding="utf-8") as lines:
-        return next(lines).removeprefix("#").strip().replace("`", "")
+def _first_sentence(page: Path) -> str:
+    """The first sentence below the title of a page, as plain text."""
+    _, first, *_ = page.read_text(encoding="utf-8").split("\n\n", 2)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(first.split())).replace("`", "")
+    return re.split(r"(?<=\.) ", text, maxsplit=1)[0].rstrip(".:")
 
 
 def _show(text: str) -> None:

@@ -49,8 +49,8 @@ class StoredDocuments:
                 if found is None:
                     raise ManagerRefusal(f"cannot find trial {trial_id!r}")
                 environments = self.read(lambda reader: reader.environments(trial_id)).get(trial_id, ())
-                ran = serializers.provenance_view(snapshot, found, environments)
-                return serializers.trial_view(snapshot, found) | {"provenance": ran}
+                marks = self.read(lambda reader: reader.marks(trial_id))
+                return serializers.whole_trial_view(snapshot, found, environments, marks)
             case "/trial-jobs", ():
                 reports = self.read(lambda reader: nni_views.reports_of(reader, self._folder.workspace))
                 return nni_views.trial_jobs_view(snapshot, self.read(StoreReader.trials), reports)

@@ -78,9 +78,13 @@ def follow(
 
 
 def _pause_s(summary: Summary, every_s: float) -> float:
-    """The time to the next poll: half of the time that the trials still need, so that the end of short ones is seen soon."""
+    """The time to the next poll: half of the time that the trials still need, so that the end of short ones is seen soon.
+
+    While that is unknown, a quarter of the time so far.
+    """
     left_s = _trials_left_s(summary)
-    return every_s if left_s is None else min(every_s, max(left_s / 2, MIN_POLL_S))
+    pause_s = summary["elapsedS"] / 4 if left_s is None else left_s / 2
+    return min(every_s, max(pause_s, MIN_POLL_S))
 
 
 def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) -> Summary:

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
 IGNORE_FILE = ".nniignore"
 
 
@@ -23,6 +21,8 @@ class IgnoreRules:
         Raises:
             ValueError: a line is not a pattern; the message has its number.
         """
+        from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # few code folders have this file
+
         rules = []
         for number, line in enumerate(re.split("\r?\n", text), 1):
             try:

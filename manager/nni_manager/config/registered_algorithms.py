@@ -18,13 +18,15 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
-from nni_manager.config.document import Document, as_yaml, read_yaml
 from nni_manager.config.schema import Schema, check, must_be
 from nni_manager.errors import UserError
 from trial_keeper.wire.workspace import replace_file
+
+if TYPE_CHECKING:
+    from nni_manager.config.document import Document
 
 AlgorithmKind = Literal["tuner", "assessor"]
 AlgorithmSection = Literal["tuner", "assessor", "advisor"]
@@ -86,6 +88,8 @@ def read_meta(path: Path) -> RegisteredAlgorithm:
     Raises:
         ConfigInvalid: with every error of the file.
     """
+    from nni_manager.config.document import read_yaml  # a manager reads no YAML without registered algorithms
+
     document = read_yaml(path)
     meta, diagnostics = check(_Meta, document.value, document)
     folder = None
@@ -172,6 +176,8 @@ def _read() -> dict[str, list[dict[str, Any]]]:
     path = registry_file()
     if not path.exists():
         return {}
+    from nni_manager.config.document import read_yaml
+
     try:
         document = read_yaml(path)
         _refuse_unless_rows(document, path)
@@ -214,6 +220,8 @@ def _algorithm(kind: AlgorithmKind, row: Mapping[str, Any]) -> RegisteredAlgorit
 
 
 def _write(rows: Mapping[str, Any]) -> None:
+    from nni_manager.config.document import as_yaml
+
     path = registry_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, as_yaml(dict(rows)).encode(), is_durable=True)

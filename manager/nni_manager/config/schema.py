@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -21,7 +21,9 @@ from nni_manager.config.diagnostics import (
     remedy_for_unknown,
     shown,
 )
-from nni_manager.config.document import Document
+
+if TYPE_CHECKING:
+    from nni_manager.config.document import Document
 
 # {your_account}, ${your user name} and <path to code> in examples, alone or as part of a path. YAML reads the first as a
 # mapping with one null value. A name in capitals is a shell variable: ${HOME}.

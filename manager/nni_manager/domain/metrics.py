@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 # Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
@@ -25,17 +25,21 @@ def reward(value: str, name: str = "default") -> float | None:
     return finite_number(metric)
 
 
-def numbers_in(value: str, most: int, *, without_default: bool) -> dict[str, float]:
-    """The finite numbers of a reported dict, by name; of its first `most` entries. `value`: its JSON text."""
+def numbers_in(value: str, most: int, first: Iterable[str], *, without_default: bool) -> dict[str, float]:
+    """The finite numbers of a reported dict, by name: of up to `most` entries, those named in `first` before the others.
+
+    `value`: its JSON text.
+    """
     if not value.startswith("{") or len(value) > MAX_SHOWN_CHARACTERS:
         return {}
     try:
         entries = json.loads(value)
     except (ValueError, RecursionError):
         return {}
+    chosen = {name: entries[name] for name in first if name in entries} | entries
     numbers = (
         (name, finite_number(entry))
-        for name, entry in islice(entries.items(), most)
+        for name, entry in islice(chosen.items(), most)
         if not (without_default and name == "default")
     )
     return {name: number for name, number in numbers if number is not None}

@@ -153,8 +153,8 @@ class Trial:
     """False if the final result violates a constraint: it is then never the best. Derived from `final`."""
     unusable: str = ""
     """Why the final result has no `value`; empty: it has one, or the reason is not known. Derived from `final`."""
-    metric: str = "default"
-    """The metric of the first objective; not stored."""
+    metrics: tuple[str, ...] = ("default",)
+    """The metrics of the objectives, the first one first, and of the constraints; not stored."""
     intermediate: str | None = None
     intermediate_count: int = 0
     peak_usage: PeakUsage | None = None

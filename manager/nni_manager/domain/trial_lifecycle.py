@@ -186,7 +186,7 @@ class TrialLifecycle:
 
     def _add(self, trial: Trial) -> None:
         self.trials[trial.trial_id] = trial
-        trial.metric = self.leaderboard.objectives.first.metric
+        trial.metrics = self.leaderboard.objectives.metrics
         self.counts[trial.state] += 1
 
     # ---- the time limit of a trial

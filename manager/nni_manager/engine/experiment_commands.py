@@ -149,6 +149,6 @@ class ExperimentCommands:
         if not found:  # the new trial would start at its first step
             raise FailedPrecondition(
                 f"cannot continue trial {trial.trial_id}: it has no signed checkpoint; let the training code call "
-                "nni_sdk.save_checkpoint(), or retry the trial without --from-checkpoint"
+                "nni_sdk.save_checkpoint(), or retry the trial from its first step"
             )
         return await self.propose(trial.parameters, found[0].trial_id)

@@ -4,7 +4,7 @@ from typing import Any
 
 from nni_manager.engine.profiles import stored_metadata_view
 from nni_manager.errors import NniManagerError
-from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, served_by
+from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, latest_first, served_by
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
@@ -13,8 +13,7 @@ def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
     folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
     lines = [line for folder in folders.values() if (line := _line(folder)) is not None]
     lines += [line | {"url": None} for line in corrupt_entries(registry)]
-    lines.sort(key=lambda line: (-line.get("startTime", 0), str(line["id"])))
-    return [line | {"here": line["id"] == own.experiment_id} for line in lines]
+    return [line | {"here": line["id"] == own.experiment_id} for line in latest_first(lines)]
 
 
 def _line(folder: ExperimentFolder) -> dict[str, Any] | None:

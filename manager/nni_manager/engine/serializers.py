@@ -4,7 +4,7 @@ Source: NNI v2.0 and v3.0 manager REST API.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.leaderboard import TOP_TRIALS
+from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
 from nni_manager.domain.metrics import numbers_in, reward
 from nni_manager.domain.objectives import violated
@@ -182,6 +183,20 @@ def code_view(version: CodeVersion) -> dict[str, Any]:
     }
 
 
+def whole_trial_view(
+    snapshot: ExperimentSnapshot,
+    trial: Trial,
+    environments: Iterable[AttemptEnvironment],
+    marks: Collection[StoredMark],
+) -> dict[str, Any]:
+    """One trial with what ran, and whether it has saved a checkpoint or continues from one. `marks`: those of its attempts."""
+    more = {
+        "provenance": provenance_view(snapshot, trial, environments),
+        "hasCheckpoint": bool(marks) or trial.continues is not None,
+    }
+    return trial_view(snapshot, trial) | more
+
+
 def provenance_view(
     snapshot: ExperimentSnapshot, trial: Trial, environments: Iterable[AttemptEnvironment]
 ) -> dict[str, Any]:
@@ -253,7 +268,7 @@ def latest_of(trial: Trial) -> float | None:
     """The number of the newest intermediate result: that of the first objective, or the result itself."""
     if trial.intermediate is None:
         return None
-    named = reward(trial.intermediate, trial.metric)
+    named = reward(trial.intermediate, trial.metrics[0])
     return reward(trial.intermediate) if named is None else named
 
 
@@ -271,10 +286,15 @@ def row_note(trial: Trial) -> str:
 
 
 def row_metrics(trial: Trial) -> dict[str, float]:
-    """The numbers of a final result that is a dict, without `default` where that is the first objective."""
+    """The numbers of a final result that is a dict: those of objectives and constraints, then others, up to a limit.
+
+    `default` is left out where it is the first objective.
+    """
     if trial.result is None:
         return {}
-    return numbers_in(trial.result, _MAX_METRICS, without_default=trial.metric == "default")
+    return numbers_in(
+        trial.result, _MAX_METRICS, trial.metrics, without_default=trial.metrics[0] == "default"
+    )
 
 
 def _cell(value: Any) -> Any:

@@ -101,8 +101,8 @@ class Objective:
                     f"{self.name}; remove one of both"
                 )
         copied = copy.deepcopy(config)
-        # `stored` replaces the command and, usually, the folder.
-        copied.trial_command, copied.trial_code_directory = shlex.join([sys.executable, _SCRIPT]), self.cwd
+        # `stored` adds the script, which does not exist yet, to the command; it usually replaces the folder.
+        copied.trial_command, copied.trial_code_directory = shlex.quote(sys.executable), self.cwd
         copied.training_service.trial_code_directory = None
         if service.reuse_mode is not False:
             copied.training_service.reuse_mode = True

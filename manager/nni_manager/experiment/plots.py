@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +27,33 @@ class _Result:
     value: float
     parameters: Mapping[str, Any]
     """By path: a nested parameter is "outer/inner"."""
+    values: Sequence[float]
+    """With several objectives, a number for each."""
+    is_on_front: bool
 
 
 class Plots:
     """The figures of these trials. Trials without a result are left out."""
 
-    def __init__(self, trials: Sequence[TrialJob], *, is_maximized: bool) -> None:
+    def __init__(
+        self,
+        trials: Sequence[TrialJob],
+        *,
+        is_maximized: bool,
+        objectives: Sequence[str] = (),
+        front: Collection[str] = (),
+    ) -> None:
+        """`objectives`: the metrics of several ones; `front`: the ids of the trials on their Pareto front."""
         self._is_maximized = is_maximized
+        self._objectives = objectives
         self._all = [
-            _Result(each.sequenceId, each.value, dict(flat(each.parameters)))
+            _Result(
+                each.sequenceId,
+                each.value,
+                dict(flat(each.parameters)),
+                each.values,
+                each.trialJobId in front,
+            )
             for each in trials
             if each.value is not None and math.isfinite(each.value)
         ]
@@ -125,6 +143,44 @@ class Plots:
                 col=column,
             )
         return figure.update_yaxes(title="result", col=1)
+
+    def front(self) -> Figure:
+        """The results by their objectives, and the Pareto front: one chart of two, or one for each pair of more objectives.
+
+        Raises:
+            UserError: there is one objective.
+        """
+        from plotly import graph_objects
+
+        if len(self._objectives) < 2:
+            raise UserError(
+                "cannot plot the Pareto front of one objective; plot_history() shows its results, and `objectives` names several"
+            )
+        on_front = sorted((each for each in self._all if each.is_on_front), key=lambda each: each.value)
+        traces: list[tuple[str, list[_Result], dict[str, Any]]] = [
+            ("result", [each for each in self._all if not each.is_on_front], {"mode": "markers"}),
+            # Steps, which bound the results that a result on the front is better than.
+            (
+                "Pareto front",
+                on_front,
+                {"mode": "lines+markers", "line": {"shape": "vh" if self._is_maximized else "hv"}},
+            ),
+        ]
+        figure = graph_objects.Figure()
+        for name, shown, look in traces:
+            text = [f"trial {each.number}" for each in shown]
+            columns = {
+                metric: [each.values[index] for each in shown]
+                for index, metric in enumerate(self._objectives)
+            }
+            if len(columns) == 2:
+                x, y = columns.values()
+                figure.add_trace(graph_objects.Scatter(x=x, y=y, text=text, name=name, **look))
+                figure.update_layout(xaxis_title=self._objectives[0], yaxis_title=self._objectives[1])
+            else:
+                axes = [{"label": metric, "values": values} for metric, values in columns.items()]
+                figure.add_trace(graph_objects.Splom(dimensions=axes, text=text, name=name))
+        return figure
 
     def _numbers(self) -> list[int]:
         return [each.number for each in self._all]

@@ -40,7 +40,6 @@ class SearchResult:
         """Read the trials of an experiment whose trials have all ended."""
         self.experiment = experiment
         self._jobs: list[TrialJob] = experiment.list_trial_jobs()
-        self._plots = Plots(self._jobs, is_maximized=is_maximized)
         self.front = [
             Best(each.parameters, each.value, each.trialJobId, tuple(each.values))
             for each in experiment.best_trials
@@ -50,6 +49,12 @@ class SearchResult:
         self._has_several = any(each.values for each in self.front)
         self.best = self.front[0] if self.front and not self._has_several else None
         """None if no trial has a result, or if there are several objectives: see `front`."""
+        self._plots = Plots(
+            self._jobs,
+            is_maximized=is_maximized,
+            objectives=[each["metric"] for each in experiment.config.objectives or ()],
+            front={each.trial_id for each in self.front},
+        )
 
     def __repr__(self) -> str:
         if self._has_several:
@@ -86,6 +91,16 @@ class SearchResult:
         """For each parameter, its values and the results of the trials."""
         return self._plots.slices()
 
+    def plot_front(self) -> Figure:
+        """With several objectives: the results, and the Pareto front among them.
+
+        Two objectives are the axes of one chart; with more there is a chart for each pair.
+
+        Raises:
+            UserError: there is one objective.
+        """
+        return self._plots.front()
+
 
 def search(
     function: Function,
@@ -93,7 +108,7 @@ def search(
     trials: int = 50,
     *,
     concurrency: int = 1,
-    tuner: str | AlgorithmConfig = "TPE",
+    tuner: str | AlgorithmConfig | None = None,
     assessor: str | AlgorithmConfig | None = None,
     maximize: bool = False,
     seed: int | None = None,
@@ -102,11 +117,11 @@ def search(
 ) -> SearchResult:
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
-    `space`: NNI's search space. `assessor`: a built-in one without `optimize_mode` gets the direction of the search. `fields`:
-    further fields of `ExperimentConfig`, such as `max_trial_duration="10m"`. With the field `objectives`, the function returns a
-    dict with their metrics. With the same `seed` and a `concurrency` of 1 the tuner repeats its choices, as long as the results
-    are the same. After Ctrl-C the results until then are returned. The experiment is stored, as any other, and its manager has
-    ended.
+    `space`: NNI's search space. `tuner` None: the default one of an experiment. `assessor`: a built-in one without
+    `optimize_mode` gets the direction of the search. `fields`: further fields of `ExperimentConfig`, such as
+    `max_trial_duration="10m"`. With the field `objectives`, the function returns a dict with their metrics. With the same `seed`
+    and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results until
+    then are returned. The experiment is stored, as any other, and its manager has ended.
 
     Raises:
         ConfigInvalid, UserError, RetryableError: see `Experiment.run`.
@@ -118,12 +133,12 @@ def search(
             raise UserError(
                 f"cannot use seed={seed} together with a configured tuner; write class_args={{'seed': {seed}}} in it"
             )
-        config.tuner = tuner
+        config.tuner = dataclasses.replace(tuner)  # a copy: the direction is added below
     else:
         config.tuner.name = tuner
         config.tuner.class_args = {} if seed is None else {"seed": seed}
     if assessor is not None:
-        # A copy: the direction is added below.
+        # A copy, for the same reason.
         config.assessor = (
             AlgorithmConfig(name=assessor) if isinstance(assessor, str) else dataclasses.replace(assessor)
         )

@@ -104,7 +104,7 @@ async def _serve(state: StateFolder, host: str, options: settings.Options) -> No
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
-        web.should_exit = True
+        web.end()
         await serving
     finally:
         await cluster.close()  # raises the worker's error, if any

@@ -520,6 +520,11 @@ class Registry:
         return self.folder / f"{experiment_id}.json"
 
 
+def latest_first(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of a list of experiments in the order of every such list: the latest first, those without a start last."""
+    return sorted(lines, key=lambda line: (-line.get("startTime", 0), str(line["id"])))
+
+
 def served_by(
     folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None, tags: Iterable[str]
 ) -> dict[str, Any]:

@@ -221,12 +221,16 @@ class ExperimentRoutes:
         )
 
     async def trial(self, request: Request) -> Response:
-        """One trial, and what ran: the code, and each attempt's host, Python and packages."""
+        """One trial, and what ran: the code, and each attempt's host, Python and packages.
+
+        `hasCheckpoint`: whether it has saved a checkpoint, or continues from one.
+        """
         trial_id = self._reads.trial_of(request).trial_id
-        environments = await self._reads.from_store(lambda reader: reader.environments(trial_id))
+        environments, marks = await self._reads.from_store(
+            lambda reader: (reader.environments(trial_id), reader.marks(trial_id))
+        )
         snapshot, trial = self._engine.snapshot(), self._reads.trial_of(request)
-        ran = serializers.provenance_view(snapshot, trial, environments.get(trial_id, ()))
-        return Json(serializers.trial_view(snapshot, trial) | {"provenance": ran})
+        return Json(serializers.whole_trial_view(snapshot, trial, environments.get(trial_id, ()), marks))
 
     async def packages(self, request: Request) -> Response:
         """The packages of a list by its digest, as NAME==VERSION."""

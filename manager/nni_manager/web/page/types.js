@@ -74,6 +74,7 @@
  * @property {number} intermediateCount
  * @property {{peak: UsageFigures, latest: UsageFigures | null} | null} usage
  * @property {Provenance} [provenance]  only in the answer about one trial
+ * @property {boolean} [hasCheckpoint]  only in the answer about one trial
  * @property {string | null} transport
  * @property {number | null} lastContactAgoS
  *

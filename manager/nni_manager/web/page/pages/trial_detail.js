@@ -53,7 +53,10 @@ export function trialDetail(first, live) {
       await attempt(() => api.kill(id), `Trial ${row.seq} is being stopped.`);
     }
   } }, "Kill…");
-  const retry = h("button", { type: "button", "data-test": "retry", click: () => begun(() => api.retry(id)) }, "Retry");
+  const retry = h("button", { type: "button", "data-test": "retry", click: () => begun(() => api.retry(id, "start")) }, "Retry");
+  const proceed = h("button", { type: "button", "data-test": "retry-from-checkpoint", click: () => begun(() => api.retry(id, "checkpoint")) },
+    "Retry from checkpoint");
+  let hasCheckpoint = false;
   const clone = h("button", { type: "button", "data-test": "clone", click: async () => openClone(row, await wholeParameters(row)) }, "Clone as customised trial…");
   const copyJson = h("button", { type: "button", "data-test": "copy-json", click: () => copyTrial(id, row) }, "Copy as JSON");
 
@@ -65,7 +68,7 @@ export function trialDetail(first, live) {
       h("section", { "aria-label": "Intermediate results" }, h("h3", {}, "Intermediate results"), curve.element),
       h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageCharts.load.element, usageCharts.memory.element)),
     h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element),
-    h("div", { class: "buttons" }, copyJson, clone, retry, kill));
+    h("div", { class: "buttons" }, copyJson, clone, retry, proceed, kill));
 
   const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial, live.objectives)));
 
@@ -84,6 +87,8 @@ export function trialDetail(first, live) {
       drawFacts(trial);
       remarks.showNote(trial.note);
       drawParameters(trial.parameters);
+      hasCheckpoint = trial.hasCheckpoint ?? false;
+      proceed.hidden = retry.hidden || !hasCheckpoint;
       log.setAttempts(attempts);
       curve.show(metrics);
       showUsage(usageBox, usageCharts, trial, usage);
@@ -106,6 +111,7 @@ export function trialDetail(first, live) {
     remarks.setReadOnly(live.isReadOnly);
     kill.hidden = isOver || live.isReadOnly;
     retry.hidden = !isOver || row.state === "SUCCEEDED" || live.isReadOnly;
+    proceed.hidden = retry.hidden || !hasCheckpoint;
     clone.hidden = live.isReadOnly;
     // While the trial runs, the timer reloads. The row of an ended trial changes only with what this shows.
     if (now !== loadedFor && (isOver || row.note !== before.note)) void load();

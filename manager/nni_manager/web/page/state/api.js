@@ -194,8 +194,8 @@ export const api = {
   stop: () => ask("/experiment", change("DELETE")),
   /** @param {string} id */
   kill: (id) => ask(`/trial-jobs/${encodeURIComponent(id)}`, change("DELETE")),
-  /** @param {string} id @returns {Promise<{sequenceId: number, trialJobId: string}>} */
-  retry: (id) => ask(`${trialPath(id)}/retry`, change("POST")),
+  /** @param {string} id @param {"start" | "checkpoint"} from @returns {Promise<{sequenceId: number, trialJobId: string}>} */
+  retry: (id, from) => ask(`${trialPath(id)}/retry?from=${from}`, change("POST")),
   /** @param {unknown} parameters @returns {Promise<{sequenceId: number, trialJobId: string}>} */
   propose: (parameters) => ask("/trial-jobs", change("POST", parameters)),
   /** Of a trial, or without an id of the experiment. @param {RemarksChange} remarks @param {string} [id] @returns {Promise<Remarks>} */

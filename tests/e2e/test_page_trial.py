@@ -1,0 +1,120 @@
+"""One trial on the web page, in a real Chromium: what ran, and the retry that continues from its checkpoint."""
+
+import platform
+import re
+import socket
+import subprocess
+from importlib.metadata import version
+
+import pytest
+from browser import chromium, expect, needs_chromium, visit
+from free_ports import free_port_pair
+
+pytestmark = [pytest.mark.any_machine, needs_chromium]
+TRAIN = """\
+import nni_sdk as nni
+
+epochs = nni.get_next_parameter()["epochs"]
+path = nni.load_checkpoint()
+done = 0 if path is None else int(open(path + "/epoch").read())
+for epoch in range(done, epochs):
+    nni.report_intermediate_result(epoch)
+    if epoch == 1:
+        def save(folder):
+            with open(folder + "/epoch", "w") as file:
+                file.write("2")
+        nni.save_checkpoint(save)
+        raise SystemExit("out of memory")
+nni.report_final_result(epochs)
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def trial_with(experiment, epochs):
+    return next(each for each in experiment.get("/trials") if each["parameters"]["epochs"] == epochs)
+
+
+def test_a_trial_shows_what_ran_and_continues_from_its_checkpoint_on_request(browser, a_real_experiment):
+    experiment = a_real_experiment(
+        TRAIN,
+        space={"epochs": {"_type": "choice", "_value": [1, 4]}},
+        tuner={"builtinTunerName": "GridSearch"},
+        trialConcurrency=1,
+        maxTrialNum=2,
+    )
+    git = ["git", "-C", str(experiment.code), "-c", "user.name=tests", "-c", "user.email=tests@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "the code of the trials"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    port = free_port_pair()
+    experiment.start(port)
+    experiment.wait_for_status("DONE")
+    failed, succeeded = trial_with(experiment, 4), trial_with(experiment, 1)
+    assert (failed["state"], succeeded["state"]) == ("FAILED", "SUCCEEDED")
+
+    link = f"http://127.0.0.1:{port}/enter#{experiment.ask('POST', '/entrance').json()['code']}"
+    with visit(browser, link) as person:
+        person.see("nav-trials").click()
+        person.see(f"expand-{succeeded['id']}").click()
+        detail = person.see(f"detail-{succeeded['id']}")
+        code = detail.locator("[data-test=code-version]")
+        expect(code).to_have_text(re.compile(rf"commit {commit[:11]}.*, content [0-9a-f]+"))
+        expect(code.get_by_title(commit)).to_be_visible()
+        expect(detail).to_contain_text(socket.gethostname())
+        packages = detail.get_by_text(f"{platform.python_version()}, packages")
+        packages.click()
+        expect(detail.locator("[data-test=packages]")).to_contain_text(f"pytest=={version('pytest')}")
+        expect(detail.locator("[data-test=retry]")).to_be_hidden()
+        expect(detail.locator("[data-test=retry-from-checkpoint]")).to_be_hidden()
+        person.see(f"expand-{succeeded['id']}").click()
+
+        person.see(f"expand-{failed['id']}").click()
+        detail = person.see(f"detail-{failed['id']}")
+        expect(detail.locator("[data-test=retry]")).to_be_visible()
+        person.screenshot("trial-with-a-checkpoint")
+        detail.locator("[data-test=retry-from-checkpoint]").click()
+        expect(person.see("toast")).to_contain_text("Trial 2 (")
+        person.see(f"expand-{failed['id']}").click()
+
+        (new,) = (each for each in experiment.get("/trials") if each["sequenceId"] == 2)
+        expect(person.see(f"row-{new['id']}")).to_contain_text("Succeeded")
+        person.see(f"expand-{new['id']}").click()
+        expect(person.see(f"detail-{new['id']}")).to_contain_text(
+            f"trial {failed['id']}, from its checkpoint"
+        )
+    reported = experiment.get(f"/metric-data/{new['id']}?type=PERIODICAL")
+    assert [each["data"] for each in reported] == ['"2"', '"3"'], "the first two epochs are in the checkpoint"
+
+
+def test_a_failed_trial_without_a_checkpoint_can_only_start_again(browser, a_real_experiment):
+    experiment = a_real_experiment("raise SystemExit('no')\n", trialConcurrency=1, maxTrialNum=1)
+    port = free_port_pair()
+    experiment.start(port)
+    experiment.wait_for_status("DONE")
+    (failed,) = experiment.get("/trials")
+    assert experiment.get(f"/trials/{failed['id']}")["hasCheckpoint"] is False
+    link = f"http://127.0.0.1:{port}/enter#{experiment.ask('POST', '/entrance').json()['code']}"
+    with visit(browser, link) as person:
+        person.see("nav-trials").click()
+        person.see(f"expand-{failed['id']}").click()
+        expect(person.see("retry")).to_be_visible()
+        expect(person.see("reason")).to_be_visible()
+        expect(person.see("retry-from-checkpoint")).to_be_hidden()
+        refused = experiment.ask("POST", f"/trials/{failed['id']}/retry?from=checkpoint")
+    assert refused.status_code == 409
+    assert (
+        "it has no signed checkpoint; let the training code call nni_sdk.save_checkpoint()"
+        in refused.json()["error"]
+    )
