@@ -24,8 +24,8 @@ FILES = CORPUS / "files"
 def kubernetes_of(name):
     config = read_experiment_file(FILES / f"{name}.yml")
     assert ExperimentSpec.from_json(config.to_json()) == config
-    assert (config.pai, config.trial_command, config.gpu_num) == (None, "", None)
-    return config.kubernetes
+    assert (config.trial_command, config.gpu_num) == ("", None)
+    return config.cluster
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ async def client_of(served):
 def test_configuration_and_profile_are_readable_and_contain_no_login(played):
     config = dataclasses.replace(
         played.snapshot().config,
-        pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
+        cluster=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
                       None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
     )  # fmt: skip
     shown = configuration_view(dataclasses.replace(played.snapshot(), config=config))

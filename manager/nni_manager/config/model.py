@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -101,14 +101,80 @@ class LocalSpec:
     may_use_active_gpu: bool = False
 
 
+HIDDEN = "(hidden)"
+
+
 @dataclass(frozen=True, slots=True)
-class PaiConfig:
+class ClusterConfig:
+    """The platform's section of an experiment that runs on a cluster: its login, its storage and its jobs."""
+
+    stored_as: ClassVar[str]
+    """The key of the section in a stored experiment."""
+    stored_before: ClassVar[str] = "schema"
+    """The key that follows it there, and in the text that the web page shows."""
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """The files, besides the experiment file, that may contain secrets."""
+        return ()
+
+    @property
+    def has_job_file(self) -> bool:
+        """True if a file of the user describes the jobs; its text is a part of the section."""
+        return False
+
+    @property
+    def receiver_of_login(self) -> str:
+        """The cluster of another person or host that receives the user's login; empty: none does."""
+        return ""
+
+    @property
+    def has_unmounted_share(self) -> bool:
+        """True if the files of trials are on a share that this machine has not mounted."""
+        return False
+
+    def without_secrets(self) -> ClusterConfig:
+        """A copy for display. Logins and the text of job descriptions, which may contain logins, are hidden."""
+        return self
+
+    def without_login(self) -> ClusterConfig:
+        """A copy for archives."""
+        return self
+
+    def keys_of_profile(self) -> dict[str, Any]:
+        """The keys of the section in NNI's second schema that a profile shows; no logins."""
+        return {}
+
+    @classmethod
+    def of_stored(cls, fields: dict[str, Any]) -> ClusterConfig:
+        """The section with these fields, as `ExperimentSpec.to_json` wrote them.
+
+        Raises:
+            ValidationError: a field is missing, or has another type.
+        """
+        section: ClusterConfig = _validated(cls, fields)
+        return section
+
+
+def _validated(cls: Any, fields: dict[str, Any]) -> Any:
+    return _validator(cls).validate_python(fields)
+
+
+@cache
+def _validator(cls: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+@dataclass(frozen=True, slots=True)
+class PaiConfig(ClusterConfig):
     """An OpenPAI cluster and the settings of its jobs. Exactly one of `token` and `password` is set unless `is_local`.
 
     `storage` is the path of the shared folder on the manager's machine, `mount` its path in containers. `image`,
     `storage_name`, `cpu`, `gpu` and `memory_mb` are None only if `job_text`, the content of `job_file`, describes the job.
     """
 
+    stored_as: ClassVar[str] = "pai"
+    stored_before: ClassVar[str] = "assessor"
     host: str
     user: str
     token: str | None = field(repr=False)
@@ -128,6 +194,49 @@ class PaiConfig:
     def is_local(self) -> bool:
         """True if this is the built-in cluster on this machine."""
         return self.host.lower() == LOCAL_HOST
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """The job file."""
+        return () if self.job_file is None else (self.job_file,)
+
+    @property
+    def has_job_file(self) -> bool:
+        """True if there is a job file."""
+        return bool(self.job_text)
+
+    @property
+    def receiver_of_login(self) -> str:
+        """The cluster, unless it is the one on this machine."""
+        return "" if self.is_local else f"OpenPAI {self.host}"
+
+    def without_secrets(self) -> PaiConfig:
+        """A copy without token, password and text of the job file."""
+        return dataclasses.replace(
+            self, token=_hidden(self.token), password=_hidden(self.password), job_text=_hidden(self.job_text)
+        )
+
+    def without_login(self) -> PaiConfig:
+        """A copy without token and password."""
+        return dataclasses.replace(self, token=None, password=None)
+
+    def keys_of_profile(self) -> dict[str, Any]:
+        """The cluster, the user and the settings of jobs."""
+        return {
+            "host": self.host,
+            "username": self.user,
+            "dockerImage": self.image,
+            "trialCpuNumber": self.cpu,
+            "trialMemorySize": None if self.memory_mb is None else f"{self.memory_mb}MB",
+            "virtualCluster": self.virtual_cluster,
+            "storageConfigName": self.storage_name,
+            "localStorageMountPoint": str(self.storage),
+            "containerStorageMountPoint": self.mount,
+        }
+
+
+def _hidden(text: str | None) -> str | None:
+    return None if text is None else HIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +299,7 @@ class RoleConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class KubernetesConfig:
+class KubernetesConfig(ClusterConfig):
     """The settings of jobs on Kubernetes. `roles` are in the order of the file, or of `template` if it describes the job.
 
     `api_version` is without the group; None for FrameworkController. `template_text` is the content of `template` as JSON.
@@ -198,6 +307,7 @@ class KubernetesConfig:
     `TrainingRuntime/NAME`. `queue` is a Kueue queue.
     """
 
+    stored_as: ClassVar[str] = "kubernetes"
     operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]
     storage: KubernetesStorage
     roles: tuple[RoleConfig, ...]
@@ -208,6 +318,35 @@ class KubernetesConfig:
     template_text: str | None = field(default=None, repr=False)
     runtime: str | None = None
     queue: str | None = None
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """The template and the Docker login files."""
+        logins = {role.registry_login for role in self.roles}
+        return tuple(filter(None, (self.template, *sorted(filter(None, logins)))))
+
+    @property
+    def has_job_file(self) -> bool:
+        """True if there is a template."""
+        return bool(self.template_text)
+
+    @property
+    def has_unmounted_share(self) -> bool:
+        """True for an Azure file share."""
+        return isinstance(self.storage, AzureStorage)
+
+    def without_secrets(self) -> KubernetesConfig:
+        """A copy without the text of the template."""
+        return dataclasses.replace(self, template_text=_hidden(self.template_text))
+
+    @classmethod
+    def of_stored(cls, fields: dict[str, Any]) -> ClusterConfig:
+        """The section with these fields; the kind of the storage is stored before its fields."""
+        _, storage = fields["storage"]
+        return super(KubernetesConfig, cls).of_stored({**fields, "storage": storage})
+
+
+_SECTIONS: dict[str, type[ClusterConfig]] = {each.stored_as: each for each in (PaiConfig, KubernetesConfig)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +370,9 @@ class ExperimentSpec:
     can change after the file was read; `search_space_revision` counts the changes of the space. `search_space_raw` is the
     JSON of `search_space`. `gpu_num` None leaves a trial's CUDA_VISIBLE_DEVICES unchanged, 0 hides all GPUs. `nni_manager_ip`
     is the manager's address for keepers on other machines; None: the manager detects it. `trial_command` is empty if roles or
-    a job file contain the commands. `pai` is set only for the training service `pai`, `kubernetes` only for
-    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
-    the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment. `schema` is that of the
-    experiment file; a profile has its keys.
+    a job file contain the commands. `cluster` None: trials run on this machine. `is_annotated`: `code_dir` has
+    annotations, and trials run a generated copy; once the copy exists, `code_dir` is its path. `warnings` are for the user who
+    starts the experiment. `schema` is that of the experiment file; a profile has its keys.
     """
 
     experiment_name: str
@@ -260,7 +398,7 @@ class ExperimentSpec:
     reuse: ReuseConfig
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
-    pai: PaiConfig | None = None
+    cluster: ClusterConfig | None = None
     assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
@@ -274,7 +412,6 @@ class ExperimentSpec:
     fail_fast: int = FAIL_FAST
     """How many trials may fail, before any has succeeded, until no more are started; 0: all of them."""
     search_space_revision: int = 0
-    kubernetes: KubernetesConfig | None = None
     schema: Literal["v1", "v2"] = "v1"
     objective: str = ""
     """The name of the function that trials run, "module:name"; empty: they run a command."""
@@ -290,18 +427,23 @@ class ExperimentSpec:
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """The files of the experiment that may contain a login or other secrets."""
-        if self.kubernetes is not None:
-            logins = {role.registry_login for role in self.kubernetes.roles}
-            return (
-                self.config_path,
-                *filter(None, (self.kubernetes.template, *sorted(filter(None, logins)))),
-            )
-        return () if self.pai is None else (self.config_path, *filter(None, (self.pai.job_file,)))
+        return () if self.cluster is None else (self.config_path, *self.cluster.secret_files)
+
+    def without_secrets(self) -> ExperimentSpec:
+        """A copy for display, without logins and the text of job descriptions; file names stay."""
+        cluster = None if self.cluster is None else self.cluster.without_secrets()
+        return dataclasses.replace(self, cluster=cluster)
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
-        fields = _as_json(self)
-        del fields["search_space"]
+        fields: dict[str, Any] = {}
+        for name, value in _as_json(self).items():
+            if self.cluster is not None and name == self.cluster.stored_before:
+                fields[self.cluster.stored_as] = self.cluster
+            fields[name] = value
+        del fields["search_space"], fields["cluster"]
+        for name in _SECTIONS:
+            fields.setdefault(name)
         return json.dumps(fields, default=_as_json)
 
     @classmethod
@@ -313,23 +455,19 @@ class ExperimentSpec:
         """
         try:
             fields = json.loads(text)
-            if fields.get("kubernetes") is not None:
-                _, fields["kubernetes"]["storage"] = fields["kubernetes"]["storage"]
+            fields["cluster"] = _stored_cluster(fields)
             fields.setdefault("reuse", ReuseConfig())  # absent in the first format of the store
             fields["search_space"] = parse_search_space(
                 fields["search_space_raw"], for_own_class=fields["tuner"].get("own") is not None
             )
-            return _stored_form().validate_python(fields)
+            spec: ExperimentSpec = _validated(cls, fields)
         except ValidationError as error:
-            # `from None`: the text of the cause contains values, such as logins.
-            wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise InternalError(
-                f"cannot read the stored experiment: {', '.join(wrong)}; please report this error"
-            ) from None
+            raise _unreadable(error) from None  # the text of the cause contains values, such as logins
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InternalError(
                 f"cannot read the stored experiment: {error!r}; please report this error"
             ) from error
+        return spec
 
 
 def _as_json(value: Any) -> Any:
@@ -340,25 +478,16 @@ def _as_json(value: Any) -> Any:
     return [type(value).__name__, fields] if isinstance(value, KubernetesStorage) else fields
 
 
-@cache
-def _stored_form() -> TypeAdapter[ExperimentSpec]:
-    return TypeAdapter(ExperimentSpec)
+def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig | None:
+    """The section of the platform, which is taken out of the stored fields; None if trials run on this machine."""
+    stored = {name: fields.pop(name, None) for name in _SECTIONS}
+    name, section = next(((name, each) for name, each in stored.items() if each is not None), ("", None))
+    try:
+        return None if section is None else _SECTIONS[name].of_stored(section)
+    except ValidationError as error:
+        raise _unreadable(error, name) from None
 
 
-HIDDEN = "(hidden)"
-
-
-def without_secrets(config: ExperimentSpec) -> ExperimentSpec:
-    """A copy for display. Logins and the text of job descriptions, which may contain logins, are hidden; file names stay."""
-    pai, kubernetes = config.pai, config.kubernetes
-    if pai is not None:
-        pai = dataclasses.replace(
-            pai, token=_hidden(pai.token), password=_hidden(pai.password), job_text=_hidden(pai.job_text)
-        )
-    if kubernetes is not None:
-        kubernetes = dataclasses.replace(kubernetes, template_text=_hidden(kubernetes.template_text))
-    return dataclasses.replace(config, pai=pai, kubernetes=kubernetes)
-
-
-def _hidden(text: str | None) -> str | None:
-    return None if text is None else HIDDEN
+def _unreadable(error: ValidationError, *above: str) -> InternalError:
+    wrong = [f"{'.'.join(map(str, (*above, *each['loc'])))}: {each['msg']}" for each in error.errors()]
+    return InternalError(f"cannot read the stored experiment: {', '.join(wrong)}; please report this error")

@@ -287,10 +287,9 @@ class _Reading:
             ),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
-            pai=pai,
+            cluster=pai or kubernetes,
             is_annotated=self.is_annotated,
             warnings=tuple(self.warnings),
-            kubernetes=kubernetes,
         )
 
     def _refuse_reuse_keys_without_reuse(self) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 from nni_manager.config.model import (
     AssessorConfig,
     ExperimentSpec,
-    PaiConfig,
     TunerConfig,
     UserClass,
-    without_secrets,
 )
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
@@ -110,7 +108,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             **_objectives_of(config),
             "trainingService": without_none(
                 {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
-                | ({} if config.pai is None else _pai_of_v2(config.pai))
+                | ({} if config.cluster is None else config.cluster.keys_of_profile())
             ),
         }
     )
@@ -139,21 +137,6 @@ def _algorithm_of_v2(algorithm: TunerConfig | AssessorConfig) -> dict[str, Any]:
 
 def _platform_of_v2(config: ExperimentSpec) -> str:
     return "openpai" if config.training_service == "pai" else config.training_service
-
-
-def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
-    """The keys of an OpenPAI cluster, without logins."""
-    return {
-        "host": pai.host,
-        "username": pai.user,
-        "dockerImage": pai.image,
-        "trialCpuNumber": pai.cpu,
-        "trialMemorySize": None if pai.memory_mb is None else f"{pai.memory_mb}MB",
-        "virtualCluster": pai.virtual_cluster,
-        "storageConfigName": pai.storage_name,
-        "localStorageMountPoint": str(pai.storage),
-        "containerStorageMountPoint": pai.mount,
-    }
 
 
 def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
@@ -213,7 +196,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     import yaml  # imported here because nnictl shows trials without it
 
     config, limits = snapshot.config, snapshot.experiment.budget.limits
-    fields = json.loads(without_secrets(config).to_json())
+    fields = json.loads(config.without_secrets().to_json())
     for name in ("schema", "search_space_raw", "search_space_revision", "expansions", "warnings"):
         del fields[name]
     return {

@@ -19,6 +19,18 @@ class Share(ABC):
     """
 
     @abstractmethod
+    def check(self) -> None:
+        """Check that the share can be reached and that this login may use it.
+
+        Raises:
+            UserError, StorageUnavailable: it cannot be used.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the connections."""
+
+    @abstractmethod
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
         """Upload a local file atomically, or create a folder without its content.
 
