@@ -12,13 +12,13 @@ from kube_definitions import FRAMEWORK
 from kube_store import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 from real_experiment import until
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace

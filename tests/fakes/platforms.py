@@ -28,16 +28,17 @@ from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until, wait_until
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
 from nni_manager.training_services.kubernetes import render, resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.operator import Stage
+from nni_manager.training_services.kubernetes.section import ClaimStorage, KubernetesConfig, RoleConfig
 from nni_manager.training_services.openpai import client
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import platform_of
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings

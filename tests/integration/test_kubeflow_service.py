@@ -14,10 +14,10 @@ from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.errors import UserError
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.preflight import check
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 

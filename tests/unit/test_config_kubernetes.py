@@ -8,15 +8,15 @@ import yaml
 from config_corpus import CORPUS
 
 from nni_manager.config.diagnostics import ConfigInvalid
-from nni_manager.config.model import (
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.training_services.kubernetes.section import (
     AzureStorage,
     ClaimStorage,
-    ExperimentSpec,
     KubernetesConfig,
     NfsStorage,
     RoleConfig,
 )
-from nni_manager.config.reader import read_experiment_file
 
 FILES = CORPUS / "files"
 

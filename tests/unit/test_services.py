@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.config.model import (
-    AzureStorage,
-    ClaimStorage,
-    KubernetesConfig,
-    NfsStorage,
-    PaiConfig,
-    RoleConfig,
-)
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
 from nni_manager.local_openpai.platform import parent_shown_at
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
+from nni_manager.training_services.kubernetes.section import (
+    AzureStorage,
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+    RoleConfig,
+)
 from nni_manager.training_services.openpai.protocol import Storage
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import Platform, platform_of
 from trial_keeper.wire.workspace import Workspace
 

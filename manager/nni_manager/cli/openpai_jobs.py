@@ -38,10 +38,10 @@ def _open_cluster(host: str | None, user: str | None, token: str | None, config:
         UserError: the cluster, the user or the login is not given.
         ConfigInvalid: the experiment file is invalid.
     """
-    from nni_manager.config.model import LOCAL_HOST, PaiConfig
     from nni_manager.local_openpai.platform import running_here
     from nni_manager.training_services.openpai.platform import platform
     from nni_manager.training_services.openpai.rest import OpenPai
+    from nni_manager.training_services.openpai.section import LOCAL_HOST, PaiConfig
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     retry_policy = ClientRetryPolicy(tries=3)

@@ -13,8 +13,9 @@ import yaml
 from nni_manager.config.diagnostics import Place, folded, key_of
 from nni_manager.config.document import as_yaml, read_yaml
 from nni_manager.config.keys import keys_on
-from nni_manager.config.model import LOCAL_HOST
-from nni_manager.config.reader import PATH_KEYS, read_first_schema, schema_of
+from nni_manager.config.platform_file import file_of
+from nni_manager.config.reader import read_first_schema, schema_of
+from nni_manager.config.reading import PATH_KEYS
 from nni_manager.config.schema import is_placeholder
 from nni_manager.config.units import megabytes
 
@@ -22,11 +23,6 @@ _WHY_DROPPED = {
     "authorName": "the second schema has no such key",
     "multiPhase": "NNI removed this key",
     "multiThread": "NNI removed this key",
-    "paiConfig.maxTrialNumPerGpu": "it has no effect on OpenPAI",
-    "paiConfig.useActiveGpu": "it has no effect on OpenPAI",
-    "paiConfig.gpuNum": "trial.gpuNum takes precedence",
-    "paiConfig.cpuNum": "trial.cpuNum takes precedence",
-    "paiConfig.memoryMB": "trial.memoryMB takes precedence",
 }
 # The keys of these mappings are the user's names.
 _OPEN = tuple(map(folded, ("searchSpace", "classArgs", "openpaiConfig")))
@@ -81,16 +77,15 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
     """
     raw = read_first_schema(path)
     service = raw["trainingService"]
-    defaults = {"trialGpuNumber": (raw, "gpuNum"), "trialCpuNumber": (service, "cpuNum"),
-                "trialMemorySize": (service, "memoryMB")}  # fmt: skip
-    for name, (mapping, default) in defaults.items():
-        if mapping.get(name) is None and default in service:
-            mapping[name] = service.pop(default)
+    file = file_of(service["platform"])
+    file.convert(
+        raw, service, lambda written: written if folder is None else _relative(written, path, folder)
+    )
     for kind in ("tuner", "assessor", "advisor"):
         section = raw.get(kind) or {}
-        file = section.pop("classFileName", None)
-        if file is not None and section.get("className") is not None:
-            section["className"] = f"{Path(file).stem}.{section['className']}"  # v2 joins module and class
+        module = section.pop("classFileName", None)
+        if module is not None and section.get("className") is not None:
+            section["className"] = f"{Path(module).stem}.{section['className']}"  # v2 joins module and class
     dropped = []
     for key in keys_on(service["platform"]):
         above: Any = raw
@@ -98,10 +93,9 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
             above = above.get(step) if isinstance(above, dict) else None
         if not key.is_in_v2 and above and above.pop(key.path[-1], None) is not None:
             written = key_of(key.v1[0])
-            dropped.append(f"{written}: {_WHY_DROPPED.get(written, 'the second schema has no such key')}")
-    if "storage" in service and service["storage"]["storageType"] == "pvc" and folder is not None:
-        service["storage"]["path"] = _relative(service["storage"]["path"], path, folder)
-    if service["platform"] != "local":
+            why = {**_WHY_DROPPED, **file.why_dropped}.get(written, "the second schema has no such key")
+            dropped.append(f"{written}: {why}")
+    if file.reuses_jobs:
         # The second schema's default is true, the first's false.
         service.setdefault("reuseMode", False)
     text = f"# {path.name}, in NNI's second schema. Made by `nnictl config convert`.\n"
@@ -126,8 +120,6 @@ def _converted(place: Place, value: Any, path: Path, folder: Path | None) -> Any
         return [_converted((*place, index), item, path, folder) for index, item in enumerate(value)]
     if last in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
         return f"{megabytes(value)}mb"
-    if last == "host" and "://" not in value and value.lower() != LOCAL_HOST:
-        return f"http://{value}"
     if last in PATH_KEYS and folder is not None and value is not None:
         return _relative(value, path, folder)
     return value

@@ -8,12 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nni_manager.config.model import (
-    AssessorConfig,
-    ExperimentSpec,
-    TunerConfig,
-    UserClass,
-)
+from nni_manager.config.model import AssessorConfig, ExperimentSpec, TunerConfig, UserClass
+from nni_manager.config.platforms import BY_V1
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
@@ -107,7 +103,11 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
             **_objectives_of(config),
             "trainingService": without_none(
-                {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
+                {
+                    "platform": BY_V1[config.training_service].name,
+                    **of_trials,
+                    "reuseMode": config.reuse.is_on,
+                }
                 | ({} if config.cluster is None else config.cluster.keys_of_profile())
             ),
         }
@@ -133,10 +133,6 @@ def _algorithm_of_v2(algorithm: TunerConfig | AssessorConfig) -> dict[str, Any]:
     return without_none(
         {"className": own.class_name, "codeDirectory": own.code_dir, "classArgs": algorithm.class_args}
     )
-
-
-def _platform_of_v2(config: ExperimentSpec) -> str:
-    return "openpai" if config.training_service == "pai" else config.training_service
 
 
 def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from nni_manager.config.convert import read_keys
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
-from nni_manager.config.keys import PLATFORMS, UNSUPPORTED
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
+from nni_manager.config.platforms import PLATFORMS, UNSUPPORTED
 from nni_manager.config.python_document import read_python
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import AliasHint, ConfigBase
@@ -261,7 +261,7 @@ def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
     elif platform == "pai":
         why = 'the name of OpenPAI is "openpai"; use that'
     elif platform in UNSUPPORTED:
-        why = f"{UNSUPPORTED[platform].partition(';')[0]}; use one of {known}"
+        why = f"{UNSUPPORTED[platform].reason.partition(';')[0]}; use one of {known}"
     raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
 
 

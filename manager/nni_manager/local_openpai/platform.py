@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from nni_manager.config.model import PaiConfig
 from nni_manager.errors import UserError
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.container_runtime import mounts_work
@@ -19,6 +18,7 @@ from nni_manager.training_services.openpai.job import JobTemplate
 from nni_manager.training_services.openpai.platform import OpenPaiPlatform
 from nni_manager.training_services.openpai.protocol import Storage
 from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 # The local OpenPAI serves few clients and has no rate limit.

@@ -7,7 +7,6 @@ manager's imports.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nni_manager.config.model import ClusterConfig, ExperimentSpec
+from nni_manager.config.cluster import ClusterConfig
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.platforms import BY_V1
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
@@ -193,17 +194,8 @@ class Platform(ABC):
 
 def platform_of(config: ExperimentSpec) -> Platform:
     """The platform of an experiment. Imports only its modules."""
-    module = importlib.import_module(f"{_PACKAGES[config.training_service]}.platform")
-    platform: Platform = module.platform(config)
+    platform: Platform = BY_V1[config.training_service].module("platform").platform(config)
     return platform
-
-
-_PACKAGES = {
-    "local": "nni_manager.training_services.local",
-    "pai": "nni_manager.training_services.openpai",
-    "frameworkcontroller": "nni_manager.training_services.frameworkcontroller",
-    "kubeflow": "nni_manager.training_services.kubeflow",
-}
 
 
 def storage_for_archive(storage: Path, archive: Path) -> Path:

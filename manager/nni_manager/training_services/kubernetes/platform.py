@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nni_manager.config.model import (
-    MOUNT,
-    AzureStorage,
-    ClaimStorage,
-    ClusterConfig,
-    ExperimentSpec,
-    KubernetesConfig,
-    NfsStorage,
-)
+from nni_manager.config.cluster import ClusterConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.kubernetes.operator import Operator
+from nni_manager.training_services.kubernetes.section import (
+    MOUNT,
+    AzureStorage,
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+)
 from nni_manager.training_services.platform import (
     Places,
     Platform,
