@@ -92,9 +92,8 @@ def load(
     from nni_manager.client.stored import StoredDocuments
     from nni_manager.training_services.platform import Places
 
-    token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
-    places = Places(logs, _absolute(code_dir), _absolute(storage), token, password)
+    places = Places(logs, _absolute(code_dir), _absolute(storage))
     limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
     loaded = archive.load(source, places, limits)
     folder, config = loaded.folder, loaded.config

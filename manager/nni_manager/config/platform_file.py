@@ -6,11 +6,12 @@ that suits a platform whose keys are spelled alike in both of NNI's schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nni_manager.config.cluster import ClusterConfig
+from nni_manager.config.diagnostics import folded
 from nni_manager.config.dialect import Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
 from nni_manager.config.model import LocalSpec
@@ -21,11 +22,29 @@ if TYPE_CHECKING:
     from nni_manager.config.translation import Translation
 
 
+# Those of all platforms.
+_PATH_KEYS = ("searchSpaceFile", "experimentWorkingDirectory", "trialCodeDirectory", "codeDirectory")
+
+
 class PlatformFile:
     """The platform's part of one file. Class attributes and class methods describe all files of the platform."""
 
     schema: ClassVar[type[ExperimentKeys]]
     """The schema of a whole file."""
+    path_keys: ClassVar[tuple[str, ...]] = ()
+    """The keys of the platform whose values are paths on this machine, relative to the file."""
+    open_keys: ClassVar[tuple[str, ...]] = ()
+    """The keys of mappings whose keys are the user's names."""
+
+    @classmethod
+    def all_path_keys(cls) -> tuple[str, ...]:
+        """The keys of any section whose values are paths."""
+        return (*_PATH_KEYS, *cls.path_keys)
+
+    @classmethod
+    def is_path(cls, key: str, mapping: Mapping[str, Any]) -> bool:
+        """True if the value of this key of a mapping, in any spelling, is a path on this machine."""
+        return folded(key) in map(folded, cls.all_path_keys())
 
     # ---- NNI's first schema
 
@@ -35,6 +54,8 @@ class PlatformFile:
     """The key of v2 that examples of v1's `trial` show besides `codeDir`, and its value; None: `command`."""
     examples_of_values_v1: ClassVar[Mapping[Keys, str]] = {}
     """Examples whose notation in v1 does not follow from the names of keys."""
+    storage_in_v1: ClassVar[str] = ""
+    """Where v1 files have the shared storage, as text for people; empty: the platform has none."""
     hints_v1: ClassVar[Mapping[str, str]] = {}
     """Hints for unknown keys of v1 files for this platform, by dotted path: the reason and the remedy."""
     hints_v1_elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -52,11 +73,8 @@ class PlatformFile:
         return None
 
     @classmethod
-    def convert(cls, raw: dict[str, Any], service: dict[str, Any], relative: Callable[[str], str]) -> None:
-        """Change what v2 writes differently, before the keys are dropped that v2 lacks.
-
-        `relative`: makes a path that no key of `PATH_KEYS` has relative to the folder of the new file.
-        """
+    def convert(cls, raw: dict[str, Any], service: dict[str, Any]) -> None:
+        """Change what v2 writes differently, before the keys are dropped that v2 lacks."""
 
     # ---- NNI's second schema
 

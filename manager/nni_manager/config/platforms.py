@@ -13,36 +13,38 @@ from types import ModuleType
 
 @dataclass(frozen=True, slots=True)
 class PlatformRow:
-    """A platform: its names in NNI's second and first schema, and its section of v1 files besides `trial`.
+    """A platform: its names in NNI's second and first schema and for people, and its section of v1 files besides `trial`.
 
-    `stored_as` is the key of its section in stored experiments; None: it has none.
+    `stored_as` is the key of its section in stored experiments; None: it has none. `key_of_section` is a key that shows which
+    section a line of a v1 file belongs to, if the section's own line is lost.
     """
 
     name: str
     v1: str
+    title: str
     section: str
-    package: str
-    stored_as: str | None
+    stored_as: str | None = None
+    key_of_section: str | None = None
 
     def module(self, name: str) -> ModuleType:
         """A module of the platform's package."""
-        return importlib.import_module(f"{self.package}.{name}")
+        return importlib.import_module(f"{_PACKAGES}.{self.name}.{name}")
 
 
-_SERVICES = "nni_manager.training_services"
+_PACKAGES = "nni_manager.training_services"
 PLATFORMS = {
     row.name: row
     for row in (
-        PlatformRow("local", "local", "localConfig", f"{_SERVICES}.local", None),
-        PlatformRow("openpai", "pai", "paiConfig", f"{_SERVICES}.openpai", "pai"),
+        PlatformRow("local", "local", "this machine", "localConfig"),
+        PlatformRow("openpai", "pai", "OpenPAI", "paiConfig", "pai", "userName"),
         PlatformRow(
             "frameworkcontroller",
             "frameworkcontroller",
+            "FrameworkController",
             "frameworkcontrollerConfig",
-            f"{_SERVICES}.frameworkcontroller",
             "kubernetes",
         ),
-        PlatformRow("kubeflow", "kubeflow", "kubeflowConfig", f"{_SERVICES}.kubeflow", "kubernetes"),
+        PlatformRow("kubeflow", "kubeflow", "Kubeflow", "kubeflowConfig", "kubernetes", "operator"),
     )
 }
 """The platforms, by their names in the second schema."""
@@ -50,6 +52,8 @@ BY_V1 = {row.v1: row for row in PLATFORMS.values()}
 """The platforms, by their names in the first schema, which are those of stored experiments."""
 THIS_MACHINE = "local"
 """The platform of files that name no valid one: their other errors are those of a file for this machine."""
+NAMES = " or ".join((", ".join([*PLATFORMS][:-1]), [*PLATFORMS][-1]))
+"""The names in the second schema, for messages."""
 STORED_SECTIONS = tuple(dict.fromkeys(row.stored_as for row in PLATFORMS.values() if row.stored_as))
 _CLUSTERS = f"a cluster ({', '.join(f'«={name}»' for name in PLATFORMS if name != THIS_MACHINE)})"
 

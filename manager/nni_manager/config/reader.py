@@ -140,12 +140,13 @@ class _ExperimentReading(Reading):
     """Reads a whole file; the platform's part is `platform`."""
 
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
-        super().__init__(path, document)
+        self.row = PLATFORMS[_platform_of(document)]
+        file = file_of(self.row.name)
+        super().__init__(path, document, file.all_path_keys())
         self.reads_code = reads_code
         self._name_default_tuner()
         self._name_algorithms()
-        self.row = PLATFORMS[_platform_of(document)]
-        self.platform = file_of(self.row.name)(self)
+        self.platform = file(self)
         self.is_annotated = False
 
     def experiment(self) -> model.ExperimentSpec:

@@ -13,24 +13,16 @@ from nni_manager.config.dialect import SERVICE
 from nni_manager.config.document import Document
 from nni_manager.config.schema import is_placeholder
 
-# The keys whose values are paths on this machine, relative to the file. `storage.path` is a further one, but only with `pvc`.
-PATH_KEYS = (
-    "searchSpaceFile",
-    "experimentWorkingDirectory",
-    "trialCodeDirectory",
-    "codeDirectory",
-    "localStorageMountPoint",
-    "openpaiConfigFile",
-    "configPath",
-    "privateRegistryAuthPath",
-)
-
 
 class Reading:
-    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema."""
+    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema.
 
-    def __init__(self, path: Path, document: Document) -> None:
+    `path_keys` are the keys whose values are paths on this machine.
+    """
+
+    def __init__(self, path: Path, document: Document, path_keys: tuple[str, ...]) -> None:
         self.path = path
+        self.path_keys = path_keys
         self.document = document
         self.raw: dict[str, Any] = document.value
         self.service = self.within("trainingService")
@@ -60,7 +52,7 @@ class Reading:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
         reported = {each.key for each in self.diagnostics}
         for place, value in leaves(self.service, SERVICE):
-            is_exempt = place[-1] in ("command", *PATH_KEYS, *exempt) or not is_placeholder(value)
+            is_exempt = place[-1] in ("command", *self.path_keys, *exempt) or not is_placeholder(value)
             if not is_exempt and self.document.dialect.key(place) not in reported:
                 self.refuse(place, f"{value} is a placeholder of an example; replace it")
 

@@ -23,8 +23,6 @@ _OPTIONAL = PLATFORMS[THIS_MACHINE].section
 # ---- hints for unknown keys that users often write, by dotted path: the reason and the replacement
 
 _ON_ALL = {
-    "sharedStorage": "storage is set per platform; remove it, and write the storage of the platform "
-    "(trial.nniManagerNFSMountPath on OpenPAI, nfs on Kubernetes)",
     "tensorboard": "TensorBoard is not started automatically; remove it, and run TensorBoard on the files in $NNI_OUTPUT_DIR",
     "webuiPort": "the port is an option of nnictl; remove it, and use `nnictl create --port N`",
     "trainingService": f"it belongs to NNI's second schema, but {_PLATFORM} to the first; use one schema",
@@ -55,8 +53,13 @@ def _hints(platform: str) -> Mapping[str, str]:
         if unsupported != "hybrid"
         for section in each.sections
     }
-    elsewhere = {path: hint for name in PLATFORMS for path, hint in file_of(name).hints_v1_elsewhere.items()}
-    return of_v2 | of_platforms | _ON_ALL | elsewhere | dict(file_of(platform).hints_v1)
+    files = [file_of(name) for name in PLATFORMS]
+    storages = ", ".join(dict.fromkeys(each.storage_in_v1 for each in files if each.storage_in_v1))
+    of_storage = {
+        "sharedStorage": f"storage is set per platform; remove it, and write the storage of the platform ({storages})"
+    }
+    elsewhere = {path: hint for each in files for path, hint in each.hints_v1_elsewhere.items()}
+    return of_v2 | of_platforms | _ON_ALL | of_storage | elsewhere | dict(file_of(platform).hints_v1)
 
 
 def dialect_of_v1(platform: str, kind: str | None = None) -> Dialect:

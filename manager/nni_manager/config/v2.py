@@ -132,7 +132,8 @@ class _FromV2(Translation):
         if item is None or (item == [] and (*place, EACH) in self.children):
             return
         if place == SERVICE and isinstance(item, list):
-            example = "«trainingService: {platform: openpai, ...}»"
+            cluster = next(name for name in PLATFORMS if name != THIS_MACHINE)
+            example = f"«trainingService: {{platform: {cluster}, ...}}»"
             self.refuse(here, f"several at once are not supported; write one, such as {example}")
             self.refused.add(place)
             return

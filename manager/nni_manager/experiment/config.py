@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeAlias
 from nni_manager.config.convert import read_keys
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
-from nni_manager.config.platforms import PLATFORMS, UNSUPPORTED
+from nni_manager.config.platforms import BY_V1, NAMES, PLATFORMS, UNSUPPORTED
 from nni_manager.config.python_document import read_python
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import AliasHint, ConfigBase
@@ -258,8 +258,8 @@ def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
     why = f"there is no such platform; use one of {known}"
     if isinstance(platform, list):
         why = f"an experiment runs on one platform; use one of {known}"
-    elif platform == "pai":
-        why = 'the name of OpenPAI is "openpai"; use that'
+    elif platform in BY_V1:
+        why = f'the name of {BY_V1[platform].title} is "{BY_V1[platform].name}"; use that'
     elif platform in UNSUPPORTED:
         why = f"{UNSUPPORTED[platform].reason.partition(';')[0]}; use one of {known}"
     raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
@@ -403,7 +403,7 @@ class UnsupportedName(UserError, ImportError):
     """cannot import this name of nni.experiment: it configures an unsupported platform or storage"""
 
 
-_PLATFORMS = "this platform is not supported; use local, openpai, frameworkcontroller or kubeflow"
+_PLATFORMS = f"this platform is not supported; use {NAMES}"
 _UNSUPPORTED = dict.fromkeys(
     ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
     _PLATFORMS,

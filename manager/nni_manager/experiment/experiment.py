@@ -72,7 +72,7 @@ class Experiment(StartedExperiment):
     ) -> None:
         """Prepare an experiment without starting it.
 
-        A platform (local, openpai, frameworkcontroller or kubeflow) creates a configuration for it. `id`: the id of an existing
+        The name of a platform, such as "local", creates a configuration for it. `id`: the id of an existing
         experiment to resume or view; with a configuration, the id of the new experiment.
 
         Raises:

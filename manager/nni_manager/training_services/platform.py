@@ -43,13 +43,11 @@ class PlatformCheck:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Locations and login of an experiment from an archive; None: as in the archive, or the default."""
+    """Locations of an experiment from an archive; None: as in the archive, or the default."""
 
     log_dir: Path
     code_dir: Path | None = None
     storage: Path | None = None
-    token: str | None = None
-    password: str | None = None
 
 
 class Platform(ABC):

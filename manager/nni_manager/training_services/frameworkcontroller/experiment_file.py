@@ -69,6 +69,7 @@ class FrameworkControllerFile(KubernetesFile):
     """The part of FrameworkController."""
 
     schema = FrameworkControllerExperimentKeys
+    path_keys = (*KubernetesFile.path_keys, "configPath")
     examples_v1: ClassVar = {
         **KubernetesFile.examples_v1,
         "frameworkcontrollerConfig": f"storage: nfs, nfs: {{{EXAMPLE_OF_NFS}}}",

@@ -135,6 +135,7 @@ def _kind_of(storage: Mapping[str, Any]) -> str | None:
 class KubernetesFile(PlatformFile):
     """The part of one operator."""
 
+    path_keys: ClassVar[tuple[str, ...]] = ("privateRegistryAuthPath",)
     parts_by_kind: ClassVar = {"nfs": ("nfs",), "azureStorage": ("azureStorage", "keyVault"), "pvc": ("pvc",)}
     key_of_kind = (*STORAGE, "storageType")
     examples_of_values_v1: ClassVar = {STORAGE: f"storage: nfs and nfs: {{{EXAMPLE_OF_NFS}}}"}
@@ -144,6 +145,7 @@ class KubernetesFile(PlatformFile):
         "keyVault": "vaultName: my-vault, name: storage-key",
         "pvc": "path: /mnt/nni-volume",
     }
+    storage_in_v1 = "nfs on Kubernetes"
     hints_v1: ClassVar = dict.fromkeys(
         (f"trial.{key}" for key in ("command", "gpuNum", "cpuNum", "memoryMB", "image", "shmMB")),
         "each role has its own value; write it into the roles",
@@ -184,11 +186,10 @@ class KubernetesFile(PlatformFile):
         return frozenset((*STORAGE, name) for name in others)
 
     @classmethod
-    def convert(cls, raw: dict[str, Any], service: dict[str, Any], relative: Callable[[str], str]) -> None:
-        """Change the mount point of a claim's volume."""
-        storage = service.get("storage")
-        if storage and storage["storageType"] == "pvc":
-            storage["path"] = relative(storage["path"])
+    def is_path(cls, key: str, mapping: Mapping[str, Any]) -> bool:
+        """True also for the mount point of a claim's volume."""
+        is_claim = "pvc" in (mapping.get("storageType"), mapping.get("storage"))
+        return (is_claim and key == "path") or super().is_path(key, mapping)
 
     @classmethod
     def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:

@@ -155,7 +155,10 @@ class OpenpaiFile(PlatformFile):
     """The part of OpenPAI."""
 
     schema = OpenpaiExperimentKeys
+    path_keys = ("localStorageMountPoint", "openpaiConfigFile")
+    open_keys = ("openpaiConfig",)
     examples_v1: ClassVar = {"paiConfig": "userName: ada, token: ..., host: openpai.example.com"}
+    storage_in_v1 = "trial.nniManagerNFSMountPath on OpenPAI"
     hints_v1: ClassVar = {
         "trial.paiStoragePlugin": "its name is now paiStorageConfigName; write the name of an OpenPAI storage under that key",
         "localConfig": "OpenPAI assigns machines and GPUs; remove it, and write reuse into paiConfig",
@@ -182,7 +185,7 @@ class OpenpaiFile(PlatformFile):
     implicit = frozenset({(*SERVICE, "dockerImage")})
 
     @classmethod
-    def convert(cls, raw: dict[str, Any], service: dict[str, Any], relative: Callable[[str], str]) -> None:
+    def convert(cls, raw: dict[str, Any], service: dict[str, Any]) -> None:
         """Move the section's numbers to the keys of a trial, where these are not set, and write v1's default scheme."""
         defaults = {
             "trialGpuNumber": (raw, "gpuNum"),

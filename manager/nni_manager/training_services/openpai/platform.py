@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,13 +129,13 @@ class OpenPaiPlatform(Platform):
     def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
         """The section with the storage and the login of this machine."""
         storage = storage_for_archive(places.storage or self.pai.storage, archive)
-        if not (self.pai.is_local or places.token or places.password):
+        token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
+        if not (self.pai.is_local or token or password):
             raise UserError(
                 f"cannot load {archive}: it runs on OpenPAI {escaped(self.pai.host)}, and archives contain no login; set "
                 f"OPENPAI_TOKEN or OPENPAI_PASSWORD for user {escaped(self.pai.user)}"
             )
-        password = None if places.token else places.password
-        return replace(self.pai, storage=storage, token=places.token, password=password)
+        return replace(self.pai, storage=storage, token=token, password=None if token else password)
 
     # ---- checks
 
