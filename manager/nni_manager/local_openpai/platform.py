@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nni_manager.errors import UserError
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.local_openpai.settings import Sandbox
-from nni_manager.store.folders import ExperimentFolder
-from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.training_services.openpai.client import ClusterHere
 from nni_manager.training_services.openpai.job import JobTemplate
 from nni_manager.training_services.openpai.platform import OpenPaiPlatform
 from nni_manager.training_services.openpai.protocol import Storage
@@ -46,28 +46,15 @@ class LocalOpenPaiPlatform(OpenPaiPlatform):
         """The section with the path at which tasks see the storage."""
         return self.pai if mounts_work() else replace(self.pai, mount=str(self.pai.storage))
 
-    def _service(
-        self,
-        cluster: OpenPai,
-        template: JobTemplate,
-        mount: str,
-        folder: ExperimentFolder,
-        on_job_ended: Callable[[JobEnded], None],
-    ) -> TrainingService:
-        from nni_manager.training_services.openpai.client import ClusterHere, OpenPaiService
-
+    def service_options(self) -> dict[str, Any]:
+        """The options for a cluster whose daemon can be controlled."""
         state = daemon.StateFolder.of_user()
-        return OpenPaiService(
-            cluster,
-            template,
-            mount,
-            folder.workspace,
-            on_job_ended,
-            poll_s=_POLL_INTERVAL_S,
-            python=sys.executable,
-            runs_as_manager=self.runs_as_manager,
-            here=ClusterHere(partial(daemon.wake, state), partial(daemon.replace_unresponsive, state)),
-        )
+        return {
+            "poll_s": _POLL_INTERVAL_S,
+            "python": sys.executable,
+            "runs_as_manager": self.runs_as_manager,
+            "here": ClusterHere(partial(daemon.wake, state), partial(daemon.replace_unresponsive, state)),
+        }
 
     def open_cluster(
         self,

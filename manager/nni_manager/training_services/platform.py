@@ -6,7 +6,6 @@ manager's imports.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.platforms import BY_V1
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
@@ -128,13 +127,6 @@ class Platform(ABC):
 
     def remove_from_share(self, workspace: Workspace) -> str:
         """Remove the experiment's folder from its share, if any. Returns the error message; empty if none."""
-        try:
-            share = self.share(workspace, ClientRetryPolicy(tries=2))
-            if share is not None:
-                with contextlib.closing(share):
-                    share.remove(workspace.root)
-        except NniManagerError as error:
-            return f"{error}. The share still has folder {workspace.root.name}; delete the folder in Azure's portal"
         return ""
 
     # ---- addresses

@@ -19,14 +19,6 @@ class Share(ABC):
     """
 
     @abstractmethod
-    def check(self) -> None:
-        """Check that the share can be reached and that this login may use it.
-
-        Raises:
-            UserError, StorageUnavailable: it cannot be used.
-        """
-
-    @abstractmethod
     def close(self) -> None:
         """Release the connections."""
 

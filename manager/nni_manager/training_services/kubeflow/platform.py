@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nni_manager.config.model import ExperimentSpec
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.platform import KubernetesPlatform
@@ -16,6 +15,4 @@ class KubeflowPlatform(KubernetesPlatform):
         return OPERATORS[self.kubernetes.operator](self.kubernetes)
 
 
-def platform(config: ExperimentSpec) -> KubeflowPlatform:
-    """The platform of an experiment on Kubeflow."""
-    return KubeflowPlatform(config)
+platform = KubeflowPlatform

@@ -147,6 +147,17 @@ class KubernetesPlatform(Platform):
             ) from error
         return AzureShare(self.kubernetes.storage, workspace.root, retry_policy)
 
+    def remove_from_share(self, workspace: Workspace) -> str:
+        """Remove the experiment's folder from an Azure share. Returns the error message; empty if none."""
+        try:
+            share = self.share(workspace, ClientRetryPolicy(tries=2))
+            if share is not None:
+                with contextlib.closing(share):
+                    share.remove(workspace.root)
+        except NniManagerError as error:
+            return f"{error}. The share still has folder {workspace.root.name}; delete the folder in Azure's portal"
+        return ""
+
     def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
         """The section with the path of a claim's volume, from the user or the archive. An NFS mount is detected instead."""
         storage = self.kubernetes.storage

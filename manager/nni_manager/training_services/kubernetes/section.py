@@ -84,6 +84,7 @@ class KubernetesConfig(ClusterConfig):
     `TrainingRuntime/NAME`. `queue` is a Kueue queue.
     """
 
+    has_commands = True
     operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]
     storage: KubernetesStorage
     roles: tuple[RoleConfig, ...]
@@ -94,11 +95,6 @@ class KubernetesConfig(ClusterConfig):
     template_text: str | None = field(default=None, repr=False)
     runtime: str | None = None
     queue: str | None = None
-
-    @property
-    def has_commands(self) -> bool:
-        """True: each role has its own command."""
-        return True
 
     @property
     def secret_files(self) -> tuple[Path, ...]:

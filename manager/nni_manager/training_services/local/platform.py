@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nni_manager.config.model import ExperimentSpec
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.platform import Platform, PlatformCheck, ServiceFactory
 
@@ -39,6 +38,4 @@ class LocalPlatform(Platform):
         return PlatformCheck()
 
 
-def platform(config: ExperimentSpec) -> LocalPlatform:
-    """The platform of an experiment on this machine."""
-    return LocalPlatform(config)
+platform = LocalPlatform

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.diagnostics import ConfigInvalid
@@ -16,7 +17,6 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
@@ -91,23 +91,19 @@ class OpenPaiPlatform(Platform):
 
     def make_service(self, folder: ExperimentFolder) -> ServiceFactory:
         """A factory for the service of this cluster."""
+        from nni_manager.training_services.openpai.client import OpenPaiService
+
         pai = self.pai_of_jobs
         template = template_of(pai)
         cluster = self.open_cluster(template, login=partial(self.current_login, pai))
-        return lambda on_job_ended: self._service(cluster, template, pai.mount, folder, on_job_ended)
+        options = self.service_options()
+        return lambda on_job_ended: OpenPaiService(
+            cluster, template, pai.mount, folder.workspace, on_job_ended, **options
+        )
 
-    def _service(
-        self,
-        cluster: OpenPai,
-        template: JobTemplate,
-        mount: str,
-        folder: ExperimentFolder,
-        on_job_ended: Callable[[JobEnded], None],
-    ) -> TrainingService:
-        from nni_manager.training_services.openpai.client import OpenPaiService
-
-        which = self._options_of_nnictl()
-        return OpenPaiService(cluster, template, mount, folder.workspace, on_job_ended, which=which)
+    def service_options(self) -> dict[str, Any]:
+        """The options of the service that depend on the kind of cluster."""
+        return {"which": self._options_of_nnictl()}
 
     def _options_of_nnictl(self) -> str:
         """The nnictl options that select the cluster. An experiment file contains the login as well."""
