@@ -25,10 +25,9 @@ class ClusterConfig:
         """True if the section has the commands of trials, so that the file's own has no effect."""
         return False
 
-    @property
-    def trial_gpu_number(self) -> int | None:
-        """The number of GPUs of a trial; None if the jobs decide."""
-        return None
+    def trial_gpu_number(self, written: int | None) -> int | None:
+        """The number of GPUs of a trial, if the file's `trialGpuNumber` is `written`; None if the jobs decide."""
+        return written
 
     @property
     def secret_files(self) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from nni_manager.config.cluster import ClusterConfig, as_json, validated
-from nni_manager.config.platforms import BY_V1, STORED_SECTIONS
+from nni_manager.config.platforms import BY_V1, stored_sections
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
 from nni_manager.errors import InternalError
@@ -193,8 +193,8 @@ class ExperimentSpec:
                 fields[section] = self.cluster
             fields[name] = value
         del fields["search_space"], fields["cluster"]
-        for absent in STORED_SECTIONS:
-            fields.setdefault(absent)
+        for absent in sorted(stored_sections() - fields.keys(), reverse=True):
+            fields[absent] = None
         return json.dumps(fields, default=as_json)
 
     @classmethod
@@ -226,7 +226,7 @@ def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig | None:
     row = BY_V1.get(fields["training_service"])
     if row is None:
         raise ValueError(f"{fields['training_service']!r} is not a platform")
-    stored = {name: fields.pop(name, None) for name in STORED_SECTIONS}
+    stored = {name: fields.pop(name, None) for name in stored_sections()}
     if row.stored_as is None:
         return None
     section: type[ClusterConfig] = row.module("section").SECTION

@@ -54,7 +54,6 @@ THIS_MACHINE = "local"
 """The platform of files that name no valid one: their other errors are those of a file for this machine."""
 NAMES = " or ".join((", ".join([*PLATFORMS][:-1]), [*PLATFORMS][-1]))
 """The names in the second schema, for messages."""
-STORED_SECTIONS = tuple(dict.fromkeys(row.stored_as for row in PLATFORMS.values() if row.stored_as))
 _CLUSTERS = f"a cluster ({', '.join(f'«={name}»' for name in PLATFORMS if name != THIS_MACHINE)})"
 
 
@@ -93,3 +92,8 @@ UNSUPPORTED = {
         ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig", "localConfig"),
     ),
 }
+
+
+def stored_sections() -> set[str]:
+    """The keys of the platforms' sections in stored experiments."""
+    return {row.stored_as for row in PLATFORMS.values() if row.stored_as is not None}

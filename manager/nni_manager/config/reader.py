@@ -230,7 +230,9 @@ class _ExperimentReading(Reading):
             if cluster is not None and cluster.has_commands
             else self.raw.get("trialCommand") or "",
             code_dir=code_dir,
-            gpu_num=file.trial_gpu_number if cluster is None else cluster.trial_gpu_number,
+            gpu_num=file.trial_gpu_number
+            if cluster is None
+            else cluster.trial_gpu_number(file.trial_gpu_number),
             nni_manager_ip=file.nni_manager_ip,
             log_dir=log_dir,
             log_collection=file.log_collection,

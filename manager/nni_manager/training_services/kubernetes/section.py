@@ -96,6 +96,10 @@ class KubernetesConfig(ClusterConfig):
     runtime: str | None = None
     queue: str | None = None
 
+    def trial_gpu_number(self, written: int | None) -> int | None:
+        """None: each role has its own."""
+        return None
+
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """The template and the Docker login files."""

@@ -47,8 +47,7 @@ class PaiConfig(ClusterConfig):
         """True if a job file describes the job."""
         return self.job_text is not None
 
-    @property
-    def trial_gpu_number(self) -> int | None:
+    def trial_gpu_number(self, written: int | None) -> int | None:
         """The number of GPUs; None if a job file describes the job."""
         return self.gpu
 
