@@ -35,9 +35,11 @@ print(json.dumps([config.training_service, sorted(sys.modules)]))
 """
 
 
-def packages_after_reading(file):
-    """The platform of an experiment file, and the packages of platforms whose modules have been imported."""
-    done = subprocess.run([sys.executable, "-c", READ, str(file)], capture_output=True, text=True, check=True)
+def platform_packages(code, *arguments):
+    """What a program prints, and the packages of platforms whose modules it has imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
     platform, modules = json.loads(done.stdout)
     folders = {
         each.split(".")[2] for each in modules if each.startswith(f"{SERVICES}.") and each.count(".") > 2
@@ -53,8 +55,16 @@ def packages_after_reading(file):
      "v1_frameworkcontroller", "v2_frameworkcontroller"],
 )  # fmt: skip
 def test_an_experiment_imports_no_module_of_another_platform(name):
-    platform, imported = packages_after_reading(CORPUS / f"{name}.yml")
+    platform, imported = platform_packages(READ, str(CORPUS / f"{name}.yml"))
     assert imported == {BY_V1[platform].name} | SHARED.get(platform, set())
+
+
+def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_names_one():
+    code = (
+        "import nni_manager.__main__, nni_manager.cli.main, nni_manager.cli.archive, nni_manager.client.remains\n"
+        "import json, sys; print(json.dumps(['', sorted(sys.modules)]))"
+    )
+    assert platform_packages(code) == ("", set())
 
 
 def test_only_the_table_and_the_packages_of_platforms_name_a_platform():
