@@ -114,6 +114,7 @@ check: .venv/.installed-check node_modules/.installed ## format, lint, types, la
 	proto/breaking.sh
 	proto/generate.sh --check
 	python tests/prose/check_prose.py
+	python tests/prose/check_platforms.py
 	node_modules/.bin/tsc
 	node --test tests/page/*.test.js
 

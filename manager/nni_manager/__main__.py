@@ -25,7 +25,7 @@ from nni_manager import (
 
 # isort: split
 
-from nni_manager import open_files, training_service_factory
+from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.stored_experiment import StoredExperimentReader
@@ -36,6 +36,7 @@ from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.platform import platform_of
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import ManagerApi
@@ -104,7 +105,7 @@ def main() -> int:
         folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
             config = ExperimentSpec.from_json(reader.experiment().config)
-        if config.pai is not None or config.kubernetes is not None:
+        if config.cluster is not None:
             # Containers run as other users and read what the manager writes to shared storage. The experiment's folder stays
             # closed.
             os.umask(0o022)
@@ -171,17 +172,15 @@ class _Manager:
         Raises:
             LeaseLost: another manager owns the experiment now.
         """
-        loop = asyncio.get_running_loop()
+        loop, platform = asyncio.get_running_loop(), platform_of(self.config)
         if self.folder.workspace.root == self.folder.path:  # there is no link
-            storage = training_service_factory.storage_here(self.config)
+            storage = platform.storage_here()
             if storage is not None:
                 self.folder.restore_link(storage)
         listener = listen(self.http.host, self.http.port, _OTHER_PORTS)
-        make_service = await asyncio.to_thread(
-            training_service_factory.make_service, self.config, self.folder
-        )
-        address = training_service_factory.address_for_keepers(self.config)
-        keepers_host = training_service_factory.listens_at(address)
+        make_service = await asyncio.to_thread(platform.make_service, self.folder)
+        address = platform.address_for_keepers()
+        keepers_host = platform.address_to_listen_on(address)
         certificate = None
         if not (is_loopback(keepers_host) and is_loopback(self.http.host)):
             certificate = self.folder.certificate(_names_here(address, self.http.host))
@@ -193,9 +192,7 @@ class _Manager:
             self.config,
             self.folder,
             make_service,
-            lambda config: make_tuner(
-                config, training_service_factory.checkpoints_of(config, self.folder), self.folder.log
-            ),
+            lambda config: make_tuner(config, platform_of(config).checkpoints(self.folder), self.folder.log),
             make_assessment(self.config, self.folder.log),
             lease,
         )

@@ -4,11 +4,17 @@ The guard of a killed keeper stores the sessions of the trial, so the guard gets
 by environment, by ancestry, and by the session of a found process.
 """
 
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from trial_keeper import processes
+from trial_keeper.errors import SettingsInvalid
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.workspace import MARKER, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -50,3 +56,30 @@ def reap_orphans(is_leftover: Predicate, is_guard: Predicate = lambda _: False) 
             logger.warning("cannot end processes %s; end them as their user", sorted(left))
             return
         processes.wait_for_ends(left, time.monotonic() + _SCAN_INTERVAL_S)
+
+
+def processes_of(workspace: Workspace) -> list[int]:
+    """Returns the pids of the workspace's experiment on this machine: keepers, and processes that trials started."""
+    return processes.pids_where(partial(_is_of, workspace))
+
+
+def end_processes_of(workspace: Workspace) -> list[int]:
+    """Kill the experiment's processes without grace. Returns the pids found."""
+    found = processes_of(workspace)
+    if found:
+        reap_orphans(partial(_is_of, workspace))
+    return found
+
+
+def _is_of(workspace: Workspace, environ: dict[str, str]) -> bool:
+    if environ.get(MARKER, "").startswith(str(workspace.root) + os.sep):
+        return True
+    settings = settings_in(environ)
+    return settings is not None and settings.workspace == str(workspace.root)
+
+
+def settings_in(environ: dict[str, str]) -> KeeperSettings | None:
+    """A keeper's settings in the environment of a process; None if there are none."""
+    with contextlib.suppress(SettingsInvalid):
+        return KeeperSettings.from_environ(environ)
+    return None

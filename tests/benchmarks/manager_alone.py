@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from void_service import Void
 
 from nni_manager import __main__ as manager
-from nni_manager import training_service_factory
+from nni_manager.training_services.local.platform import LocalPlatform
 
 if __name__ == "__main__":
-    training_service_factory.make_service = lambda config, folder: Void
+    LocalPlatform.make_service = lambda platform, folder: Void
     sys.exit(manager.main())

@@ -19,8 +19,8 @@ pytest.importorskip("azure.storage.fileshare")
 
 from attempts import AttemptNumbers, attempt_id
 
-from nni_manager import training_service_factory
 from nni_manager.domain.experiment import ExperimentState
+from nni_manager.training_services.platform import platform_of
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import Workspace
@@ -73,9 +73,7 @@ def test_a_job_is_submitted_after_its_upload_and_all_metrics_arrive_without_a_ne
     azure.refuses, azure.refuses_at = (403, "AuthorizationFailure"), "/trial.json"
 
     async def play():
-        make_service = await asyncio.to_thread(
-            training_service_factory.make_service, experiment.config, experiment.folder
-        )
+        make_service = await asyncio.to_thread(platform_of(experiment.config).make_service, experiment.folder)
         async with a_manager_here(experiment, make_service, told=NOWHERE) as engine:
             await until(lambda: engine.snapshot().problem, "the upload fails")
             told = engine.snapshot().problem
@@ -105,5 +103,5 @@ def test_a_job_is_submitted_after_its_upload_and_all_metrics_arrive_without_a_ne
     )
     assert not cluster.store.list(SECRETS)
     assert not cluster.store.list(PODS)
-    assert training_service_factory.remove_from_share(experiment.config, experiment.folder.workspace) == ""
+    assert platform_of(experiment.config).remove_from_share(experiment.folder.workspace) == ""
     assert list(azure.share.iterdir()) == []

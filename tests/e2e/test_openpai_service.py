@@ -27,6 +27,7 @@ from strangers import give_away
 
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.daemon import FolderUnusable, ServiceFailed, StateFolder
+from nni_manager.local_openpai.platform import running_here
 from nni_manager.local_openpai.settings import (
     OptionInvalid,
     Options,
@@ -34,7 +35,6 @@ from nni_manager.local_openpai.settings import (
     storage_of,
     virtual_cluster_of,
 )
-from nni_manager.training_service_factory import running_here
 from nni_manager.training_services.openpai.connection import Unauthenticated
 
 NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"

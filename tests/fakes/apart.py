@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import nni_manager.__main__ as manager
-from nni_manager import training_service_factory
 from nni_manager.domain import learning_curve
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.local.client import LocalTrainingService
+from nni_manager.training_services.local.platform import LocalPlatform
 from trial_keeper.wire.checkpoints import Checkpoint, Manifest, newest_first
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -145,11 +145,11 @@ PLANTED = {
 
 def main() -> int:
     apart = Apart.from_environ()
-    training_service_factory.make_service = lambda config, folder: (
-        lambda on_job_ended: LocalServiceApart(apart, config, folder, on_job_ended)
+    LocalPlatform.make_service = lambda platform, folder: (
+        lambda on_job_ended: LocalServiceApart(apart, platform.config, folder, on_job_ended)
     )
-    training_service_factory.address_for_keepers = lambda config: apart.announced
-    training_service_factory.listens_at = lambda address: apart.listens_at
+    LocalPlatform.address_for_keepers = lambda platform: apart.announced
+    LocalPlatform.address_to_listen_on = lambda platform, address: apart.listens_at
     for place in PLANTED.get(apart.planted, []):
         setattr(*place)
     return manager.main()

@@ -12,18 +12,24 @@ from kube_definitions import FRAMEWORK
 from kube_store import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 from real_experiment import until
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.training_service_factory import operator_of
+from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace
 
 QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 NAME = "nniexpexpttrialtrial1"
+
+
+def operator_of(kubernetes):
+    """The operator that a section names."""
+    return OPERATORS.get(kubernetes.operator, FrameworkController)(kubernetes)
 
 
 class KubeSite:

@@ -21,23 +21,25 @@ from jobs_here import JobsHere
 from kube_controllers import FRAMEWORKS
 from kube_operators import PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
 from kube_place import CLAIM, our_cluster, worker_role
+from kube_site import operator_of
 from kube_store import CONFIG_MAPS, JOBS, PODS, SECRETS
 from openpai_here import JOBS as JOBS_PATH
 from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until, wait_until
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
-from nni_manager.training_service_factory import make_service, operator_of
 from nni_manager.training_services.kubernetes import render, resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.operator import Stage
+from nni_manager.training_services.kubernetes.section import ClaimStorage, KubernetesConfig, RoleConfig
 from nni_manager.training_services.openpai import client
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.openpai.section import PaiConfig
+from nni_manager.training_services.platform import platform_of
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -184,7 +186,7 @@ class Platform:
 
     def factory(self, experiment):
         """Makes the service of an experiment, for the callback with the ends of jobs."""
-        return make_service(experiment.config, experiment.folder)
+        return platform_of(experiment.config).make_service(experiment.folder)
 
     def close(self):
         """End everything that this platform has started."""

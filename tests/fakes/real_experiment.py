@@ -30,8 +30,8 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import MetricRow
 from nni_manager.store.writer import Store
-from nni_manager.training_service_factory import storage_here
 from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.training_services.platform import platform_of
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
@@ -146,7 +146,7 @@ class RealExperiment:
 
     def create(self) -> None:
         """Create the experiment's folder and database."""
-        self.folder.make(storage_here(self.config))
+        self.folder.make(platform_of(self.config).storage_here())
         Store.create(
             self.folder.database,
             self.folder.collected_logs,

@@ -19,6 +19,7 @@ from second_user import an_attacker
 
 from nni_manager.domain import transports as transports_module
 from nni_manager.training_services.base import Placement
+from nni_manager.training_services.local.platform import LocalPlatform
 
 TRIALS = amount(2, 20)
 MAX_DELAY_S = 5.0
@@ -106,7 +107,7 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
     monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
     if kind != "warm":
         imported.touch()
-    monkeypatch.setattr("real_experiment.storage_here", lambda _: storage)
+    monkeypatch.setattr(LocalPlatform, "storage_here", lambda _: storage)
     experiment = a_real_experiment(
         TRAIN.format(gates=str(gates), imported=str(imported)),
         maxTrialNum=trial_count,

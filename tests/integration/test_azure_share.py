@@ -12,12 +12,12 @@ pytest.importorskip("azure.storage.fileshare")
 
 from attempts import attempt_id
 
-from nni_manager.config.model import AzureStorage
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.shared_files import SharedFiles, Signer
 from nni_manager.errors import UserError
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.kubernetes.azure_share import AzureShare
+from nni_manager.training_services.kubernetes.section import AzureStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import StorageUnavailable
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded

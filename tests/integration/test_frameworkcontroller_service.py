@@ -18,17 +18,17 @@ pytest.importorskip("kubernetes")
 
 from nni_manager.client.watch import trial_cells
 from nni_manager.config.document import Document
-from nni_manager.config.framework_template import read_template
-from nni_manager.config.model import NfsStorage
 from nni_manager.engine.serializers import trial_view
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.frameworkcontroller.framework_template import read_template
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.render import SecretContent
+from nni_manager.training_services.kubernetes.section import NfsStorage
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 

@@ -8,17 +8,16 @@ import pytest
 from deadlines import DEADLINE_S
 from kube_events import tell
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, a_site
+from kube_site import QUICK, a_site, operator_of
 from kube_store import DEFINITIONS, JOBS, PODS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.errors import UserError
-from nni_manager.training_service_factory import operator_of
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.preflight import check
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 

@@ -19,7 +19,6 @@ from real_experiment import wait_until
 pytest.importorskip("kubernetes")
 
 from nni_manager.backoff import SMALLEST_SHARE
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.errors import UserError
 from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
 from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS, FrameworkController
@@ -30,6 +29,12 @@ from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS
 from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
+from nni_manager.training_services.kubernetes.section import (
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+    RoleConfig,
+)
 from nni_manager.training_services.kubernetes.watch import (
     Deleted,
     Upserted,

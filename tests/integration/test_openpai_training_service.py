@@ -9,11 +9,11 @@ from deadlines import DEADLINE_S
 from fake_pai import USER, FakePai
 from real_experiment import until
 
-from nni_manager.config.model import PaiConfig
 from nni_manager.training_services.openpai import termination
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace

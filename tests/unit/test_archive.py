@@ -20,6 +20,7 @@ from nni_manager.engine.tokens import api_token_of
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.platform import Places
 from nni_manager.tuner.base import PastTrial
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.tuner.untrusted_metadata import strip_pickles
@@ -110,7 +111,7 @@ def test_a_login_is_not_saved_and_must_be_set_to_load_the_experiment(saved, move
     assert capsys.readouterr().out.endswith(", on OpenPAI http://pai.example\n")
     folder = ExperimentFolder(there / "nni-experiments/abc11111")
     with StoreReader(folder.database) as reader:
-        loaded = ExperimentSpec.from_json(reader.experiment().config).pai
+        loaded = ExperimentSpec.from_json(reader.experiment().config).cluster
     assert (loaded.token, loaded.storage) == ("another", there / "storage")
     stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
@@ -131,7 +132,7 @@ def test_an_experiment_on_kubernetes_is_loaded_into_the_storage_of_its_container
     stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
     with StoreReader(folder.database) as reader:
-        loaded = ExperimentSpec.from_json(reader.experiment().config).kubernetes
+        loaded = ExperimentSpec.from_json(reader.experiment().config).cluster
     assert loaded.storage.path == there / "storage"
 
 
@@ -297,7 +298,7 @@ def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
     for part in range(1, 8):
         path.write_bytes(whole[: len(whole) * part // 8])
         with pytest.raises(UserError, match="it is not an archive of"):
-            archive.load(path, archive.Places(path.parent / "logs"))
+            archive.load(path, Places(path.parent / "logs"))
     assert list((path.parent / "logs").iterdir()) == []
 
 

@@ -7,9 +7,10 @@ import pytest
 from free_ports import free_port_pair
 
 from nni_manager.client import manager_process
-from nni_manager.client.preflight import check_command, free_ports, usable_ports
+from nni_manager.client.preflight import free_ports, usable_ports
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
+from nni_manager.training_services.local.command import check_command
 
 CONFIG = """\
 authorName: ada

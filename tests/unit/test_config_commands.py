@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from config_corpus import CORPUS
 
 from nni_manager.config.convert import convert
@@ -158,6 +160,15 @@ def test_paths_stay_valid_if_the_converted_file_is_in_another_folder(nnictl, her
     (here / "sub").mkdir()
     assert nnictl("config", "convert", GOOD, "-o", "sub/new.yml")[0] == 0
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
+
+
+def test_a_claim_without_a_path_is_converted_into_another_folder(here):
+    text = (here / "v1_frameworkcontroller_template.yml").read_text()
+    (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
+    assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {
+        "storageType": "pvc",
+        "claimName": "nni",
+    }
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_host_without_a_name_is_refused(only_message, host):
     "host", ["local", "a_b", "a.b.", "10.0.0.1:80", "http://[::1]:80/pai", "https://a.example.com/x"]
 )
 def test_a_host_with_a_name_is_used(read, host):
-    assert read({**PAI, "paiConfig": {**PAI_CONFIG, "host": host}}).pai.host == host
+    assert read({**PAI, "paiConfig": {**PAI_CONFIG, "host": host}}).cluster.host == host
 
 
 @pytest.mark.parametrize("key", ["localConfig_", "_localConfig", "local__config"])

@@ -8,15 +8,15 @@ import yaml
 from config_corpus import CORPUS
 
 from nni_manager.config.diagnostics import ConfigInvalid
-from nni_manager.config.model import (
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.training_services.kubernetes.section import (
     AzureStorage,
     ClaimStorage,
-    ExperimentSpec,
     KubernetesConfig,
     NfsStorage,
     RoleConfig,
 )
-from nni_manager.config.reader import read_experiment_file
 
 FILES = CORPUS / "files"
 
@@ -24,8 +24,8 @@ FILES = CORPUS / "files"
 def kubernetes_of(name):
     config = read_experiment_file(FILES / f"{name}.yml")
     assert ExperimentSpec.from_json(config.to_json()) == config
-    assert (config.pai, config.trial_command, config.gpu_num) == (None, "", None)
-    return config.kubernetes
+    assert (config.trial_command, config.gpu_num) == ("", None)
+    return config.cluster
 
 
 @pytest.fixture

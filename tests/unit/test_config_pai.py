@@ -99,7 +99,7 @@ def test_the_completed_file_of_nnis_page_is_read(write, tmp_path):
     assert config.training_service == "pai"
     assert config.trial_command == "python3 mnist.py"
     assert (config.gpu_num, config.reuse.is_on) == (0, True)
-    pai = config.pai
+    pai = config.cluster
     assert (pai.host, pai.user, pai.token, pai.password) == ("10.1.1.1", "ada", "s3cret", None)
     assert (pai.storage, pai.mount) == (tmp_path / "storage", "/mnt/confignfs-data")
     assert (pai.image, pai.storage_name, pai.virtual_cluster) == (
@@ -149,7 +149,7 @@ def test_local_openpai_needs_no_account_and_its_storage_may_not_exist_yet(write,
             }
         )
     )
-    assert config.pai.is_local
+    assert config.cluster.is_local
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
@@ -203,7 +203,7 @@ def test_resource_numbers_may_be_in_either_section_and_the_trial_section_takes_p
         "  memoryMB: 8196\n": "",
         "reuse: true": "cpuNum: 4\n  memoryMB: 512\n  gpuNum: 2",
     }
-    pai = read_experiment_file(write(changed)).pai
+    pai = read_experiment_file(write(changed)).cluster
     assert (pai.cpu, pai.memory_mb, pai.gpu) == (4, 512, 0)
 
 
@@ -219,9 +219,9 @@ def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment
     )
     changed = {text: "  paiConfigPath: job.yml\n", **{f"  {line}\n": "" for line in needless}}
     config = read_experiment_file(write(changed))
-    assert (config.pai.job_file, config.pai.job_text) == (tmp_path / "job.yml", "name: x\n")
+    assert (config.cluster.job_file, config.cluster.job_text) == (tmp_path / "job.yml", "name: x\n")
     assert config.trial_command == ""
-    assert isinstance(config.pai.job_file, Path)
+    assert isinstance(config.cluster.job_file, Path)
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 

@@ -77,7 +77,7 @@ def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
 
 def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, OPENPAI)
-    pai = config.pai
+    pai = config.cluster
     assert pai is not None
     assert (config.training_service, config.experiment_name) == ("pai", "exp")
     assert (pai.host, pai.user, pai.token) == ("https://openpai.example.com", "ada", "a-token")
@@ -94,8 +94,8 @@ def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
 
 def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
-    assert config.pai is not None
-    assert config.pai.host == "local"
+    assert config.cluster is not None
+    assert config.cluster.host == "local"
 
 
 def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
@@ -112,8 +112,8 @@ def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
 )
 def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
-    assert config.pai is not None
-    assert config.pai.memory_mb == memory_mb
+    assert config.cluster is not None
+    assert config.cluster.memory_mb == memory_mb
 
 
 def test_keys_may_be_written_with_underscores(place: Path) -> None:
@@ -225,8 +225,8 @@ def test_a_key_of_the_training_service_takes_precedence_over_the_top_level_key(p
 
 def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
-    assert config.pai is not None
-    assert config.pai.image == "msranni/nni:latest"
+    assert config.cluster is not None
+    assert config.cluster.image == "msranni/nni:latest"
     assert "which lacks trial-keeper; `nnictl help images` describes how" in config.warnings[0]
 
 

@@ -13,10 +13,9 @@ from kube_definitions import FRAMEWORK
 from kube_kubelet import expanded
 
 from nni_manager.config.document import read_yaml
-from nni_manager.config.framework_template import read_template
-from nni_manager.config.model import AzureStorage, ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.schema_validators import Draft202012Validator
+from nni_manager.training_services.frameworkcontroller.framework_template import read_template
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
@@ -26,6 +25,13 @@ from nni_manager.training_services.kubernetes.render import (
     render_run_script,
     render_secrets,
     selector_of,
+)
+from nni_manager.training_services.kubernetes.section import (
+    AzureStorage,
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+    RoleConfig,
 )
 from trial_keeper.settings import KeeperSettings
 

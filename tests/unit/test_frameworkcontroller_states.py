@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage
 from nni_manager.training_services.frameworkcontroller.operator import STAGES, FrameworkController
 from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.pods import is_over, pending_reason, termination_message
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage
 from trial_keeper.wire.reasons import ExitReason
 
 OPERATOR = FrameworkController(KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), ()))

@@ -11,11 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kube_kubelet import expanded
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.schema_validators import Draft202012Validator
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.render import as_in_containers, job_of
+from nni_manager.training_services.kubernetes.section import (
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+    RoleConfig,
+)
 from trial_keeper.settings import KeeperSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubeflow"

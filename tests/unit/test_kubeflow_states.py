@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.operator import SUCCESS, Stage
+from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage, RoleConfig
 from trial_keeper.wire.reasons import ExitReason
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openpai_jobs import REMOVED, a_job, text_of
 
-from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.export import MASK, without_secrets
@@ -27,6 +26,7 @@ from nni_manager.training_services.openpai.job import (
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import Storage, parse
 from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.openpai.section import PaiConfig
 from trial_keeper.settings import KeeperSettings
 
 MOUNT = "/mnt/confignfs-data"

@@ -14,7 +14,7 @@ import yaml
 from deadlines import DEADLINE_S
 from made_experiment import Played, made_experiment
 
-from nni_manager.config.model import HIDDEN, PaiConfig
+from nni_manager.config.cluster import HIDDEN
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
 from nni_manager.domain.trial import Trial, TrialState
@@ -22,6 +22,7 @@ from nni_manager.engine.profiles import configuration_view, profile_view
 from nni_manager.engine.serializers import jobs_view, row_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
@@ -52,7 +53,8 @@ async def client_of(served):
 def test_configuration_and_profile_are_readable_and_contain_no_login(played):
     config = dataclasses.replace(
         played.snapshot().config,
-        pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
+        training_service="pai",
+        cluster=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
                       None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
     )  # fmt: skip
     shown = configuration_view(dataclasses.replace(played.snapshot(), config=config))

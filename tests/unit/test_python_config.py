@@ -15,7 +15,7 @@ from nni_manager.config.dialect import EACH
 from nni_manager.config.document import as_yaml
 from nni_manager.config.python_document import to_python_names
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.v2 import ALIASES, keys_of_v2
+from nni_manager.config.v2 import aliases_on, keys_of_v2
 from nni_manager.experiment import (
     AlgorithmConfig,
     AliasHint,
@@ -130,7 +130,7 @@ ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 @pytest.mark.parametrize("platform", SERVICES)
 def test_the_fields_are_the_keys_of_the_second_schema(platform):
     places = {key.path for key in keys_of_v2(platform)}
-    places |= {place for place in ALIASES if any(place[:-1] == each[:-1] for each in places)}
+    places |= {place for place in aliases_on(platform) if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
         homes = {(): ExperimentConfig, ("tuner",): AlgorithmConfig, ("trainingService",): LocalConfig}
     else:

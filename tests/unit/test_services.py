@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager import training_service_factory
-from nni_manager.config.model import (
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import UserError
+from nni_manager.local_openpai.platform import parent_shown_at
+from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
+from nni_manager.training_services.kubernetes.section import (
     AzureStorage,
     ClaimStorage,
     KubernetesConfig,
     NfsStorage,
-    PaiConfig,
     RoleConfig,
 )
-from nni_manager.config.reader import read_experiment_file
-from nni_manager.errors import UserError
-from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
 from nni_manager.training_services.openpai.protocol import Storage
+from nni_manager.training_services.openpai.section import PaiConfig
+from nni_manager.training_services.platform import Platform, platform_of
 from trial_keeper.wire.workspace import Workspace
 
 CONFIG = """\
@@ -48,20 +49,20 @@ def config(tmp_path):
 
 
 def test_keepers_on_this_machine_connect_over_loopback(config):
-    assert training_service_factory.address_for_keepers(config("local")) == "127.0.0.1"
-    assert training_service_factory.address_for_keepers(config("127.0.0.1:9186")) == "127.0.0.1"
-    assert training_service_factory.listens_at("127.0.0.1") == "127.0.0.1"
+    assert platform_of(config("local")).address_for_keepers() == "127.0.0.1"
+    assert platform_of(config("127.0.0.1:9186")).address_for_keepers() == "127.0.0.1"
+    assert Platform.address_to_listen_on("127.0.0.1") == "127.0.0.1"
 
 
 def test_keepers_elsewhere_use_the_address_that_the_user_configured(config):
     experiment = replace(config("127.0.0.1"), nni_manager_ip="192.0.2.7")
-    assert training_service_factory.address_for_keepers(experiment) == "192.0.2.7"
-    assert training_service_factory.listens_at("192.0.2.7") == "0.0.0.0"
+    assert platform_of(experiment).address_for_keepers() == "192.0.2.7"
+    assert Platform.address_to_listen_on("192.0.2.7") == "0.0.0.0"
 
 
 def test_keepers_elsewhere_use_this_machines_address_on_the_route_to_the_cluster(config):
     try:
-        address = training_service_factory.address_for_keepers(config("192.0.2.1"))
+        address = platform_of(config("192.0.2.1")).address_for_keepers()
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
@@ -72,20 +73,20 @@ def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):
     with pytest.raises(
         UserError, match=r"cannot find a route to OpenPAI at no\.such\.host\.invalid: .*; correct"
     ):
-        training_service_factory.address_for_keepers(config("no.such.host.invalid"))
+        platform_of(config("no.such.host.invalid")).address_for_keepers()
 
 
 def test_an_experiment_uses_the_login_that_its_file_contains_now(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
-    today = training_service_factory._current_login(stored, stored.pai)
+    today = platform_of(stored).current_login(stored.cluster)
     assert today.token == "second"
     config(token="third", host="192.0.2.99")
-    assert training_service_factory._current_login(stored, stored.pai).token == "first", (
+    assert platform_of(stored).current_login(stored.cluster).token == "first", (
         "this login is for another cluster"
     )
     stored.config_path.unlink()
-    assert training_service_factory._current_login(stored, stored.pai).token == "first"
+    assert platform_of(stored).current_login(stored.cluster).token == "first"
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,15 @@ def test_an_experiment_uses_the_login_that_its_file_contains_now(config):
     [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
 )
 def test_the_local_storage_is_the_common_parent_of_both_paths(config, storage, mount, shown):
-    pai = replace(config().pai, storage=Path(storage), mount=mount)
+    pai = replace(config().cluster, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
-    assert training_service_factory._shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
+    assert parent_shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
 def test_paths_that_cannot_be_the_same_folder_are_an_error(config):
-    pai = replace(config().pai, storage=Path("/data"), mount="/mnt/s/a")
+    pai = replace(config().cluster, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
-        training_service_factory._shown_at(pai, Storage("s", "/mnt/s"))
+        parent_shown_at(pai, Storage("s", "/mnt/s"))
 
 
 ROLE = RoleConfig("worker", 1, "true", "i", 0, 1, 100)
@@ -110,9 +111,7 @@ NFS = KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), (ROLE,)
 
 
 def on_kubernetes(config, **changed):
-    return replace(
-        config(), pai=None, training_service="frameworkcontroller", kubernetes=replace(NFS, **changed)
-    )
+    return replace(config(), training_service="frameworkcontroller", cluster=replace(NFS, **changed))
 
 
 @pytest.mark.parametrize(
@@ -123,21 +122,21 @@ def on_kubernetes(config, **changed):
 )
 def test_a_kubernetes_claim_without_a_name_is_rejected_with_a_remedy(config, changed, expected):
     with pytest.raises(UserError, match=expected):
-        training_service_factory.refuse_nameless_claim(on_kubernetes(config, **changed))
-    training_service_factory.refuse_nameless_claim(on_kubernetes(config))
-    training_service_factory.refuse_nameless_claim(config())
+        platform_of(on_kubernetes(config, **changed)).check_offline()
+    platform_of(on_kubernetes(config)).check_offline()
+    platform_of(config()).check_offline()
 
 
 def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
-    assert training_service_factory.storage_here(config()) == tmp_path
-    assert training_service_factory.storage_here(replace(config(), pai=None)) is None
+    assert platform_of(config()).storage_here() == tmp_path
+    assert platform_of(replace(config(), training_service="local", cluster=None)).storage_here() is None
     claim = ClaimStorage(Path("/data"), "nni")
-    assert training_service_factory.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
-    assert training_service_factory.storage_here(on_kubernetes(config, storage=AZURE)) is None, (
+    assert platform_of(on_kubernetes(config, storage=claim)).storage_here() == Path("/data")
+    assert platform_of(on_kubernetes(config, storage=AZURE)).storage_here() is None, (
         "Azure Files is accessed by its API"
     )
     with pytest.raises(UserError, match="cannot find a mount of nas:/nni on this machine"):
-        training_service_factory.storage_here(on_kubernetes(config))
+        platform_of(on_kubernetes(config)).storage_here()
 
 
 def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config, tmp_path):
@@ -145,16 +144,16 @@ def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config,
     folder.make(tmp_path)
     elsewhere = config()
     population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
-    assert training_service_factory.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
+    assert platform_of(elsewhere).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
     assert not here.exists(), "only PBTTuner creates it"
     for _ in range(2):  # the second call is a resume
-        assert training_service_factory.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
+        assert platform_of(population).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
-    assert training_service_factory.checkpoints_of(replace(population, pai=None), folder) == here
-    assert training_service_factory.checkpoints_of(on_kubernetes(config), folder) == Path(
-        "/tmp/mount/EXPT/checkpoints"
+    assert (
+        platform_of(replace(population, training_service="local", cluster=None)).checkpoints(folder) == here
     )
+    assert platform_of(on_kubernetes(config)).checkpoints(folder) == Path("/tmp/mount/EXPT/checkpoints")
 
 
 def test_the_error_for_missing_azure_clients_contains_the_install_command(config, tmp_path, monkeypatch):
@@ -162,6 +161,6 @@ def test_the_error_for_missing_azure_clients_contains_the_install_command(config
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
     with pytest.raises(UserError, match=r"run `pip install 'trial-keeper\[azure\]'`"):
-        training_service_factory.share_of(on_kubernetes(config, storage=AZURE), Workspace(tmp_path))
-    assert training_service_factory.share_of(on_kubernetes(config), Workspace(tmp_path)) is None
-    assert training_service_factory.share_of(config(), Workspace(tmp_path)) is None
+        platform_of(on_kubernetes(config, storage=AZURE)).share(Workspace(tmp_path))
+    assert platform_of(on_kubernetes(config)).share(Workspace(tmp_path)) is None
+    assert platform_of(config()).share(Workspace(tmp_path)) is None

@@ -35,7 +35,7 @@ from typing import Any
 from nni_manager.cli.archive_reader import LIMITS, NO_LIMITS, ArchiveLimits, unpack_code, unpack_experiment
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.diagnostics import ConfigInvalid
-from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import InternalError, UserError
 from nni_manager.plain_text import escaped
@@ -45,7 +45,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
-from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
+from nni_manager.training_services.platform import Places, platform_of
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__
 from trial_keeper.wire.safe_open import UnsafePath, open_beneath
@@ -75,17 +75,6 @@ _MAX_REASON_CHARACTERS = 1000
 _UNPACK_ERRORS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Locations and login of a loaded experiment; None: as in the archive, or the default."""
-
-    log_dir: Path
-    code_dir: Path | None = None
-    storage: Path | None = None
-    token: str | None = None
-    password: str | None = None
-
-
 # ---- save
 
 
@@ -102,23 +91,20 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         )
     config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
-    if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
+    cluster, public = config.cluster, config
+    if cluster is not None and cluster.has_unmounted_share:
         warnings.append(f"{target} does not contain the files of trials on the share; copy them from there")
-    template = config.kubernetes.template_text if config.kubernetes is not None else None
-    if template or (config.pai is not None and config.pai.job_text):
+    if cluster is not None and cluster.has_job_file:
         warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        public = config
-        if config.pai is not None:
-            public = dataclasses.replace(
-                config, pai=dataclasses.replace(config.pai, token=None, password=None)
-            )
+        if cluster is not None:
+            public = dataclasses.replace(config, cluster=cluster.without_login())
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         if has_code and not config.is_annotated and config.code_dir != folder.objective:
-            storage = storage_here(config)
+            storage = platform_of(config).storage_here()
             excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
             snapshot = take_snapshot(config.code_dir, Workspace(part), config.secret_files, excluded)
             os.rename(part / snapshot.name, part / _CODE)
@@ -222,8 +208,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
                 f"cannot load {path}: experiment {name} exists already; run `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
-        refuse_nameless_claim(config)
-        storage = storage_here(config)
+        storage = platform_of(config).storage_here()
         try:
             folder.make(storage)
             with _as_archive_unusable(path):
@@ -296,9 +281,8 @@ def _placed(
     moved = ExperimentSpec.from_json(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
-    pai = None if moved.pai is None else _with_login(moved.pai, places, path)
-    kubernetes = None if moved.kubernetes is None else _with_storage(moved.kubernetes, places, path)
-    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, kubernetes=kubernetes, expansions=())
+    cluster = platform_of(moved).section_from_archive(places, path)
+    return dataclasses.replace(moved, log_dir=places.log_dir, cluster=cluster, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
@@ -308,35 +292,6 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
     if key in _IN_CODE and isinstance(value, str) and Path(value).is_relative_to(old):
         return str(new / Path(value).relative_to(old))
     return value
-
-
-def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> KubernetesConfig:
-    """The config with the path of a claim's volume, from the user or the archive. An NFS mount is detected instead."""
-    if not isinstance(kubernetes.storage, ClaimStorage):
-        return kubernetes
-    storage = _storage_at(places.storage or kubernetes.storage.path, path)
-    return dataclasses.replace(kubernetes, storage=dataclasses.replace(kubernetes.storage, path=storage))
-
-
-def _storage_at(storage: Path, path: Path) -> Path:
-    if not storage.is_dir():
-        raise UserError(
-            f"cannot load {path}: there is no folder {escaped(str(storage))}; set --storage to the mount point of the shared "
-            "storage on this machine"
-        )
-    return storage
-
-
-def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
-    storage = _storage_at(places.storage or pai.storage, path)
-    if not (pai.is_local or places.token or places.password):
-        raise UserError(
-            f"cannot load {path}: it runs on OpenPAI {escaped(pai.host)}, and archives contain no login; set OPENPAI_TOKEN or "
-            f"OPENPAI_PASSWORD for user {escaped(pai.user)}"
-        )
-    return dataclasses.replace(
-        pai, storage=storage, token=places.token, password=None if places.token else places.password
-    )
 
 
 def _fill(

@@ -90,10 +90,10 @@ def load(
     """
     from nni_manager.cli import archive, archive_reader
     from nni_manager.client.stored import StoredDocuments
+    from nni_manager.training_services.platform import Places
 
-    token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
-    places = archive.Places(logs, _absolute(code_dir), _absolute(storage), token, password)
+    places = Places(logs, _absolute(code_dir), _absolute(storage))
     limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
     loaded = archive.load(source, places, limits)
     folder, config = loaded.folder, loaded.config
@@ -132,7 +132,8 @@ def load(
             if own.code_dir is not None and not Path(own.code_dir).is_dir():
                 output.warning(f"there is no folder {place}; put the code of {name_of_class} there")
     # Name the cluster of the archive, because it receives the user's login.
-    where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {escaped(config.pai.host)}"
+    receiver = "" if config.cluster is None else config.cluster.receiver_of_login
+    where = f", on {escaped(receiver)}" if receiver else ""
     output.info(
         f"`nnictl view {name}` shows it; `nnictl resume {name}` resumes it and runs {' and '.join(runs)}{where}"
     )

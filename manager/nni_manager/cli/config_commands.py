@@ -32,10 +32,9 @@ def check(file: Path, as_json: bool) -> int:
     Also validates the search space, annotations and paths that the file names. On the platform local, GPUs or a program that
     this machine lacks are a warning. Starts nothing and contacts no cluster. The exit code is 1 if there is an error.
     """
-    from nni_manager.client.preflight import check_this_machine
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.config.reader import read_experiment_file, schema_of
-    from nni_manager.training_service_factory import refuse_nameless_claim
+    from nni_manager.training_services.platform import platform_of
 
     try:
         found = read_experiment_file(file)
@@ -46,9 +45,8 @@ def check(file: Path, as_json: bool) -> int:
         output.print_json(_verdict(file, diagnostics, []))
         return 1
     warnings = list(found.warnings)
-    is_local = found.pai is None and found.kubernetes is None
     try:
-        check_this_machine(found) if is_local else refuse_nameless_claim(found)
+        platform_of(found).check_offline()
     except UserError as error:
         warnings.append(str(error))
     if as_json:

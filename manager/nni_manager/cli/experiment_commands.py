@@ -429,14 +429,14 @@ def _delete(known: KnownExperiment) -> str | None:
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
         from nni_manager.client.remains import processes_left
-        from nni_manager.training_service_factory import remove_from_share
+        from nni_manager.training_services.platform import platform_of
 
         if still := processes_left(known.folder):
             output.warning(
                 f"experiment {known.experiment_id} is deleted although {still}; end them with `kill -9`"
             )
         with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
-            if why := remove_from_share(known.stored.config(), known.folder.workspace):
+            if why := platform_of(known.stored.config()).remove_from_share(known.folder.workspace):
                 output.warning(why)
         known.folder.remove()
     left = [path for path in (workspace, known.folder.path) if path.exists()]

@@ -35,14 +35,15 @@ def create(
     foreground: bool,
 ) -> int:
     """Start a new experiment."""
-    from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
     from nni_manager.client.warm_start import print_points, with_warm_start
     from nni_manager.config.pruned_trials import lesson_of_early_stops
     from nni_manager.config.reader import read_experiment_file
+    from nni_manager.training_services.platform import platform_of
 
     config = with_warm_start(read_experiment_file(config_path))
-    place = preflight.check_platform(config)
+    platform = platform_of(config)
+    place = platform.check()
     ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
@@ -53,12 +54,10 @@ def create(
     print_points(config)
     if place.where:
         output.info(f"run jobs on {place.where}")
-    if config.pai is not None or config.kubernetes is not None:
+    if config.cluster is not None:
         from nni_manager.engine.code_snapshot import size_of
 
-        storage = (
-            training_service_factory.storage_here(config) or config.log_dir
-        )  # the parent folder of the workspace
+        storage = platform.storage_here() or config.log_dir  # the parent folder of the workspace
         size = size_of(config.code_dir, storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:

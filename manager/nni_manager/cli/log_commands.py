@@ -184,13 +184,13 @@ def log_trial(
 @contextlib.contextmanager
 def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
     """The experiment's files, including those on a share. If the share is unavailable, warn and use collected files only."""
-    from nni_manager import training_service_factory
     from nni_manager.engine.shared_files import SharedFiles
+    from nni_manager.training_services.platform import platform_of
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     config, share = known.stored.config(), None
     try:
-        share = training_service_factory.share_of(config, known.folder.workspace, ClientRetryPolicy(tries=2))
+        share = platform_of(config).share(known.folder.workspace, ClientRetryPolicy(tries=2))
     except NniManagerError as error:
         output.warning(f"only collected logs are shown: {error}")
     with contextlib.closing(share) if share is not None else contextlib.nullcontext():

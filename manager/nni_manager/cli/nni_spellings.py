@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from nni_manager.config.platforms import NAMES
 from nni_manager.errors import UserError
 
 _COMMANDS = {
@@ -23,7 +24,7 @@ _ADVICE = {
     "jupyter-extension": "there is no extension of JupyterLab; `nnictl webui url` prints a link to the web page",
     "package": "it is `nnictl algo` since NNI 2.0; `nnictl algo --help` shows the usage",
     "ss_gen": "search spaces are not generated from code; write a search space file, or annotations and useAnnotation: true",
-    "trainingservice": "platforms are built in; write local, openpai, frameworkcontroller or kubeflow into the experiment file",
+    "trainingservice": f"platforms are built in; write {NAMES} into the experiment file",
     "webui nas": "architecture search is not a part of trial-keeper; use the package nni for it",
 }
 

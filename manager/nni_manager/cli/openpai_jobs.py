@@ -38,27 +38,31 @@ def _open_cluster(host: str | None, user: str | None, token: str | None, config:
         UserError: the cluster, the user or the login is not given.
         ConfigInvalid: the experiment file is invalid.
     """
-    from nni_manager import training_service_factory
-    from nni_manager.config.model import LOCAL_HOST
+    from nni_manager.local_openpai.platform import running_here
+    from nni_manager.training_services.openpai.platform import platform
     from nni_manager.training_services.openpai.rest import OpenPai
+    from nni_manager.training_services.openpai.section import LOCAL_HOST, PaiConfig
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     retry_policy = ClientRetryPolicy(tries=3)
     if config is not None:
         from nni_manager.config.reader import read_experiment_file
 
-        pai = read_experiment_file(config, reads_code=False).pai
-        if pai is None:
+        experiment = read_experiment_file(config, reads_code=False)
+        pai = experiment.cluster
+        if not isinstance(pai, PaiConfig):
             raise UserError(
                 f"cannot use --config {config}: the experiment does not run on OpenPAI; give --host, --user and --token"
             )
         meant = dataclasses.replace(
             pai, host=host or pai.host, user=user or pai.user, token=token or pai.token
         )
-        return training_service_factory.open_cluster(meant, retry_policy=retry_policy)
+        return platform(dataclasses.replace(experiment, cluster=meant)).open_cluster(
+            retry_policy=retry_policy
+        )
     host = host or os.environ.get("OPENPAI_HOST")
     if host is None or host.lower() == LOCAL_HOST:
-        here = training_service_factory.running_here(retry_policy)
+        here = running_here(retry_policy)
         if here is not None and not (user or token):
             return here
         host = host if here is None else here.address

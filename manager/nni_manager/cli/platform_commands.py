@@ -32,12 +32,11 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     of running experiments, and of experiments unknown to this user, are kept.
     """
     from nni_manager.config.reader import read_experiment_file
-    from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
+    from nni_manager.training_services.platform import platform_of
 
     config = read_experiment_file(config_path, reads_code=False)
-    refuse_nameless_claim(config)
-    storage = storage_here(config)
-    if storage is None and config.kubernetes is not None:
+    storage = platform_of(config).storage_here()
+    if storage is None and config.cluster is not None:
         raise UserError(
             f"cannot clean up for {config_path.name}: the share of its experiments is not mounted on this machine; "
             "`nnictl experiment delete ID` removes the files of one experiment"

@@ -21,7 +21,8 @@ from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
-from nni_manager.client.preflight import HOST, key_of, ports_are_free
+from nni_manager.client.preflight import HOST, ports_are_free
+from nni_manager.config.key_names import key_of
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
 from nni_manager.plain_text import escaped
@@ -75,7 +76,7 @@ def create_experiment(
     """
     from nni_manager.engine.ids import EXPERIMENT_ID_LENGTH, new_id
     from nni_manager.store.writer import Store
-    from nni_manager.training_service_factory import remove_from_share, storage_here
+    from nni_manager.training_services.platform import platform_of
 
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
@@ -91,7 +92,7 @@ def create_experiment(
             )
     try:
         try:
-            folder.make(storage_here(config))
+            folder.make(platform_of(config).storage_here())
             if config.is_annotated:
                 config = _with_generated_code(config, folder)
             if prepare is not None:
@@ -122,7 +123,7 @@ def create_experiment(
         )
     except BaseException:
         with deferred_interrupts():
-            remove_from_share(config, folder.workspace)
+            platform_of(config).remove_from_share(folder.workspace)
             folder.remove()
             Registry.of_user().remove(folder.experiment_id)
             for each in new_folders:
@@ -135,9 +136,9 @@ def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> Ex
     """Generate the trial code from annotations into the experiment's folder; return a config with that code folder."""
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
     from nni_manager.config.diagnostics import ConfigInvalid
-    from nni_manager.training_service_factory import storage_here
+    from nni_manager.training_services.platform import platform_of
 
-    storage = storage_here(config)
+    storage = platform_of(config).storage_here()
     excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
     code = read_code(config.code_dir, config.code_dir, excluded, config.secret_files)
     if code.diagnostics:

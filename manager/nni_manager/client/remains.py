@@ -12,13 +12,13 @@ from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.stop_escalation import StopEscalation, StopStage
 from nni_manager.errors import NniManagerError, RetryableError
+from nni_manager.leftovers import end_processes_of, processes_of
 from nni_manager.store import leftover_jobs
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
-from nni_manager.training_service_factory import make_service
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
-from nni_manager.training_services.local.client import end_processes_of, processes_of
+from nni_manager.training_services.platform import platform_of
 
 # Maximum number of process ids or jobs in a message.
 _MAX_NAMED = 5
@@ -96,7 +96,7 @@ async def _end_jobs(
         gone.add(job.job_id)
         changed.set()
 
-    service = make_service(config, folder)(note_end)
+    service = platform_of(config).make_service(folder)(note_end)
     stops = StopEscalation(service.grace_s, is_stopping=True)
     try:
         asked = [each for each in job_ids if await _is_asked_to_end(service, each)]
@@ -158,7 +158,7 @@ def remains_of(folder: ExperimentFolder) -> str:
     job_ids = _jobs_of(folder)
     if holder := _other_machine(config, folder):
         return f"its processes on {holder} cannot be listed from this machine"
-    if config.pai is None and config.kubernetes is None:
+    if config.cluster is None:
         return ""  # a job on this machine is a process
     try:
         jobs = asyncio.run(_remaining(config, folder, job_ids)) if job_ids else []
@@ -175,13 +175,13 @@ def _jobs_of(folder: ExperimentFolder) -> list[str]:
 
 def _other_machine(config: ExperimentSpec, folder: ExperimentFolder) -> str:
     """The machine whose processes are the experiment's jobs; empty: this one, or a cluster runs them."""
-    holder = folder.lease_holder() if config.pai is None and config.kubernetes is None else None
+    holder = folder.lease_holder() if config.cluster is None else None
     return "" if holder is None or holder.host == socket.gethostname() else holder.host
 
 
 async def _remaining(config: ExperimentSpec, folder: ExperimentFolder, job_ids: list[str]) -> list[str]:
     """The jobs that run, and the ended ones that the cluster does not delete."""
-    service = make_service(config, folder)(lambda _: None)
+    service = platform_of(config).make_service(folder)(lambda _: None)
     try:
         running = [each for each in job_ids if await service.adopt(each) is JobPresence.RUNNING]
         await service.settle()

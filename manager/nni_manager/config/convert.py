@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-from nni_manager.config.diagnostics import Place, folded, key_of
+from nni_manager.config.diagnostics import folded, key_of
 from nni_manager.config.document import as_yaml, read_yaml
-from nni_manager.config.keys import keys_on
-from nni_manager.config.model import LOCAL_HOST
-from nni_manager.config.reader import PATH_KEYS, read_first_schema, schema_of
+from nni_manager.config.keys import get, keys_on
+from nni_manager.config.platform_file import PlatformFile, file_of
+from nni_manager.config.platforms import PLATFORMS
+from nni_manager.config.reader import read_first_schema, schema_of
 from nni_manager.config.schema import is_placeholder
 from nni_manager.config.units import megabytes
 
@@ -22,15 +23,9 @@ _WHY_DROPPED = {
     "authorName": "the second schema has no such key",
     "multiPhase": "NNI removed this key",
     "multiThread": "NNI removed this key",
-    "paiConfig.maxTrialNumPerGpu": "it has no effect on OpenPAI",
-    "paiConfig.useActiveGpu": "it has no effect on OpenPAI",
-    "paiConfig.gpuNum": "trial.gpuNum takes precedence",
-    "paiConfig.cpuNum": "trial.cpuNum takes precedence",
-    "paiConfig.memoryMB": "trial.memoryMB takes precedence",
 }
 # The keys of these mappings are the user's names.
-_OPEN = tuple(map(folded, ("searchSpace", "classArgs", "openpaiConfig")))
-_PATHS = frozenset(map(folded, PATH_KEYS))
+_OPEN = ("searchSpace", "classArgs")
 _SIZES = ("trialMemorySize", "memorySize", "sharedMemorySize")
 
 
@@ -49,26 +44,24 @@ def read_keys(path: Path) -> dict[str, Any]:
         ConfigInvalid: the file cannot be read, or is an invalid file in the first schema.
     """
     value = yaml.safe_load(convert(path).text) if schema_of(path) == "v1" else read_yaml(path).value
-    found: dict[str, Any] = _with_absolute_paths(value, path.absolute().parent)
+    platform = get(get(value, "trainingService"), "platform")
+    file = file_of(platform) if isinstance(platform, str) and platform in PLATFORMS else PlatformFile
+    found: dict[str, Any] = _with_absolute_paths(value, path.absolute().parent, file)
     return found
 
 
-def _with_absolute_paths(value: Any, folder: Path, key: str = "") -> Any:
+def _with_absolute_paths(value: Any, folder: Path, file: type[PlatformFile], *, is_path: bool = False) -> Any:
     if isinstance(value, Mapping):
-        is_claim = "pvc" in (value.get("storageType"), value.get("storage"))
+        is_open = {folded(name) for name in (*_OPEN, *file.open_keys)}
         return {
             name: item
-            if folded(str(name)) in _OPEN
-            else _with_absolute_paths(
-                item, folder, "codeDirectory" if is_claim and name == "path" else str(name)
-            )
+            if folded(str(name)) in is_open
+            else _with_absolute_paths(item, folder, file, is_path=file.is_path(str(name), value))
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_with_absolute_paths(item, folder, key) for item in value]
-    if isinstance(value, str) and folded(key) in _PATHS:
-        return str(folder / Path(value).expanduser())
-    return value
+        return [_with_absolute_paths(item, folder, file, is_path=is_path) for item in value]
+    return str(folder / Path(value).expanduser()) if is_path and isinstance(value, str) else value
 
 
 def convert(path: Path, folder: Path | None = None) -> Converted:
@@ -81,16 +74,13 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
     """
     raw = read_first_schema(path)
     service = raw["trainingService"]
-    defaults = {"trialGpuNumber": (raw, "gpuNum"), "trialCpuNumber": (service, "cpuNum"),
-                "trialMemorySize": (service, "memoryMB")}  # fmt: skip
-    for name, (mapping, default) in defaults.items():
-        if mapping.get(name) is None and default in service:
-            mapping[name] = service.pop(default)
+    file = file_of(service["platform"])
+    file.convert(raw, service)
     for kind in ("tuner", "assessor", "advisor"):
         section = raw.get(kind) or {}
-        file = section.pop("classFileName", None)
-        if file is not None and section.get("className") is not None:
-            section["className"] = f"{Path(file).stem}.{section['className']}"  # v2 joins module and class
+        module = section.pop("classFileName", None)
+        if module is not None and section.get("className") is not None:
+            section["className"] = f"{Path(module).stem}.{section['className']}"  # v2 joins module and class
     dropped = []
     for key in keys_on(service["platform"]):
         above: Any = raw
@@ -98,39 +88,33 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
             above = above.get(step) if isinstance(above, dict) else None
         if not key.is_in_v2 and above and above.pop(key.path[-1], None) is not None:
             written = key_of(key.v1[0])
-            dropped.append(f"{written}: {_WHY_DROPPED.get(written, 'the second schema has no such key')}")
-    if "storage" in service and service["storage"]["storageType"] == "pvc" and folder is not None:
-        service["storage"]["path"] = _relative(service["storage"]["path"], path, folder)
-    if service["platform"] != "local":
+            why = {**_WHY_DROPPED, **file.why_dropped}.get(written, "the second schema has no such key")
+            dropped.append(f"{written}: {why}")
+    if file.reuses_jobs:
         # The second schema's default is true, the first's false.
         service.setdefault("reuseMode", False)
     text = f"# {path.name}, in NNI's second schema. Made by `nnictl config convert`.\n"
-    made = {
-        key: _converted((key,), item, path, folder) for key, item in raw.items() if key != "trainingService"
-    }
-    made["trainingService"] = _converted(("trainingService",), service, path, folder)
-    made = {key: item for key, item in made.items() if item is not None}
-    return Converted(text + as_yaml(made), tuple(dropped))
+    made = {key: item for key, item in raw.items() if key != "trainingService"} | {"trainingService": service}
+    return Converted(text + as_yaml(_converted(made, file, path, folder)), tuple(dropped))
 
 
-def _converted(place: Place, value: Any, path: Path, folder: Path | None) -> Any:
-    """The value at a place in v2's notation, without keys whose value is null."""
-    last = place[-1]
-    if isinstance(value, dict) and last != "classArgs":
-        return {
-            key: _converted((*place, key), item, path, folder)
-            for key, item in value.items()
-            if item is not None
-        }
-    if isinstance(value, list):
-        return [_converted((*place, index), item, path, folder) for index, item in enumerate(value)]
-    if last in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
-        return f"{megabytes(value)}mb"
-    if last == "host" and "://" not in value and value.lower() != LOCAL_HOST:
-        return f"http://{value}"
-    if last in PATH_KEYS and folder is not None and value is not None:
-        return _relative(value, path, folder)
-    return value
+def _converted(
+    mapping: dict[str, Any], file: type[PlatformFile], path: Path, folder: Path | None
+) -> dict[str, Any]:
+    """A mapping in v2's notation, without keys whose value is null."""
+
+    def converted(key: str, value: Any) -> Any:
+        if isinstance(value, dict) and key != "classArgs":
+            return _converted(value, file, path, folder)
+        if isinstance(value, list):
+            return [converted("", item) for item in value]
+        if key in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
+            return f"{megabytes(value)}mb"
+        if folder is not None and file.is_path(key, mapping):
+            return _relative(value, path, folder)
+        return value
+
+    return {key: converted(key, value) for key, value in mapping.items() if value is not None}
 
 
 def _relative(written: str, path: Path, folder: Path) -> str:

@@ -15,6 +15,7 @@ from nni_manager.config.diagnostics import MARK, Place, key_of, steps_of
 Keys = tuple[str, ...]
 """A path of keys; `*` replaces the index of an item."""
 EACH = "*"
+SERVICE: Keys = ("trainingService",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import yaml
 
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, folded, key_of
 from nni_manager.config.dialect import OF_FILES, Dialect, Keys
+from nni_manager.config.platforms import PLATFORMS
 from nni_manager.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
@@ -187,9 +188,8 @@ _SECTION_OF = {
     "optimize_mode": "classArgs",
     "command": "trial",
     "codeDir": "trial",
-    "userName": "paiConfig",
-    "operator": "kubeflowConfig",
     "platform": "trainingService",
+    **{row.key_of_section: row.section for row in PLATFORMS.values() if row.key_of_section},
 }
 
 

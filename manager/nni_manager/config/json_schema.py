@@ -14,11 +14,12 @@ from pydantic.alias_generators import to_snake
 from pydantic.json_schema import models_json_schema
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
-from nni_manager.config.dialect import EACH, Keys
-from nni_manager.config.experiment_schema import EXPERIMENTS
-from nni_manager.config.keys import ALGORITHMS, PLATFORMS, SERVICE, STORAGE, Key, keys_on
+from nni_manager.config.dialect import EACH, SERVICE, Keys
+from nni_manager.config.keys import ALGORITHMS, Key, keys_on
+from nni_manager.config.platform_file import file_of
+from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.schema import ONLY_V1, V1_PATHS, Schema
-from nni_manager.config.v2 import ALIASES, DURATION_PATTERN, DURATIONS, implicit_keys, keys_of_v2
+from nni_manager.config.v2 import DURATION_PATTERN, DURATIONS, aliases_on, implicit_keys, keys_of_v2
 
 Json: TypeAlias = dict[str, Any]
 Version: TypeAlias = Literal["v1", "v2"]
@@ -55,7 +56,10 @@ def _definitions() -> dict[str, Json]:
     args = {*CLASS_ARGS.values(), *ASSESSOR_ARGS.values()}
     models = [
         (each, "validation")
-        for each in (*EXPERIMENTS.values(), *sorted(args, key=lambda each: each.__name__))
+        for each in (
+            *(file_of(name).schema for name in PLATFORMS),
+            *sorted(args, key=lambda each: each.__name__),
+        )
     ]
     _, made = models_json_schema(models, by_alias=True, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     return {name: _tidy(schema) for name, schema in made["$defs"].items()}
@@ -143,7 +147,7 @@ def _root(version: Version, definitions: dict[str, Json]) -> Json:
         for key, value in first.items()
         if all(whole["properties"].get(key) == value for whole in wholes.values())
     }
-    names = [PLATFORMS[platform] if version == "v1" else platform for platform in PLATFORMS]
+    names = [row.v1 if version == "v1" else row.name for row in PLATFORMS.values()]
     branches = []
     for name, whole in zip(names, wholes.values(), strict=True):
         own = {key: value for key, value in whole["properties"].items() if key not in everywhere}
@@ -185,11 +189,13 @@ class _SchemaBuilder:
         self.definitions = definitions
         self.leaves: dict[Keys, Json] = {}
         self.required: set[Keys] = set()
+        self.aliases = aliases_on(platform) if version == "v2" else {}
+        section = (PLATFORMS[platform].section,)
         for key in keys_on(platform) if version == "v1" else keys_of_v2(platform):
             is_required = key.field.is_required()
             if version == "v2":
                 is_required = is_required and key.path not in implicit_keys(platform)
-            elif key.is_mapping and key.path in (SERVICE, STORAGE):
+            elif key.is_mapping and key.v1 == (section,):
                 continue  # v1 has several sections; their keys show whether they are required
             for path in key.v1 if version == "v1" else (key.path,):
                 if is_required:
@@ -198,11 +204,10 @@ class _SchemaBuilder:
                     self.required |= {path, path[:1]} if is_merged else {path}
                 if not key.is_mapping:
                     self.leaves[path] = self._leaf(key, is_required)
-        if version == "v2":
-            for alias, to in ALIASES.items():
-                if to in self.leaves:
-                    leaf = self.leaves[to]
-                    self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
+        for alias, to in self.aliases.items():
+            if to in self.leaves:
+                leaf = self.leaves[to]
+                self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
 
     def mapping(self, above: Keys) -> Json:
         """The schema of the mapping at a path."""
@@ -241,7 +246,7 @@ class _SchemaBuilder:
 
     def _leaf(self, key: Key, is_required: bool) -> Json:
         if key.path[-1] == "platform":
-            return {"const": PLATFORMS[self.platform] if self.version == "v1" else self.platform}
+            return {"const": PLATFORMS[self.platform].v1 if self.version == "v1" else self.platform}
         found: Json = self.definitions[key.owner.__name__]["properties"][key.path[-1]]
         if self.version == "v1":
             return found
@@ -256,7 +261,7 @@ class _SchemaBuilder:
         return found if is_required else {"anyOf": [found, _NULL]}
 
     def _others(self, place: Keys) -> list[Keys]:
-        return [alias for alias, to in ALIASES.items() if to == place and alias in self.leaves]
+        return [alias for alias, to in self.aliases.items() if to == place and alias in self.leaves]
 
     def _either(self, place: Keys) -> Json:
         """The condition that a key is present under any of its names."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from nni_manager.config.cluster import ClusterConfig, as_json, validated
+from nni_manager.config.platforms import BY_V1, stored_sections
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
 from nni_manager.errors import InternalError
-
-Platform = Literal["local", "pai", "frameworkcontroller", "kubeflow"]
-# paiConfig.host of the built-in cluster on this machine (local_openpai).
-LOCAL_HOST = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,115 +99,6 @@ class LocalSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PaiConfig:
-    """An OpenPAI cluster and the settings of its jobs. Exactly one of `token` and `password` is set unless `is_local`.
-
-    `storage` is the path of the shared folder on the manager's machine, `mount` its path in containers. `image`,
-    `storage_name`, `cpu`, `gpu` and `memory_mb` are None only if `job_text`, the content of `job_file`, describes the job.
-    """
-
-    host: str
-    user: str
-    token: str | None = field(repr=False)
-    password: str | None = field(repr=False)
-    storage: Path
-    mount: str
-    image: str | None
-    storage_name: str | None
-    virtual_cluster: str | None
-    gpu: int | None
-    cpu: int | None
-    memory_mb: int | None
-    job_file: Path | None = None
-    job_text: str | None = field(default=None, repr=False)
-
-    @property
-    def is_local(self) -> bool:
-        """True if this is the built-in cluster on this machine."""
-        return self.host.lower() == LOCAL_HOST
-
-
-@dataclass(frozen=True, slots=True)
-class NfsStorage:
-    """An export of an NFS server, which containers mount."""
-
-    server: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class AzureStorage:
-    """An Azure file share; the key of its account is `secret` in `vault`.
-
-    `upload_tries_again` is the maximum number of retries of an upload.
-    """
-
-    account: str
-    share: str
-    vault: str
-    secret: str
-    upload_tries_again: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimStorage:
-    """A PersistentVolumeClaim; `path` is the mount point of its volume on this machine. `name` None: not set in the file."""
-
-    path: Path
-    name: str | None
-
-
-MOUNT, VOLUME = "/tmp/mount", "nni-vol"
-"""The mount path and the volume name of the shared storage in pods on Kubernetes."""
-JOB_LABELS = ("app", "expId", "trialId", "envId")
-"""The labels that identify the Kubernetes objects of a job."""
-
-KubernetesStorage = NfsStorage | AzureStorage | ClaimStorage
-
-
-@dataclass(frozen=True, slots=True)
-class RoleConfig:
-    """The identical tasks of one role of a job on Kubernetes. `registry_login` is a Docker login file.
-
-    `min_failed` and `min_succeeded` are the numbers of tasks that end the job; -1 disables the rule. Both are None if the
-    operator decides.
-    """
-
-    name: str
-    tasks: int
-    command: str
-    image: str
-    gpu: int
-    cpu: int
-    memory_mb: int
-    shm_mb: int | None = None
-    registry_login: Path | None = None
-    min_failed: int | None = None
-    min_succeeded: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesConfig:
-    """The settings of jobs on Kubernetes. `roles` are in the order of the file, or of `template` if it describes the job.
-
-    `api_version` is without the group; None for FrameworkController. `template_text` is the content of `template` as JSON.
-    `namespace` None: that of the cluster login. `runtime` is set only for TrainJobs: `NAME` of a ClusterTrainingRuntime, or
-    `TrainingRuntime/NAME`. `queue` is a Kueue queue.
-    """
-
-    operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]
-    storage: KubernetesStorage
-    roles: tuple[RoleConfig, ...]
-    api_version: str | None = None
-    service_account: str | None = None
-    namespace: str | None = None
-    template: Path | None = None
-    template_text: str | None = field(default=None, repr=False)
-    runtime: str | None = None
-    queue: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReuseConfig:
     """Job reuse: a job runs many trials in sequence, and exits after `idle_timeout_s` without one.
 
@@ -231,10 +119,9 @@ class ExperimentSpec:
     can change after the file was read; `search_space_revision` counts the changes of the space. `search_space_raw` is the
     JSON of `search_space`. `gpu_num` None leaves a trial's CUDA_VISIBLE_DEVICES unchanged, 0 hides all GPUs. `nni_manager_ip`
     is the manager's address for keepers on other machines; None: the manager detects it. `trial_command` is empty if roles or
-    a job file contain the commands. `pai` is set only for the training service `pai`, `kubernetes` only for
-    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
-    the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment. `schema` is that of the
-    experiment file; a profile has its keys.
+    a job file contain the commands. `cluster` None: trials run on this machine. `is_annotated`: `code_dir` has
+    annotations, and trials run a generated copy; once the copy exists, `code_dir` is its path. `warnings` are for the user who
+    starts the experiment. `schema` is that of the experiment file; a profile has its keys.
     """
 
     experiment_name: str
@@ -243,7 +130,7 @@ class ExperimentSpec:
     trial_concurrency: int
     max_exec_duration_s: float | None
     max_trial_number: int | None
-    training_service: Platform
+    training_service: str
     search_space: SearchSpace
     search_space_raw: dict[str, Any]
     tuner: TunerConfig
@@ -260,7 +147,7 @@ class ExperimentSpec:
     reuse: ReuseConfig
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
-    pai: PaiConfig | None = None
+    cluster: ClusterConfig | None = None
     assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
@@ -274,7 +161,6 @@ class ExperimentSpec:
     fail_fast: int = FAIL_FAST
     """How many trials may fail, before any has succeeded, until no more are started; 0: all of them."""
     search_space_revision: int = 0
-    kubernetes: KubernetesConfig | None = None
     schema: Literal["v1", "v2"] = "v1"
     objective: str = ""
     """The name of the function that trials run, "module:name"; empty: they run a command."""
@@ -290,19 +176,26 @@ class ExperimentSpec:
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """The files of the experiment that may contain a login or other secrets."""
-        if self.kubernetes is not None:
-            logins = {role.registry_login for role in self.kubernetes.roles}
-            return (
-                self.config_path,
-                *filter(None, (self.kubernetes.template, *sorted(filter(None, logins)))),
-            )
-        return () if self.pai is None else (self.config_path, *filter(None, (self.pai.job_file,)))
+        return () if self.cluster is None else (self.config_path, *self.cluster.secret_files)
+
+    def without_secrets(self) -> ExperimentSpec:
+        """A copy for display, without logins and the text of job descriptions; file names stay."""
+        cluster = None if self.cluster is None else self.cluster.without_secrets()
+        return dataclasses.replace(self, cluster=cluster)
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
-        fields = _as_json(self)
-        del fields["search_space"]
-        return json.dumps(fields, default=_as_json)
+        fields: dict[str, Any] = {}
+        section = BY_V1[self.training_service].stored_as
+        assert (section is None) == (self.cluster is None), self.training_service
+        for name, value in as_json(self).items():
+            if self.cluster is not None and section is not None and name == self.cluster.stored_before:
+                fields[section] = self.cluster
+            fields[name] = value
+        del fields["search_space"], fields["cluster"]
+        for absent in sorted(stored_sections() - fields.keys(), reverse=True):
+            fields[absent] = None
+        return json.dumps(fields, default=as_json)
 
     @classmethod
     def from_json(cls, text: str) -> ExperimentSpec:
@@ -313,52 +206,36 @@ class ExperimentSpec:
         """
         try:
             fields = json.loads(text)
-            if fields.get("kubernetes") is not None:
-                _, fields["kubernetes"]["storage"] = fields["kubernetes"]["storage"]
+            fields["cluster"] = _stored_cluster(fields)
             fields.setdefault("reuse", ReuseConfig())  # absent in the first format of the store
             fields["search_space"] = parse_search_space(
                 fields["search_space_raw"], for_own_class=fields["tuner"].get("own") is not None
             )
-            return _stored_form().validate_python(fields)
+            spec: ExperimentSpec = validated(cls, fields)
         except ValidationError as error:
-            # `from None`: the text of the cause contains values, such as logins.
-            wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise InternalError(
-                f"cannot read the stored experiment: {', '.join(wrong)}; please report this error"
-            ) from None
+            raise _unreadable(error) from None  # the text of the cause contains values, such as logins
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InternalError(
                 f"cannot read the stored experiment: {error!r}; please report this error"
             ) from error
+        return spec
 
 
-def _as_json(value: Any) -> Any:
-    if not dataclasses.is_dataclass(value):
-        return str(value)
-    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    # The class name shows the kind of storage.
-    return [type(value).__name__, fields] if isinstance(value, KubernetesStorage) else fields
+def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig | None:
+    """The section of the platform, which is taken out of the stored fields; None if trials run on this machine."""
+    row = BY_V1.get(fields["training_service"])
+    if row is None:
+        raise ValueError(f"{fields['training_service']!r} is not a platform")
+    stored = {name: fields.pop(name, None) for name in stored_sections()}
+    if row.stored_as is None:
+        return None
+    section: type[ClusterConfig] = row.module("section").SECTION
+    try:
+        return section.of_stored(stored[row.stored_as])
+    except ValidationError as error:
+        raise _unreadable(error, row.stored_as) from None
 
 
-@cache
-def _stored_form() -> TypeAdapter[ExperimentSpec]:
-    return TypeAdapter(ExperimentSpec)
-
-
-HIDDEN = "(hidden)"
-
-
-def without_secrets(config: ExperimentSpec) -> ExperimentSpec:
-    """A copy for display. Logins and the text of job descriptions, which may contain logins, are hidden; file names stay."""
-    pai, kubernetes = config.pai, config.kubernetes
-    if pai is not None:
-        pai = dataclasses.replace(
-            pai, token=_hidden(pai.token), password=_hidden(pai.password), job_text=_hidden(pai.job_text)
-        )
-    if kubernetes is not None:
-        kubernetes = dataclasses.replace(kubernetes, template_text=_hidden(kubernetes.template_text))
-    return dataclasses.replace(config, pai=pai, kubernetes=kubernetes)
-
-
-def _hidden(text: str | None) -> str | None:
-    return None if text is None else HIDDEN
+def _unreadable(error: ValidationError, *above: str) -> InternalError:
+    wrong = [f"{'.'.join(map(str, (*above, *each['loc'])))}: {each['msg']}" for each in error.errors()]
+    return InternalError(f"cannot read the stored experiment: {', '.join(wrong)}; please report this error")

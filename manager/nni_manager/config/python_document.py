@@ -19,8 +19,9 @@ from pydantic.alias_generators import to_snake
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, Place, key_of, leaves
 from nni_manager.config.dialect import EACH, Dialect
 from nni_manager.config.document import Document
-from nni_manager.config.keys import PLATFORMS, names_in_v1
+from nni_manager.config.keys import names_in_v1
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.reader import read_document
 from nni_manager.config.v2 import from_v2
 

@@ -5,74 +5,27 @@ One class reads a file: all checks share the list of diagnostics and the paths t
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic_core import PydanticCustomError
-
-from nni_manager.config import model, openpai
-from nni_manager.config.algorithms import (
-    ASSESSOR_ARGS,
-    ASSESSORS_WITHOUT_DIRECTION,
-    CLASS_ARGS,
-    DEFAULT_FOR_SEVERAL,
-    DEFAULT_TUNER,
-    FOR_SEVERAL_OBJECTIVES,
-    WITH_PARAMETERS_OF_THEIR_OWN,
-    WITHOUT_DIRECTION,
-    AssessorArgs,
-    RandomArgs,
-    TpeArgs,
-    name_of,
-    problems_within,
-    reason_against_space,
-)
+from nni_manager.config import model
+from nni_manager.config.algorithm_reading import AlgorithmReading
+from nni_manager.config.algorithms import ASSESSOR_ARGS
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
-from nni_manager.config.diagnostics import (
-    MAX_DIAGNOSTICS,
-    ConfigInvalid,
-    Diagnostic,
-    Place,
-    leaves,
-    ref,
-    shown,
-)
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, ref, shown
 from nni_manager.config.document import Document, read_json, read_yaml
-from nni_manager.config.experiment_schema import (
-    EXPERIMENTS,
-    FrameworkControllerExperimentKeys,
-    KubeflowExperimentKeys,
-    LocalExperimentKeys,
-    LocalServiceKeys,
-    OpenpaiExperimentKeys,
-)
-from nni_manager.config.framework_template import FrameworkTemplate, read_template
-from nni_manager.config.keys import KUBERNETES, PLATFORMS, SERVICE
-from nni_manager.config.kubernetes import kubernetes_of, paths_in, refuse_contradictions
-from nni_manager.config.registered_algorithms import AlgorithmSection
-from nni_manager.config.schema import AnySchema, check, is_placeholder
+from nni_manager.config.platform_file import file_of
+from nni_manager.config.platforms import PLATFORMS, THIS_MACHINE
+from nni_manager.config.schema import check
 from nni_manager.config.search_space import SearchSpace, read_search_space
-from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
-from nni_manager.domain.objectives import Constraint, Objective, OptimizeMode
+from nni_manager.domain.objectives import Constraint, Objective
 
-# The keys whose values are paths on this machine, relative to the file. `storage.path` is a further one, but only with `pvc`.
-PATH_KEYS = (
-    "searchSpaceFile",
-    "experimentWorkingDirectory",
-    "trialCodeDirectory",
-    "codeDirectory",
-    "localStorageMountPoint",
-    "openpaiConfigFile",
-    "configPath",
-    "privateRegistryAuthPath",
-)
 # Those that every sweep of W&B has.
 _KEYS_OF_SWEEP = {"method", "parameters"}
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
@@ -101,7 +54,7 @@ def read_document(path: Path, document: Document, *, reads_code: bool = True) ->
     Raises:
         ConfigInvalid: with every error.
     """
-    return _Reading(path, document, reads_code).experiment()
+    return _ExperimentReading(path, document, reads_code).experiment()
 
 
 def schema_of(path: Path) -> Literal["v1", "v2"]:
@@ -126,7 +79,7 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     document = from_v1(original)
     diagnostics = [
         *document.diagnostics,
-        *check(EXPERIMENTS[_platform_of(document)], document.value, document)[1],
+        *check(file_of(_platform_of(document)).schema, document.value, document)[1],
     ]
     if diagnostics:
         raise ConfigInvalid(sorted(diagnostics, key=lambda each: each.line or 0))
@@ -153,29 +106,25 @@ def _platform_of(document: Document) -> str:
     """The platform of a document in the second schema; that of this machine if the platform is refused."""
     service = document.value.get("trainingService")
     platform = service.get("platform") if isinstance(service, Mapping) else None
-    return next((name for name in EXPERIMENTS if name == platform), "local")
+    return next((name for name in PLATFORMS if name == platform), THIS_MACHINE)
 
 
-class _Reading:
-    """One pass over one file: collects diagnostics and absolute paths."""
+class _ExperimentReading(AlgorithmReading):
+    """Reads a whole file; the platform's part is `platform`."""
 
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
-        self.path = path
+        self.row = PLATFORMS[_platform_of(document)]
+        file = file_of(self.row.name)
+        super().__init__(path, document, file.all_path_keys())
         self.reads_code = reads_code
-        self.document = document
-        self.raw: dict[str, Any] = document.value
         self._name_default_tuner()
         self._name_algorithms()
-        self.service = self._within("trainingService")
-        self.platform = _platform_of(document)
-        self.diagnostics = list(document.diagnostics)
-        self.expansions: list[model.Expansion] = []
-        self.warnings: list[str] = list(document.warnings)
+        self.platform = file(self)
         self.is_annotated = False
 
     def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
-        file, diagnostics = check(EXPERIMENTS[self.platform], self.document.value, self.document)
+        file, diagnostics = check(self.platform.schema, self.document.value, self.document)
         self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
@@ -191,11 +140,10 @@ class _Reading:
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
-        storage, job_file, job_text = self._check_pai() if self.platform == "openpai" else (None, None, None)
-        place_of_jobs = self._check_kubernetes()
+        self.platform.check()
         self._check_objectives(class_args, assessor_args)
         if uses_annotation:
-            excluded = tuple(each for each in (log_dir, storage) if each is not None)
+            excluded = tuple(each for each in (log_dir, self.platform.storage) if each is not None)
             search_space_raw, search_space = self._annotated_space(code_dir, excluded)
             self._check_paths_of_annotated_code(code_dir, log_dir)
         if class_args is not None and search_space is not None:
@@ -211,20 +159,7 @@ class _Reading:
         assert search_space is not None
         assert code_dir is not None
         assert log_dir is not None
-        local = (
-            file.training_service
-            if isinstance(file, LocalExperimentKeys)
-            else LocalServiceKeys(platform=self.platform)
-        )
-        pai: model.PaiConfig | None = None
-        gpu_of_jobs = None
-        if isinstance(file, OpenpaiExperimentKeys):
-            assert storage is not None
-            pai = openpai.pai_of(file, storage, job_file, job_text)
-            gpu_of_jobs = pai.gpu
-        kubernetes: model.KubernetesConfig | None = None
-        if isinstance(file, FrameworkControllerExperimentKeys | KubeflowExperimentKeys):
-            kubernetes = kubernetes_of(file, *place_of_jobs)
+        cluster = self.platform.cluster(file)
         proposer = file.tuner or file.advisor
         return model.ExperimentSpec(
             schema="v2",
@@ -239,7 +174,7 @@ class _Reading:
             max_preemptions=file.max_preemptions,
             fail_fast=file.fail_fast,
             initial_trials=tuple(file.initial_trials),
-            training_service=PLATFORMS[self.platform],
+            training_service=self.row.v1,
             search_space=search_space,
             search_space_raw=search_space_raw,
             objectives=tuple(Objective(each.metric, each.mode) for each in file.objectives),
@@ -250,7 +185,7 @@ class _Reading:
                 name=self._name_of(self._proposer),
                 optimize_mode=self._mode_of(class_args),
                 seed=class_args.seed,
-                class_args=dict(self._within(self._proposer).get("classArgs") or {}),
+                class_args=dict(self.within(self._proposer).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
                 own=None if proposer is None else self._own(self._proposer, proposer.call_timeout),
@@ -265,10 +200,12 @@ class _Reading:
             ),
             # Roles and job files have their own commands.
             trial_command=""
-            if kubernetes is not None or (pai is not None and pai.job_text is not None)
+            if cluster is not None and cluster.has_commands
             else self.raw.get("trialCommand") or "",
             code_dir=code_dir,
-            gpu_num=file.trial_gpu_number if isinstance(file, LocalExperimentKeys) else gpu_of_jobs,
+            gpu_num=file.trial_gpu_number
+            if cluster is None
+            else cluster.trial_gpu_number(file.trial_gpu_number),
             nni_manager_ip=file.nni_manager_ip,
             log_dir=log_dir,
             log_collection=file.log_collection,
@@ -276,7 +213,7 @@ class _Reading:
             debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=model.LocalSpec(local.gpu_indices, local.max_trial_number_per_gpu, local.use_active_gpu),
+            local=self.platform.local(file),
             reuse=model.ReuseConfig(
                 file.training_service.reuse_mode,
                 model.ReuseConfig().idle_timeout_s
@@ -287,10 +224,9 @@ class _Reading:
             ),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
-            pai=pai,
+            cluster=cluster,
             is_annotated=self.is_annotated,
             warnings=tuple(self.warnings),
-            kubernetes=kubernetes,
         )
 
     def _refuse_reuse_keys_without_reuse(self) -> None:
@@ -299,293 +235,26 @@ class _Reading:
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
                 why = "it has an effect only if one job runs many trials; turn on «trainingService.reuseMode» as well"
-                self._refuse((key,), f"{why}, or remove it")
-
-    # ---- Kubernetes
-
-    def _check_kubernetes(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
-        """The paths for jobs on Kubernetes, and the Framework template; None without one."""
-        if self.platform not in KUBERNETES:
-            return {}, None
-        refuse_contradictions(self.platform, self.service, self._refuse)
-        self._refuse_placeholders()
-        paths = {}
-        for place, written in paths_in(self.service):
-            path = self._absolute(place, written)
-            if path is not None:
-                paths[place] = path
-                self._refuse_absent(place, path)
-        template = paths.get((*SERVICE, "configPath"))
-        if template is None or not template.is_file():
-            return paths, None
-        if self.service.get("taskRoles") is not None:
-            self._warn(
-                "«trainingService.configPath» takes precedence over «trainingService.taskRoles»: the template describes the jobs"
-            )
-        try:
-            return paths, read_template(read_yaml(template), self.service.get("namespace"))
-        except ConfigInvalid as error:
-            self.diagnostics += error.diagnostics
-            return paths, None
-
-    def _refuse_absent(self, place: Place, path: Path) -> None:
-        is_folder = place[-1] in ("path", "trialCodeDirectory")
-        if path.is_dir() if is_folder else path.is_file():
-            return
-        noun = "folder" if is_folder else "file"
-        what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
-        self._refuse(place, f"{what}; create it or fix the path")
-
-    # ---- objectives
-
-    @property
-    def _objectives(self) -> list[Mapping[str, Any]]:
-        """The objectives as written, as far as they are mappings."""
-        written = self.raw.get("objectives")
-        return [each for each in written if isinstance(each, Mapping)] if isinstance(written, list) else []
-
-    def _mode_of(self, class_args: RandomArgs) -> OptimizeMode:
-        """The mode of the first objective; without objectives, that of the tuner."""
-        if not self._objectives:
-            return class_args.optimize_mode
-        return "minimize" if self._objectives[0].get("mode") == "minimize" else "maximize"
-
-    def _mode_of_assessor(self, assessor: AssessorArgs, class_args: RandomArgs) -> OptimizeMode:
-        """The mode in which a built-in assessor compares intermediate results. Objectives take precedence over its default."""
-        is_default = "optimize_mode" not in assessor.model_fields_set
-        mode = None if self._objectives and is_default else assessor.optimize_mode
-        return mode or self._mode_of(class_args)
-
-    def _check_objectives(self, class_args: RandomArgs | None, assessor_args: AssessorArgs | None) -> None:
-        """Refuse what contradicts objectives, and algorithms that can have only one."""
-        metrics = [each.get("metric") for each in self._objectives]
-        for index, metric in enumerate(metrics):
-            if metric is not None and metric in metrics[:index]:
-                why = f"{shown(metric)} is an objective already; remove one of them"
-                self._refuse(("objectives", index), why)
-        if not metrics:
-            return
-        proposer = self._proposer
-        if self._own(proposer) is None and class_args is not None:
-            name = self._name_of(proposer)
-            if len(metrics) > 1 and name not in FOR_SEVERAL_OBJECTIVES:
-                others = ", ".join(FOR_SEVERAL_OBJECTIVES)
-                why = f"{name} can search for one objective only; use one of {others}, or your own class"
-                self._refuse((proposer, "name"), why)
-            if "optimize_mode" in class_args.model_fields_set:
-                why = "«objectives» says what is maximized and minimized; remove optimize_mode"
-                self._refuse((proposer, "classArgs", "optimize_mode"), why)
-        if len(metrics) > 1 and assessor_args is not None and self._own("assessor") is None:
-            why = (
-                f"{self._name_of('assessor')} compares the intermediate results of one objective, and there are {len(metrics)}; "
-                "remove it, use your own assessor, or keep one objective and write the others as constraints"
-            )
-            self._refuse(("assessor",), why)
-
-    # ---- OpenPAI
-
-    def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
-        """The folder of the storage, and the job file with its text."""
-        is_local = openpai.is_on_local_openpai(self.service)
-        openpai.refuse_missing(self.raw, self.service, self._refuse)
-        self._refuse_placeholders(*(("username", "token", "password") if is_local else ()))
-        wrong = None if is_local else openpai.reason_against_login(self.service, self._refuse)
-        if wrong is not None:
-            self._report(*wrong)
-        place = (*SERVICE, "localStorageMountPoint")
-        storage = self._absolute(place, self.service.get(place[-1]))
-        if storage is not None and (why := openpai.reason_against_storage(storage, is_local)) is not None:
-            self._refuse(place, why)
-        if self.service.get("openpaiConfigFile") is not None and self.raw.get("trialCommand") is not None:
-            self._warn(
-                "«trialCommand» has no effect: the job file of «trainingService.openpaiConfigFile» has the commands; remove it"
-            )
-        return storage, *self._job_file(self.service.get("openpaiConfigFile"))
-
-    def _refuse_placeholders(self, *exempt: str) -> None:
-        """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
-        reported = {each.key for each in self.diagnostics}
-        for place, value in leaves(self.service, SERVICE):
-            is_exempt = place[-1] in ("command", *PATH_KEYS, *exempt) or not is_placeholder(value)
-            if not is_exempt and self.document.dialect.key(place) not in reported:
-                self._refuse(place, f"{value} is a placeholder of an example; replace it")
-
-    def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
-        place = (*SERVICE, "openpaiConfigFile")
-        path = self._absolute(place, written)
-        if path is None:
-            return None, None
-        try:
-            return path, path.read_text("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            message = f"cannot read {ref(place)} {path}: {why}; name an OpenPAI job file"
-            self._report(place, message)
-            return path, None
-
-    def _name_default_tuner(self) -> None:
-        section = self.raw.get("tuner")
-        name = DEFAULT_FOR_SEVERAL if len(self._objectives) > 1 else DEFAULT_TUNER
-        if section is None and self.raw.get("advisor") is None:
-            self.raw["tuner"] = {"name": name}
-        elif (
-            isinstance(section, dict) and section.get("name") is None and not any(map(section.get, OWN_KEYS))
-        ):
-            section["name"] = name
-
-    def _name_algorithms(self) -> None:
-        """Replace each spelling of a built-in algorithm's name by ours. The schema reports a damaged list of registered ones."""
-        kinds: tuple[Literal["tuner", "advisor", "assessor"], ...] = ("tuner", "advisor", "assessor")
-        for kind in kinds:
-            section = self.raw.get(kind)
-            if isinstance(section, dict) and isinstance(section.get("name"), str):
-                with contextlib.suppress(PydanticCustomError):
-                    section["name"] = name_of(kind, section["name"], section.get("classArgs"))
-
-    def _within(self, section: str) -> Mapping[str, Any]:
-        found = self.raw.get(section)
-        return found if isinstance(found, Mapping) else {}
-
-    def _refuse(self, place: Place, why: str, cannot: str = "use") -> None:
-        """Record an error of a key; `why` ends with the remedy."""
-        self._report(place, f"cannot {cannot} {ref(place)}: {why}")
-
-    def _report(self, place: Place, message: str) -> None:
-        if not self.document.is_refused(place):
-            self.diagnostics.append(self.document.diagnostic(place, message))
-
-    @property
-    def _proposer(self) -> Literal["tuner", "advisor"]:
-        """The section of the tuner or advisor."""
-        return "advisor" if self.raw.get("tuner") is None and self.raw.get("advisor") is not None else "tuner"
-
-    def _class_args(self) -> RandomArgs | None:
-        proposer = self._proposer
-        for other in ("tuner", "assessor"):
-            if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
-                why = f"an advisor replaces both tuner and assessor; remove {other} or advisor"
-                self._report((other,), f"cannot use {ref((other,))} together with advisor: {why}")
-        self._check_kind(proposer, DEFAULT_TUNER if proposer == "tuner" else "Hyperband")
-        if self._own(proposer) is not None:
-            # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
-            raw = self._within(proposer).get("classArgs")
-            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
-            return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
-        return self._checked_args(proposer, CLASS_ARGS)
-
-    def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
-        """The arguments of a built-in algorithm; None without it, or if the schema of the file reports them."""
-        name, raw = self._within(section).get("name"), self._within(section).get("classArgs")
-        schema = schemas.get(name) if isinstance(name, str) else None
-        if schema is None or not (raw is None or isinstance(raw, Mapping)):
-            return None
-        args, diagnostics = check(schema, raw or {}, self.document, (section, "classArgs"))
-        self.diagnostics += diagnostics
-        return args
-
-    def _check_kind(self, kind: AlgorithmSection, example: str) -> None:
-        """Report missing keys of a built-in algorithm or of the user's own class."""
-        section = self._within(kind)
-        is_there = isinstance(self.raw.get(kind), Mapping)
-        if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get("name") is None:
-            message = (
-                f"cannot do without «{kind}.name»: it must be the name of a built-in {kind}; write e.g. "
-                f"«{kind}.name: {example}», or «{kind}.codeDirectory» and «{kind}.className» of your own class"
-            )
-            self._report((kind,), message)
-        wrong = reason_against_class(kind, section, self._folder_of_class(kind))
-        if wrong is not None:
-            self._report((kind, wrong[0]), wrong[1])
-
-    def _warn_of_directions(self, tuner: RandomArgs, assessor: AssessorArgs | None) -> None:
-        """Name the direction that nobody has chosen, and an assessor that stops the better trials."""
-        name, mode = self._within(self._proposer).get("name"), self._mode_of(tuner)
-        is_chosen = "optimize_mode" in tuner.model_fields_set or name in WITHOUT_DIRECTION or self._objectives
-        if name in CLASS_ARGS and not is_chosen:
-            place = ref((self._proposer, "classArgs", "optimize_mode"))
-            self._warn(
-                f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
-            )
-        assessor_name = self._within("assessor").get("name")
-        other = None if assessor is None else self._mode_of_assessor(assessor, tuner)
-        if other not in (None, mode) and assessor_name not in ASSESSORS_WITHOUT_DIRECTION:
-            place = ref(("assessor", "classArgs", "optimize_mode"))
-            self._warn(
-                f"{assessor_name} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
-                f"write {mode} as {place}"
-            )
-
-    def _warn_of_tpe_args(self, tuner: RandomArgs | None) -> None:
-        given = tuner.tpe_args if isinstance(tuner, TpeArgs) else None
-        for name in (
-            () if given is None else sorted(given.model_fields_set - {"n_startup_jobs", "n_ei_candidates"})
-        ):
-            place = ref(("tuner", "classArgs", "tpe_args", name))
-            self._warn(
-                f"{place} has no effect: the sampler of TPE is Optuna's, which has no such setting; remove it"
-            )
-
-    def _check_warm_start(self, class_args: RandomArgs | None) -> None:
-        if class_args is None or not class_args.warm_start:
-            return
-        proposer, name = self._proposer, self._name_of(self._proposer)
-        if name in WITH_PARAMETERS_OF_THEIR_OWN:
-            why = f"{name} adds parameters to those of the search space, which earlier trials lack; remove warmStart"
-            self._refuse((proposer, "classArgs", "warmStart"), why)
-
-    def _warn_of_timeouts_of_built_ins(self) -> None:
-        for section in ("tuner", "assessor", "advisor"):
-            keys = self._within(section)
-            if keys.get("callTimeout") is not None and not any(keys.get(key) for key in OWN_KEYS):
-                self._warn(
-                    f"{ref((section, 'callTimeout'))} has no effect: only your own class can exceed it; remove it"
-                )
-
-    def _folder_of_class(self, kind: AlgorithmSection) -> Path | None:
-        """The folder of the user's own class; None if the file names none."""
-        written = self._within(kind).get("codeDirectory")
-        if not isinstance(written, str) or "\0" in written:
-            return None
-        return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
-
-    def _own(self, kind: AlgorithmSection, call_timeout_s: float | None = None) -> model.UserClass | None:
-        section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
-        name = section.get("name")
-        return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
-
-    def _name_of(self, section: str) -> str:
-        return str(self._within(section).get("name") or self._within(section)["className"])
-
-    def _check_search_space(self, space: SearchSpace) -> None:
-        reason = reason_against_space(self._name_of(self._proposer), space)
-        # The space is empty when annotations are not read.
-        if reason is not None and space.parameters:
-            self._report((self._proposer, "name"), reason)
-
-    def _compare_initial_trials(self, space: SearchSpace, trials: list[dict[str, Any]]) -> None:
-        """Warn of initial trials outside the search space; a person may know why."""
-        for number, parameters in enumerate(trials if space.parameters else []):
-            for problem in problems_within(space, self._name_of(self._proposer), parameters):
-                self._warn(f"{ref(('initialTrials', number))} lies outside the search space: {problem}")
+                self.refuse((key,), f"{why}, or remove it")
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         space = self.raw.get("searchSpace")
         written = self.raw.get("searchSpaceFile")
         if space is not None:
             if written is not None:
-                self._refuse(("searchSpace",), "«searchSpaceFile» is also set; keep one of the two")
+                self.refuse(("searchSpace",), "«searchSpaceFile» is also set; keep one of the two")
             return self._checked_space(space, self.document, ("searchSpace",))
         if written is None and self._own(self._proposer) is not None:
             return {}, SearchSpace({})
         if written is None:
             key, what, example = self.document.dialect.space
-            self._refuse((key,), f"it must be {what}; write e.g. {ref((key,), example)}", "do without")
+            self.refuse((key,), f"it must be {what}; write e.g. {ref((key,), example)}", "do without")
         place = ("searchSpaceFile",)
-        path = self._absolute(place, written)
+        path = self.absolute(place, written)
         if path is None:
             return {}, None
         if not path.exists():
-            self._refuse(place, f"there is no file {path}; create it or fix the path")
+            self.refuse(place, f"there is no file {path}; create it or fix the path")
             return {}, None
         try:
             # Messages show the path as typed, relative to the experiment file.
@@ -603,7 +272,7 @@ class _Reading:
         """The search space at a place of a document."""
         space, problems = read_search_space(raw, for_own_class=self._own(self._proposer) is not None)
         if raw and space is not None and not space.parameters:
-            self._warn(
+            self.warn(
                 "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
             )
         for at, problem in problems[:MAX_DIAGNOSTICS]:
@@ -624,7 +293,7 @@ class _Reading:
             shown = self.path.parent / Path(str(self.raw["trialCodeDirectory"])).expanduser()
             code = read_code(code_dir, shown, excluded)
         except CodeUnusable as error:
-            self._report(("trialCodeDirectory",), str(error))
+            self.report(("trialCodeDirectory",), str(error))
             return {}, None
         self.diagnostics += code.diagnostics
         self.is_annotated = bool(code.generated)
@@ -636,11 +305,11 @@ class _Reading:
         if code.space:
             if beside is not None:
                 why = "the search space is that of the annotations in «trialCodeDirectory»"
-                self._warn(f"«useAnnotation: true» takes precedence over {ref((beside,))}: {why}")
+                self.warn(f"«useAnnotation: true» takes precedence over {ref((beside,))}: {why}")
             return dict(code.space), read_search_space(dict(code.space))[0]
         none = "declares a hyper-parameter"
         if beside is not None:
-            self._warn(
+            self.warn(
                 f"«useAnnotation: true» has no effect, because no annotation {none}: {ref((beside,))} is the search space"
             )
             return self._search_space()
@@ -649,7 +318,7 @@ class _Reading:
             f"cannot use «useAnnotation: true»: no annotation in {code_dir} {none}; write {example}, or "
             "«searchSpaceFile: search_space.json»"
         )
-        self._report(("useAnnotation",), message)
+        self.report(("useAnnotation",), message)
         return {}, None
 
     def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
@@ -658,55 +327,26 @@ class _Reading:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
             why = f"{log_dir} is also «trialCodeDirectory», which each experiment copies into it"
-            self._refuse(
-                ("experimentWorkingDirectory",), f"{why}; choose another folder, such as a subfolder"
-            )
+            self.refuse(("experimentWorkingDirectory",), f"{why}; choose another folder, such as a subfolder")
         command = self.raw.get("trialCommand")
         if isinstance(command, str) and str(code_dir) in command:
-            self._warn(
+            self.warn(
                 f"«trialCommand» contains {code_dir}, so trials may run the original code, without chosen values; write "
                 "paths relative to «trialCodeDirectory»"
             )
 
-    def _warn(self, message: str) -> None:
-        self.warnings.append(self.document.dialect.text(message))
-
     def _code_dir(self) -> Path | None:
         place = ("trialCodeDirectory",)
-        path = self._absolute(place, self.raw.get("trialCodeDirectory"))
+        path = self.absolute(place, self.raw.get("trialCodeDirectory"))
         if path is not None:
-            self._refuse_absent(place, path)
+            self.refuse_absent(place, path)
         return path
 
     def _log_dir(self) -> Path | None:
         place = ("experimentWorkingDirectory",)
         if place[0] not in self.raw:
             return DEFAULT_LOG_DIR.expanduser()
-        path = self._absolute(place, self.raw[place[0]])
+        path = self.absolute(place, self.raw[place[0]])
         if path is not None and path.exists() and not path.is_dir():
-            self._refuse(place, f"{path} is not a folder; name a folder")
+            self.refuse(place, f"{path} is not a folder; name a folder")
         return path
-
-    def _absolute(self, place: Place, written: Any) -> Path | None:
-        """The absolute path of a path in the file; None when it is not a path, which the schema reports."""
-        if not isinstance(written, str) or not written:
-            return None
-        if is_placeholder(written):
-            self._refuse(place, f"{written} is a placeholder of an example; write a path")
-            return None
-        if "\0" in written:
-            self._refuse(place, f"{shown(written)} contains a NUL character; fix the path")
-            return None
-        try:
-            # Not resolve(): symbolic links stay as the user wrote them.
-            absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
-            absolute.exists()
-        except RuntimeError as error:  # ~nobody
-            self._refuse(place, f"the user in {shown(written)} is unknown; fix the path ({error})")
-            return None
-        except OSError as error:  # a path that is too long, or a folder without permission
-            self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
-            return None
-        if str(absolute) != written:
-            self.expansions.append(model.Expansion(self.document.dialect.key(place), written, absolute))
-        return absolute

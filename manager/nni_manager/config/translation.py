@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from nni_manager.config import keys as table
 from nni_manager.config.diagnostics import (
     MAX_DIAGNOSTICS,
     Diagnostic,
@@ -19,8 +18,11 @@ from nni_manager.config.diagnostics import (
 )
 from nni_manager.config.dialect import EACH, Dialect, Keys, with_indices
 from nni_manager.config.document import Document
+from nni_manager.config.platforms import UNSUPPORTED
 
 _SNAKE_CASE = re.compile("[^_]+(_[^_]+)+")
+# NNI's default image.
+DEFAULT_IMAGE = "msranni/nni:latest"
 # The arguments that users most often indent too little.
 _OF_ALGORITHMS = ("optimize_mode", "seed")
 
@@ -33,7 +35,6 @@ class Translation:
     """
 
     knows_any_case: ClassVar = False
-    aliases: ClassVar[Mapping[Keys, Keys]] = {}
 
     def __init__(
         self, document: Document, dialect: Dialect, leaves: Mapping[Keys, Keys], sections: Mapping[Keys, Keys]
@@ -42,6 +43,7 @@ class Translation:
         self.dialect = dialect
         self.leaves = leaves
         self.sections = sections
+        self.aliases: Mapping[Keys, Keys] = {}
         # The keys of each mapping of the file, in order.
         self.children: dict[Keys, dict[str, None]] = {}
         for path in (*leaves, *sections):
@@ -108,6 +110,14 @@ class Translation:
         """Refuse a value that is not a mapping."""
         raise NotImplementedError
 
+    def set_default_image(self, section: dict[str, Any], place: Place) -> None:
+        """Set NNI's image in the section at `place`, with a warning."""
+        section["dockerImage"] = DEFAULT_IMAGE
+        self.warn(
+            f"{ref((*place, 'dockerImage'))} is not set: NNI's default {DEFAULT_IMAGE} is used, which lacks trial-keeper; "
+            "`nnictl help images` describes how to build an image with trial-keeper"
+        )
+
     def known_name(self, key: Any, place: Keys) -> str:
         """The known key of the mapping at `place` that differs from `key` at most in its spelling; else `key` itself."""
         if not isinstance(key, str) or not (self.knows_any_case or _SNAKE_CASE.fullmatch(key)):
@@ -117,8 +127,8 @@ class Translation:
 
     def refuse_platform(self, here: Place, word: Any, known: Iterable[str]) -> None:
         """Refuse the name of an unknown platform; the schema reports other values than text."""
-        if isinstance(word, str) and word in table.UNSUPPORTED:
-            self.refuse(here, f"{shown(word)}: {table.UNSUPPORTED[word]}")
+        if isinstance(word, str) and word in UNSUPPORTED:
+            self.refuse(here, f"{shown(word)}: {UNSUPPORTED[word].reason}")
         elif isinstance(word, str) and word not in known:
             self.refuse(here, f"{shown(word)} is not a platform; {remedy_for_unknown(word, known)}")
 
@@ -139,6 +149,10 @@ class Translation:
                 answer = f"there is no such key here; {remedy}"
         if answer:
             self.refuse(here, answer)
+
+    def warn(self, message: str) -> None:
+        """Record a warning."""
+        self.warnings.append(self.document.dialect.text(message))
 
     def refuse(self, here: Place, why: str, cannot: str = "use") -> None:
         """Record an error of a key of the file; `why` ends with the remedy."""

@@ -8,14 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nni_manager.config.model import (
-    AssessorConfig,
-    ExperimentSpec,
-    PaiConfig,
-    TunerConfig,
-    UserClass,
-    without_secrets,
-)
+from nni_manager.config.model import AssessorConfig, ExperimentSpec, TunerConfig, UserClass
+from nni_manager.config.platforms import BY_V1
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
@@ -109,8 +103,12 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
             **_objectives_of(config),
             "trainingService": without_none(
-                {"platform": _platform_of_v2(config), **of_trials, "reuseMode": config.reuse.is_on}
-                | ({} if config.pai is None else _pai_of_v2(config.pai))
+                {
+                    "platform": BY_V1[config.training_service].name,
+                    **of_trials,
+                    "reuseMode": config.reuse.is_on,
+                }
+                | ({} if config.cluster is None else config.cluster.keys_of_profile())
             ),
         }
     )
@@ -135,25 +133,6 @@ def _algorithm_of_v2(algorithm: TunerConfig | AssessorConfig) -> dict[str, Any]:
     return without_none(
         {"className": own.class_name, "codeDirectory": own.code_dir, "classArgs": algorithm.class_args}
     )
-
-
-def _platform_of_v2(config: ExperimentSpec) -> str:
-    return "openpai" if config.training_service == "pai" else config.training_service
-
-
-def _pai_of_v2(pai: PaiConfig) -> dict[str, Any]:
-    """The keys of an OpenPAI cluster, without logins."""
-    return {
-        "host": pai.host,
-        "username": pai.user,
-        "dockerImage": pai.image,
-        "trialCpuNumber": pai.cpu,
-        "trialMemorySize": None if pai.memory_mb is None else f"{pai.memory_mb}MB",
-        "virtualCluster": pai.virtual_cluster,
-        "storageConfigName": pai.storage_name,
-        "localStorageMountPoint": str(pai.storage),
-        "containerStorageMountPoint": pai.mount,
-    }
 
 
 def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
@@ -213,7 +192,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     import yaml  # imported here because nnictl shows trials without it
 
     config, limits = snapshot.config, snapshot.experiment.budget.limits
-    fields = json.loads(without_secrets(config).to_json())
+    fields = json.loads(config.without_secrets().to_json())
     for name in ("schema", "search_space_raw", "search_space_revision", "expansions", "warnings"):
         del fields[name]
     return {

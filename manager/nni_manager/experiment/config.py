@@ -12,15 +12,20 @@ import copy
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from pydantic.alias_generators import to_snake
+
 from nni_manager.config.convert import read_keys
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
-from nni_manager.config.keys import PLATFORMS, UNSUPPORTED
+from nni_manager.config.dialect import SERVICE
+from nni_manager.config.keys import keys_on
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
+from nni_manager.config.platforms import BY_V1, NAMES, PLATFORMS, UNSUPPORTED
 from nni_manager.config.python_document import read_python
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import AliasHint, ConfigBase
@@ -238,12 +243,7 @@ class KubeflowConfig(TrainingServiceConfig):
     master: KubeflowRoleConfig | None = None
 
 
-_TRAINING_SERVICES: Mapping[str, type[TrainingServiceConfig]] = {
-    "local": LocalConfig,
-    "openpai": OpenpaiConfig,
-    "frameworkcontroller": FrameworkControllerConfig,
-    "kubeflow": KubeflowConfig,
-}
+_CLASSES = (LocalConfig, OpenpaiConfig, FrameworkControllerConfig, KubeflowConfig)
 
 
 def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
@@ -252,17 +252,34 @@ def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
     Raises:
         PlatformUnknown: the platform is unknown or not supported.
     """
-    if isinstance(platform, str) and platform in _TRAINING_SERVICES:
-        return _TRAINING_SERVICES[platform]
+    if isinstance(platform, str) and platform in PLATFORMS:
+        return next((each for each in _CLASSES if each.platform == platform), None) or _class_for(platform)
     known = ", ".join(PLATFORMS)
     why = f"there is no such platform; use one of {known}"
     if isinstance(platform, list):
         why = f"an experiment runs on one platform; use one of {known}"
-    elif platform == "pai":
-        why = 'the name of OpenPAI is "openpai"; use that'
+    elif platform in BY_V1:
+        why = f'the name of {BY_V1[platform].title} is "{BY_V1[platform].name}"; use that'
     elif platform in UNSUPPORTED:
-        why = f"{UNSUPPORTED[platform].partition(';')[0]}; use one of {known}"
+        why = f"{UNSUPPORTED[platform].reason.partition(';')[0]}; use one of {known}"
     raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
+
+
+@cache
+def _class_for(platform: str) -> type[TrainingServiceConfig]:
+    """The class for a platform that NNI does not have: its fields are the keys of the platform, without types."""
+    inherited = TrainingServiceConfig.field_names()
+    keys = {key.path[1] for key in keys_on(platform) if key.path[:1] == SERVICE and len(key.path) > 1}
+    names = [name for name in map(to_snake, sorted(keys)) if name not in inherited]
+    return make_dataclass(
+        f"{platform.title()}Config",
+        [
+            ("platform", "str | None", field(default=platform)),
+            *((name, Any, field(default=None)) for name in names),
+        ],
+        bases=(TrainingServiceConfig,),
+        kw_only=True,
+    )
 
 
 @dataclass
@@ -403,7 +420,7 @@ class UnsupportedName(UserError, ImportError):
     """cannot import this name of nni.experiment: it configures an unsupported platform or storage"""
 
 
-_PLATFORMS = "this platform is not supported; use local, openpai, frameworkcontroller or kubeflow"
+_PLATFORMS = f"this platform is not supported; use {NAMES}"
 _UNSUPPORTED = dict.fromkeys(
     ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
     _PLATFORMS,

@@ -32,6 +32,7 @@ from nni_manager.experiment.objective import Objective
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
 from nni_manager.store.folders import Registry
+from nni_manager.training_services.platform import platform_of
 
 Port: TypeAlias = int | Literal["auto"]
 """A port of this machine; keepers use the next one. "auto": the first two free ports from 8080 on."""
@@ -71,7 +72,7 @@ class Experiment(StartedExperiment):
     ) -> None:
         """Prepare an experiment without starting it.
 
-        A platform (local, openpai, frameworkcontroller or kubeflow) creates a configuration for it. `id`: the id of an existing
+        The name of a platform, such as "local", creates a configuration for it. `id`: the id of an existing
         experiment to resume or view; with a configuration, the id of the new experiment.
 
         Raises:
@@ -181,7 +182,7 @@ class Experiment(StartedExperiment):
             config = with_warm_start(
                 (self.config if made is None else made.applied_to(self.config)).checked()
             )
-            platform = preflight.check_platform(config)
+            platform = platform_of(config).check()
             ports = _ports(port)
             for warning in (*config.warnings, *platform.warnings):
                 output.warning(to_python_names(warning))

@@ -19,6 +19,10 @@ class Share(ABC):
     """
 
     @abstractmethod
+    def close(self) -> None:
+        """Release the connections."""
+
+    @abstractmethod
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
         """Upload a local file atomically, or create a folder without its content.
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from nni_manager.config.model import MOUNT, VOLUME, RoleConfig
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
+from nni_manager.training_services.kubernetes.section import MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.storage.fileshare import ShareClient
 
-from nni_manager.config.model import AzureStorage
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.azure_vault import error_text, read_key
 from nni_manager.training_services.kubernetes.render import SecretContent, azure_secret
+from nni_manager.training_services.kubernetes.section import AzureStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import Share, StorageUnavailable
 

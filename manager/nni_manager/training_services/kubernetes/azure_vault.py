@@ -23,8 +23,8 @@ from azure.core.exceptions import (
 from azure.identity import DefaultAzureCredential
 from azure.keyvault.secrets import SecretClient
 
-from nni_manager.config.model import AzureStorage
 from nni_manager.errors import UserError
+from nni_manager.training_services.kubernetes.section import AzureStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import StorageUnavailable
 

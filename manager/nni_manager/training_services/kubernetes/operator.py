@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
-from nni_manager.config.model import KubernetesConfig
 from nni_manager.domain.completion import Completion
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.render import labels_of
 from nni_manager.training_services.kubernetes.resources import LOCAL_QUEUES, Resource
+from nni_manager.training_services.kubernetes.section import KubernetesConfig
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nni_manager.config.model import ClaimStorage
 from nni_manager.errors import UserError
 from nni_manager.training_services.kubernetes import resources
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import Forbidden, NotFound
 from nni_manager.training_services.kubernetes.operator import Operator
+from nni_manager.training_services.kubernetes.section import ClaimStorage
 
 
 def check(

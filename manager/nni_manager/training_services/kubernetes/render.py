@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nni_manager.config import model
 from nni_manager.errors import InternalError
+from nni_manager.training_services.kubernetes import section
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
@@ -73,7 +73,10 @@ def selector_of(experiment_id: str) -> str:
 def as_in_containers(settings: KeeperSettings) -> KeeperSettings:
     """Returns the settings with paths as containers see them."""
     return replace(
-        settings, workspace=f"{model.MOUNT}/{settings.experiment_id}", mount=model.MOUNT, relay_output=True
+        settings,
+        workspace=f"{section.MOUNT}/{settings.experiment_id}",
+        mount=section.MOUNT,
+        relay_output=True,
     )
 
 
@@ -91,8 +94,8 @@ exec "${{keeper[@]}}"
 
 
 def pod_spec(
-    config: model.KubernetesConfig,
-    role: model.RoleConfig,
+    config: section.KubernetesConfig,
+    role: section.RoleConfig,
     name: str,
     settings: KeeperSettings,
     *,
@@ -105,8 +108,8 @@ def pod_spec(
 
     `environ`: the operator's additions to the keeper's variables. `before`: lines of shell that run before the keeper.
     """
-    volumes: list[Document] = [{"name": model.VOLUME, **volume_of(config.storage, name)}]
-    mounts = [{"name": model.VOLUME, "mountPath": model.MOUNT}]
+    volumes: list[Document] = [{"name": section.VOLUME, **volume_of(config.storage, name)}]
+    mounts = [{"name": section.VOLUME, "mountPath": section.MOUNT}]
     if role.shm_mb is not None:
         shm = {"medium": "Memory", "sizeLimit": f"{role.shm_mb}Mi"}
         volumes.append({"name": _SHM_VOLUME, "emptyDir": shm})
@@ -140,16 +143,16 @@ def pod_spec(
     return spec
 
 
-def volume_of(storage: model.KubernetesStorage, name: str) -> Document:
+def volume_of(storage: section.KubernetesStorage, name: str) -> Document:
     """Returns the volume source of the shared storage. `name` is that of the job's resource; it prefixes the secret's name."""
     match storage:
-        case model.NfsStorage(server, path):
+        case section.NfsStorage(server, path):
             return {"nfs": {"server": server, "path": path}}
-        case model.ClaimStorage(_, str() as claim):
+        case section.ClaimStorage(_, str() as claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
-        case model.AzureStorage(_, share):
+        case section.AzureStorage(_, share):
             return {"azureFile": {"secretName": f"{name}{_STORAGE_SECRET}", "shareName": share}}
-        case model.ClaimStorage():
+        case section.ClaimStorage():
             raise InternalError(
                 f"cannot mount the storage of {name}: the claim has no name, which is a bug; please report it"
             )
@@ -164,7 +167,7 @@ def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[s
 
 
 def environment_of(
-    role: model.RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
+    role: section.RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
 ) -> list[Document]:
     """Returns the variables of a task of the role. The token comes from the secret named after the resource."""
     own = replace(settings, command=role.command, role=role.name).to_environ()
@@ -203,7 +206,7 @@ def azure_secret(account: str, key: str) -> SecretContent:
 
 
 def job_secrets(
-    config: model.KubernetesConfig, token: str, logins: Mapping[Path, str]
+    config: section.KubernetesConfig, token: str, logins: Mapping[Path, str]
 ) -> list[SecretContent]:
     """Returns the secrets that pods of every job need, the token last. `logins`: the content of each registry login."""
     return [
@@ -238,7 +241,7 @@ def render_secrets(owner: Document, contents: Iterable[SecretContent]) -> list[D
     ]
 
 
-def _login_names(config: model.KubernetesConfig, name: str) -> dict[Path, str]:
+def _login_names(config: section.KubernetesConfig, name: str) -> dict[Path, str]:
     """Returns the secret's name for each registry login, in the order of the roles."""
     paths = dict.fromkeys(role.registry_login for role in config.roles if role.registry_login is not None)
     return {path: f"{name}-registry-{number}" for number, path in enumerate(paths)}

@@ -18,13 +18,12 @@ from typing import BinaryIO, ClassVar
 from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import RetryableError
-from nni_manager.leftovers import reap_orphans
+from nni_manager.leftovers import reap_orphans, settings_in
 from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import ForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from trial_keeper import processes
-from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -277,32 +276,6 @@ class LocalTrainingService(TrainingService):
         return self._jobs / f"{job_id}.log"
 
 
-def processes_of(workspace: Workspace) -> list[int]:
-    """Returns the pids of the workspace's experiment on this machine: keepers, and processes that trials started."""
-    return processes.pids_where(partial(_is_of, workspace))
-
-
-def end_processes_of(workspace: Workspace) -> list[int]:
-    """Kill the experiment's processes without grace. Returns the pids found."""
-    found = processes_of(workspace)
-    if found:
-        reap_orphans(partial(_is_of, workspace))
-    return found
-
-
-def _is_of(workspace: Workspace, environ: dict[str, str]) -> bool:
-    if environ.get(MARKER, "").startswith(str(workspace.root) + os.sep):
-        return True
-    settings = _settings_in(environ)
-    return settings is not None and settings.workspace == str(workspace.root)
-
-
-def _settings_in(environ: dict[str, str]) -> KeeperSettings | None:
-    with contextlib.suppress(SettingsInvalid):
-        return KeeperSettings.from_environ(environ)
-    return None
-
-
 def _parse_identity(content: bytes) -> tuple[processes.ProcessIdentity, tuple[int, ...]]:
     """Parses jobs/<job>.json: the keeper's process, and the job's GPUs."""
     document = json.loads(content)
@@ -342,5 +315,5 @@ def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
 
 
 def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
-    settings = _settings_in(environ)
+    settings = settings_in(environ)
     return settings is not None and settings.job_id == job_id and settings.workspace == str(workspace.root)

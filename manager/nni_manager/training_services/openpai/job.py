@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.document import read_document
@@ -24,6 +23,7 @@ from nni_manager.training_services.openpai.export import dumped, of_values
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, parse
 from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings

@@ -17,7 +17,7 @@ from typing import Any
 
 from nni_manager.config.diagnostics import ConfigInvalid, Place, key_of, shown
 from nni_manager.config.document import Document
-from nni_manager.config.model import JOB_LABELS, MOUNT, VOLUME, RoleConfig
+from nni_manager.training_services.kubernetes.section import JOB_LABELS, MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX
 
 _API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"

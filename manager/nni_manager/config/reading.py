@@ -1,0 +1,90 @@
+"""One pass over one experiment file: what its checks share, the document, the diagnostics and the absolute paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config import model
+from nni_manager.config.diagnostics import Place, leaves, ref, shown
+from nni_manager.config.dialect import SERVICE
+from nni_manager.config.document import Document
+from nni_manager.config.schema import is_placeholder
+
+
+class Reading:
+    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema.
+
+    `path_keys` are the keys whose values are paths on this machine.
+    """
+
+    def __init__(self, path: Path, document: Document, path_keys: tuple[str, ...]) -> None:
+        self.path = path
+        self.path_keys = path_keys
+        self.document = document
+        self.raw: dict[str, Any] = document.value
+        self.service = self.within("trainingService")
+        self.diagnostics = list(document.diagnostics)
+        self.expansions: list[model.Expansion] = []
+        self.warnings: list[str] = list(document.warnings)
+
+    def within(self, section: str) -> Mapping[str, Any]:
+        """The mapping with this key; empty if there is none."""
+        found = self.raw.get(section)
+        return found if isinstance(found, Mapping) else {}
+
+    def refuse(self, place: Place, why: str, cannot: str = "use") -> None:
+        """Record an error of a key; `why` ends with the remedy."""
+        self.report(place, f"cannot {cannot} {ref(place)}: {why}")
+
+    def report(self, place: Place, message: str) -> None:
+        """Record an error at a place, unless one of a section above it is recorded."""
+        if not self.document.is_refused(place):
+            self.diagnostics.append(self.document.diagnostic(place, message))
+
+    def warn(self, message: str) -> None:
+        """Record a warning."""
+        self.warnings.append(self.document.dialect.text(message))
+
+    def refuse_placeholders(self, *exempt: str) -> None:
+        """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
+        reported = {each.key for each in self.diagnostics}
+        for place, value in leaves(self.service, SERVICE):
+            is_exempt = place[-1] in ("command", *self.path_keys, *exempt) or not is_placeholder(value)
+            if not is_exempt and self.document.dialect.key(place) not in reported:
+                self.refuse(place, f"{value} is a placeholder of an example; replace it")
+
+    def refuse_absent(self, place: Place, path: Path) -> None:
+        """Refuse a path without the file, or without the folder, that the key names."""
+        is_folder = place[-1] in ("path", "trialCodeDirectory")
+        if path.is_dir() if is_folder else path.is_file():
+            return
+        noun = "folder" if is_folder else "file"
+        what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
+        self.refuse(place, f"{what}; create it or fix the path")
+
+    def absolute(self, place: Place, written: Any) -> Path | None:
+        """The absolute path of a path in the file; None when it is not a path, which the schema reports."""
+        if not isinstance(written, str) or not written:
+            return None
+        if is_placeholder(written):
+            self.refuse(place, f"{written} is a placeholder of an example; write a path")
+            return None
+        if "\0" in written:
+            self.refuse(place, f"{shown(written)} contains a NUL character; fix the path")
+            return None
+        try:
+            # Not resolve(): symbolic links stay as the user wrote them.
+            absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+            absolute.exists()
+        except RuntimeError as error:  # ~nobody
+            self.refuse(place, f"the user in {shown(written)} is unknown; fix the path ({error})")
+            return None
+        except OSError as error:  # a path that is too long, or a folder without permission
+            self.refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
+            return None
+        if str(absolute) != written:
+            self.expansions.append(model.Expansion(self.document.dialect.key(place), written, absolute))
+        return absolute

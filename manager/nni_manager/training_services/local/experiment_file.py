@@ -1,0 +1,54 @@
+"""The experiment file for this machine: its keys, and the hints for keys of clusters."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from nni_manager.config.experiment_schema import GPUS, ExperimentKeys, GpuIndices, ServiceKeys
+from nni_manager.config.model import LocalSpec
+from nni_manager.config.platform_file import PlatformFile
+from nni_manager.config.schema import flag, mapping, must_be, text, whole
+
+
+class LocalServiceKeys(ServiceKeys):
+    """`trainingService` of this machine."""
+
+    gpu_indices: GpuIndices = must_be(GPUS, '"0,1"', None)
+    max_trial_number_per_gpu: int = whole(1, 99999, "1", 1, v1="maxTrialNumPerGpu")
+    use_active_gpu: bool = flag("false", False)
+
+
+class LocalExperimentKeys(ExperimentKeys):
+    """The experiment file for this machine."""
+
+    trial_command: str = text("a shell command", "python3 train.py", v1="trial.command")
+    training_service: LocalServiceKeys = mapping("{platform: local}", v1="localConfig")
+
+
+class LocalFile(PlatformFile):
+    """The part of this machine."""
+
+    schema = LocalExperimentKeys
+    examples_v1: ClassVar = {"localConfig": "maxTrialNumPerGpu: 1"}
+    hints_v1: ClassVar = dict.fromkeys(
+        (
+            f"trial.{key}"
+            for key in ("cpuNum", "memoryMB", "image", "virtualCluster", "nniManagerNFSMountPath", "containerNFSMountPath",
+                        "paiStorageConfigName", "paiConfigPath", "shmMB")
+        ),
+        "it applies only to jobs on a cluster; remove it",
+    )  # fmt: skip
+    hints: ClassVar = {"trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?"}
+    reuses_jobs = False
+
+    def cluster(self, file: Any) -> None:
+        """None: there is no cluster."""
+        return
+
+    def local(self, file: LocalExperimentKeys) -> LocalSpec:
+        """The sharing of GPUs that the file names."""
+        service = file.training_service
+        return LocalSpec(service.gpu_indices, service.max_trial_number_per_gpu, service.use_active_gpu)
+
+
+FILE = LocalFile

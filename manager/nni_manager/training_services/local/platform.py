@@ -1,0 +1,41 @@
+"""This machine as a platform: each job is a process."""
+
+from __future__ import annotations
+
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.platform import Platform, PlatformCheck, ServiceFactory
+
+
+class LocalPlatform(Platform):
+    """This machine. Trials see its paths and run as the manager's user."""
+
+    runs_as_manager = True
+    keepers_run_here = True
+
+    def make_service(self, folder: ExperimentFolder) -> ServiceFactory:
+        """A factory for the training service of this machine."""
+        from nni_manager.training_services.local.client import LocalTrainingService
+
+        return lambda on_job_ended: LocalTrainingService(
+            self.config, folder.workspace, folder.jobs, on_job_ended
+        )
+
+    def check_offline(self) -> None:
+        """Check that this machine has the GPUs of a trial, and the program of its command.
+
+        Raises:
+            UserError: it lacks one of them.
+        """
+        from nni_manager.training_services.local.command import check_command
+        from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+
+        GpuShares.of(self.config.local, self.config.gpu_num, gpus_of_this_machine())
+        check_command(self.config)
+
+    def check(self) -> PlatformCheck:
+        """The same checks: there is no cluster."""
+        self.check_offline()
+        return PlatformCheck()
+
+
+platform = LocalPlatform

@@ -1,0 +1,205 @@
+"""OpenPAI as a platform. The local OpenPAI is one of its own, in `nni_manager.local_openpai.platform`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.cluster import ClusterConfig
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.errors import UserError
+from nni_manager.plain_text import escaped
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.openpai.job import JobTemplate, template_of
+from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.openpai.section import PaiConfig
+from nni_manager.training_services.platform import (
+    Places,
+    Platform,
+    PlatformCheck,
+    ServiceFactory,
+    storage_for_archive,
+)
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+
+_LOCAL_OPENPAI = "nni_manager.local_openpai.platform"
+
+
+class OpenPaiPlatform(Platform):
+    """An OpenPAI cluster. Its shared storage is mounted on this machine."""
+
+    def __init__(self, config: ExperimentSpec) -> None:
+        super().__init__(config)
+        assert isinstance(config.cluster, PaiConfig)
+        self.pai = config.cluster
+
+    # ---- the cluster
+
+    def open_cluster(
+        self,
+        template: JobTemplate | None = None,
+        retry_policy: ClientRetryPolicy | None = None,
+        login: Callable[[], PaiConfig] | None = None,
+    ) -> OpenPai:
+        """The OpenPAI cluster that the experiment file names.
+
+        `template`: the jobs' template, whose storage is added to the local OpenPAI. `login`: the current login, which is read
+        again when the cluster refuses a token.
+
+        Raises:
+            UserError: the local OpenPAI is not available.
+        """
+        pai = self.pai if login is None else login()
+        return OpenPai(
+            pai.host,
+            pai.user,
+            token=pai.token,
+            password=pai.password,
+            newer_token=lambda: None if login is None else login().token,
+            retry_policy=retry_policy,
+        )
+
+    def api(self) -> tuple[str, str]:
+        """OpenPAI's REST server."""
+        return "OpenPAI", self.open_cluster().address
+
+    def current_login(self, stored: PaiConfig) -> PaiConfig:
+        """The login that the experiment file contains now: tokens may expire during an experiment."""
+        from nni_manager.config.reader import read_experiment_file
+
+        try:
+            current = read_experiment_file(self.config.config_path, reads_code=False).cluster
+        except ConfigInvalid:
+            return stored
+        if not isinstance(current, PaiConfig) or (current.host, current.user) != (stored.host, stored.user):
+            return stored
+        return current
+
+    # ---- jobs
+
+    @property
+    def pai_of_jobs(self) -> PaiConfig:
+        """The section that jobs are rendered from."""
+        return self.pai
+
+    def make_service(self, folder: ExperimentFolder) -> ServiceFactory:
+        """A factory for the service of this cluster."""
+        from nni_manager.training_services.openpai.client import OpenPaiService
+
+        pai = self.pai_of_jobs
+        template = template_of(pai)
+        cluster = self.open_cluster(template, login=partial(self.current_login, pai))
+        options = self.service_options()
+        return lambda on_job_ended: OpenPaiService(
+            cluster, template, pai.mount, folder.workspace, on_job_ended, **options
+        )
+
+    def service_options(self) -> dict[str, Any]:
+        """The options of the service that depend on the kind of cluster."""
+        return {"which": self._options_of_nnictl()}
+
+    def _options_of_nnictl(self) -> str:
+        """The nnictl options that select the cluster. An experiment file contains the login as well."""
+        if self.config.config_path.is_file():
+            return f"--config {shlex.quote(str(self.config.config_path))}"
+        return f"--host {shlex.quote(self.pai.host)} --user {shlex.quote(self.pai.user)}"
+
+    # ---- places
+
+    def storage_here(self) -> Path | None:
+        """The folder of the experiment file."""
+        return self.pai.storage
+
+    @property
+    def mount(self) -> str | None:
+        """The path in containers of the experiment file."""
+        return self.pai.mount
+
+    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
+        """The section with the storage and the login of this machine."""
+        storage = storage_for_archive(places.storage or self.pai.storage, archive)
+        token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
+        if not (self.pai.is_local or token or password):
+            raise UserError(
+                f"cannot load {archive}: it runs on OpenPAI {escaped(self.pai.host)}, and archives contain no login; set "
+                f"OPENPAI_TOKEN or OPENPAI_PASSWORD for user {escaped(self.pai.user)}"
+            )
+        return replace(self.pai, storage=storage, token=token, password=None if token else password)
+
+    # ---- checks
+
+    def check(self) -> PlatformCheck:
+        """Check that OpenPAI accepts this user and has the resources of the jobs. Starts the local OpenPAI if the file uses it.
+
+        Raises:
+            ProtocolInvalid: the job file is invalid.
+            UserError: the storage or virtual cluster is not available to this user, or no node is large enough.
+            RetryableError: OpenPAI is unreachable.
+        """
+        template, file = template_of(self.pai), self.config.config_path.name
+        cluster = self.open_cluster(template, ClientRetryPolicy(tries=2))
+        owner = cluster.user_of_token()
+        if owner not in (None, cluster.user):
+            # Jobs would belong to the token's user, and the manager searches for those of userName.
+            raise UserError(
+                f"cannot use paiConfig.userName {cluster.user} of {file}: the token is {owner}'s; write "
+                f"userName: {owner}, or a token of {cluster.user}"
+            )
+        wanted = {
+            "storage": tuple(storage.name for storage in template.job.storages or ()),
+            "virtual cluster": (template.job.virtual_cluster,),
+        }
+        own = cluster.virtual_clusters_of_user()
+        usable = cluster.virtual_clusters() if own is None else own
+        available = {"storage": cluster.storages(), "virtual cluster": usable}
+        for what, names in wanted.items():
+            for name in names:
+                if name not in available[what]:
+                    known = ", ".join(available[what]) or "none"
+                    raise UserError(
+                        f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
+                        f"use; correct the name in {file} (known: {known})"
+                    )
+        _check_nodes(file, cluster, template)
+        return PlatformCheck(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
+
+
+def _check_nodes(file: str, cluster: OpenPai, template: JobTemplate) -> None:
+    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes."""
+    nodes = cluster.nodes()
+    for role in template.sized_roles:
+        need = role.resources
+        required = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
+        counts = [(node.gpu, node.cpu, node.memory_mb) for node in nodes]
+        is_fitting = (
+            all(size is None or number <= size for number, size in zip(required.values(), node, strict=True))
+            for node in counts
+        )
+        if not nodes or any(is_fitting):
+            continue
+        known = [[each for each in column if each is not None] for column in zip(*counts, strict=True)]
+        largest = ", ".join(
+            f"{max(column)} {unit}" for unit, column in zip(required, known, strict=True) if column
+        )
+        raise UserError(
+            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {role.name} requires "
+            f"{', '.join(f'{number} {unit}' for unit, number in required.items())}, and no node is that large (maximum "
+            f"of a node: {largest}); require less in {file}"
+        )
+
+
+def platform(config: ExperimentSpec) -> OpenPaiPlatform:
+    """The platform of an experiment on OpenPAI."""
+    made = OpenPaiPlatform(config)
+    if not made.pai.is_local:
+        return made
+    # The local OpenPAI is built on this package, and is loaded only for experiments on it.
+    local: type[OpenPaiPlatform] = importlib.import_module(_LOCAL_OPENPAI).LocalOpenPaiPlatform
+    return local(config)
