@@ -41,12 +41,8 @@ def trained(request):
         start_new_session=True,
     ) as process:
         try:
-<<<<<<< HEAD
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=scaled_s(TRAININGS_S))
-=======
-            stdout, stderr = process.communicate(timeout=scaled_s(180))
->>>>>>> loop
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
