@@ -11,6 +11,7 @@ import random
 import pytest
 from attempts import attempt_id
 from browser import chromium, expect, needs_chromium, visit
+from deadlines import DEADLINE_S
 from made_experiment import made_experiment, made_trial, served_view, write
 
 from nni_manager.domain.usage import PeakUsage
@@ -395,6 +396,14 @@ def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(perso
     expect(caption).to_contain_text(
         f"computed from {TRIALS} trials. It measures how far the best tenth of them differs"
     )
+
+
+def test_the_importance_is_requested_again_after_an_answer_that_is_not_the_managers(person):
+    person.page.route("**/importance*", lambda route: route.fulfill(body="<html>"), times=1)
+    person.see("tab-importance").click()
+    caption = person.see("importance-chart").locator("figcaption")
+    expect(caption).to_have_text("The server at this address is not the manager.")
+    expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
 
 
 def test_a_filter_without_hits_says_so_in_every_chart(person):

@@ -14,6 +14,8 @@ import { hover, LOADING, parameterAxis, some } from "./charted_trials.js";
 
 /** Minimum interval between requests, since the manager computes importances from all results. */
 const IMPORTANCE_EVERY_MS = 15_000;
+/** After a failed request: nothing else asks again while the experiment does not change. */
+const RETRY_AFTER_MS = 5_000;
 
 /**
  * How much each parameter matters, and the results against one of them.
@@ -38,10 +40,13 @@ export function importanceCharts(trials, panel) {
   let askedAtMs = -Infinity;
   let results = -1;
   let isGone = false;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let retrying;
   const load = async () => {
     const count = Object.values(trials.live.summary?.counts ?? {}).reduce((sum, each) => sum + each, 0) + valued(trials.live.rows.all).length;
     if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
     if (askedAtMs === -Infinity) bars.draw(() => null);
+    clearTimeout(retrying);
     askedAtMs = performance.now();
     results = count;
     try {
@@ -50,7 +55,10 @@ export function importanceCharts(trials, panel) {
       bars.note = found.why || "There is nothing to compare yet.";
       bars.draw(() => importanceDrawing(found.importances, found.trials));
     } catch (error) {
+      if (isGone) return;
       results = -1;
+      askedAtMs = -Infinity;
+      retrying = setTimeout(load, RETRY_AFTER_MS);
       bars.note = error instanceof Error ? error.message : String(error);
       bars.draw(() => null);
     }
@@ -65,6 +73,7 @@ export function importanceCharts(trials, panel) {
   };
   return { show, close: () => {
     isGone = true;
+    clearTimeout(retrying);
     bars.destroy();
     slice.destroy();
   } };
