@@ -376,7 +376,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     # Some runs write more than the quota, most do not.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
-    # The window must hold the longest record, as with the real sizes.
+    # A record must fit into the window of metrics, as with the real sizes.
     monkeypatch.setattr(records, "MAX_FRAME_BYTES", 256)
 
 

@@ -144,7 +144,7 @@ def test_no_trial_is_stopped_before_start_step():
         assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
-def test_curvefitting_assesses_only_every_gap_th_step():
+def test_curvefitting_assesses_once_per_gap_steps():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
     answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]

@@ -87,7 +87,7 @@ def test_no_request_of_a_hostile_page_reaches_an_operation(manager, site, target
         visiting.goto(f"http://{site}:{port}/")
         visiting.wait_for_function("document.title === 'tried everything'")
     assert manager.done == 0
-    # The server is there, and admits a program.
+    # The same server admits a program.
     assert manager.ask(token=None).status_code == 200
     assert manager.done == 1
 

@@ -148,7 +148,7 @@ def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tm
             assert reader.experiment().state.value == "STOPPED"
 
 
-# Calls the functions of NNI's nnictl; its commands need setuptools.
+# Calls the functions of NNI's nnictl directly, because its commands need setuptools.
 NNICTL = """
 import sys
 from pathlib import Path

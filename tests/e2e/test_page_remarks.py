@@ -50,7 +50,7 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
         for person in (here, there):
             expect(person.see("tags")).to_have_text("keep×")
             expect(person.see(f"row-{first}")).to_contain_text("keep")
-        # A note, which another page edits at the same time.
+        # Two pages edit one note at the same time.
         there.see("edit-note").click()
         there.see("note-field").fill("theirs")
         here.see("edit-note").click()
@@ -78,7 +78,7 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
         here.see("tags").get_by_role("button", name="Remove tag keep").click()
         expect(there.see("table-count")).to_contain_text("0 of 2")
         assert experiment.get(f"/trials/{first}")["tags"] == []
-        # The experiment's own.
+        # The tags and the note of the experiment itself.
         for person in (here, there):
             person.see("nav-overview").click()
         here.see("new-tag").fill("baseline")

@@ -77,7 +77,7 @@ class LocalServiceApart(LocalTrainingService):
     async def adopt(self, job_id):
         presence = await super().adopt(job_id)
         if presence is JobPresence.ENDED and self._was_preempted(job_id):
-            # As of a cluster that still knows the job, its end is reported with its reason.
+            # Like a cluster that still knows the preempted job: adopt it as running, then report its end with the reason.
             asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, ""))
             return JobPresence.RUNNING
         return presence

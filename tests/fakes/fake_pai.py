@@ -104,7 +104,7 @@ class FakeJob:
                 "appExitTriggerTaskIndex": 0,
             }
         if self.exit_code in _OF_KUBERNETES:
-            # No runtime has seen the end.
+            # Kubernetes ended the pod, so that OpenPAI's runtime in the container could report nothing.
             phrase = {"phrase": _OF_KUBERNETES[self.exit_code]}
             status |= {"appExitCode": self.exit_code, "appExitMessages": None, "appExitSpec": phrase}
         tasks = [

@@ -271,7 +271,7 @@ class Kubelet:
                 source = volume["persistentVolumeClaim"]["claimName"]
             if source not in self.exports:
                 text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
-                # The real status shows nothing of this.
+                # As on a real cluster, only an event has this text, not the container's status.
                 raise Waiting("ContainerCreating", "", ("FailedMount", text))
             found[name] = Path(self.exports[source])
         return found

@@ -47,7 +47,7 @@ from trial_keeper.wire.workspace import Workspace
 REPORTS, SHORT_REPORTS = 1000, 400
 # A checkpoint takes 30 calls, each of which waits on a slow storage.
 _SAVES_EVERY = 40
-# A trial may end without another checkpoint.
+# How often to choose a running trial and wait for its next checkpoint: the chosen one may end without another.
 _TRIALS_TO_CATCH = 5
 # No plan has so many faults of one trial.
 _MAX_RETRIES = 20

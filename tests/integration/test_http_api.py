@@ -33,7 +33,7 @@ def done(tmp_path_factory):
         yield experiment
 
 
-def test_a_running_trial_has_a_transport_and_a_stopped_one_has_none(a_real_experiment):
+def test_the_api_shows_the_transport_of_a_running_trial_and_none_of_a_stopped_one(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")

@@ -134,7 +134,7 @@ def test_a_request_for_another_name_is_refused(server, host):
     assert server.ask(token=None, headers={"Host": host}).status_code == 400
 
 
-def test_a_login_link_is_created_only_with_the_token(a_server):
+def test_the_creation_of_a_login_link_requires_the_token(a_server):
     server = a_server(for_programs={("POST", "/entrance")})
     assert server.ask("POST", "/entrance", token=None).status_code == 401
     assert server.ask("POST", "/entrance").status_code == 200

@@ -762,7 +762,7 @@ def end_of(trial):
 
 def children():
     pids = sorted(map(int, Path("/proc/thread-self/children").read_text().split()))
-    # Without the fork that waits for the next warm trial.
+    # Leave out the process that the warm interpreter has forked in advance for the next trial.
     return [pid for pid in pids if pid == warm.pid or os.getsid(pid) != warm.pid]
 
 adopt_orphans()

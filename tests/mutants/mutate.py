@@ -70,7 +70,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ["integration/test_admission.py", "integration/test_mount.py"],
     ),
 }
-# A test that runs for longer hangs, and so does a group of tests.
+# What takes longer counts as a hang: one test, and one run of pytest.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
 _PAIRS = ["< <=", "> >=", "== !=", "is is_not", "in not_in", "and or", "+ -", "* /"]

@@ -69,7 +69,7 @@ def test_a_tuner_has_nnis_own_direction_and_a_warning_says_so(read, name, mode):
 
 
 def test_every_tuner_of_nni_that_learns_is_compared():
-    # These learn nothing, or are not NNI's.
+    # Tuners that learn nothing, or that NNI does not have.
     others = {"Auto", "Random", "BatchTuner", "GridSearch", "QMC", "CmaEs", "NSGAII", "GP"}
     assert CLASS_ARGS.keys() == OF_NNI.keys() | others
 

@@ -169,7 +169,7 @@ def test_a_truncated_stream_ends_at_its_new_size_or_at_the_bytes_already_sent(
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
-def test_a_truncated_stream_ends_earlier_if_its_last_bytes_were_lost_with_the_connection(
+def test_the_end_of_a_truncated_stream_moves_back_if_bytes_in_transit_are_lost_with_the_connection(
     a_replication,
 ) -> None:
     replication = a_replication(size=10)

@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refused_job_without_a_queued_trial_counts_as_a_refusal_and_fails_no_trial():
+def test_a_refusal_of_a_job_that_no_trial_waits_for_is_counted_and_fails_no_trial():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)

@@ -95,7 +95,7 @@ def test_a_change_passes_through_json_unchanged(change):
         ),
     )
 )
-def test_any_document_is_a_change_or_refused(document):
+def test_any_json_document_is_either_applied_or_refused_as_invalid(document):
     with contextlib.suppress(RemarksInvalid):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 

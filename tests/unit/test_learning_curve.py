@@ -41,7 +41,7 @@ def continued(attempt, offset, source, name="1", load="", task=TASK):
     return StoredMark(attempt, attempt_id(attempt), task, offset, name, source, load or f"{attempt}-{offset}")
 
 
-def test_an_attempt_without_marks_is_the_whole_curve():
+def test_without_checkpoint_marks_the_curve_consists_of_the_last_attempt_alone():
     assert curve_of("t", [], 3, TASK) == LearningCurve((Segment(3, TASK),))
 
 

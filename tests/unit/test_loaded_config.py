@@ -12,7 +12,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import AliasHint, ExperimentConfig
 from nni_manager.experiment.aliases import NoSuchField
 
-# What a configuration in Python has no place for, or another one.
+# Keys that a configuration in Python does not have, or has elsewhere.
 ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
 
 
