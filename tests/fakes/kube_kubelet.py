@@ -132,7 +132,9 @@ class Kubelet:
             )
             for pod in self._store.list(PODS):
                 if pod["spec"].get("nodeName") == NODE and pod["status"]["phase"] == "Running":
-                    self.write(pod, conditions=[{"type": "Ready", "status": "False"}])
+                    self.write(
+                        pod, conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": now()}]
+                    )
                     tell(self._store, pod, "NodeNotReady", "Node is not ready", "node-controller")
                     self._store.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
 

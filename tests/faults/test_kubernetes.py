@@ -13,6 +13,7 @@ import kube_definitions as definitions
 import pytest
 from deadlines import DEADLINE_S
 from kube_controllers import FRAMEWORKS
+from kube_kubelet import NODE
 from kube_operators import RUNTIMES, STEPS
 from kube_site import NAME, a_site
 from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, QUOTAS, SECRETS
@@ -199,6 +200,10 @@ async def test_a_lost_node_ends_the_job_with_the_warning_of_kubernetes(site):
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S
         )
+        since = site.store.get(PODS, "default", POD)["status"]["conditions"][0]["lastTransitionTime"]
+        warning = f"node {NODE} has not been ready since {since}"
+        assert service.warning("trial1") == warning
+        assert service.problem == f"{warning}; 1 of 1 jobs run on nodes that are not ready"
         site.cluster.node.bury()
         ended = await site.has_ended()
         assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)

@@ -11,21 +11,24 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from attempts import attempt_id
 from deadlines import DEADLINE_S
 from made_experiment import Played, made_experiment
 
+from nni_manager.client.watch import trial_cells
 from nni_manager.config.cluster import HIDDEN
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.profiles import configuration_view, profile_view
-from nni_manager.engine.serializers import jobs_view, row_view
+from nni_manager.engine.serializers import jobs_view, message_of, row_view, trial_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
+from trial_keeper.wire.messages import AttemptKey
 
 
 @pytest.fixture
@@ -88,6 +91,21 @@ def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
     assert (shown[1]["state"], shown[1]["created"], shown[1]["ended"]) == ("ended", 1000, 1500)
     of_a_view = jobs_view(dataclasses.replace(snapshot, is_view=True), [SeenJob("env-1", 2.0, None)])
     assert of_a_view[0]["state"] == "unknown"
+
+
+def test_a_running_trial_says_what_the_cluster_warns_of_and_when_its_keeper_last_reported(played):
+    snapshot = played.snapshot()
+    trial = Trial("t", 0, {"x": 1}, {}, 1.0, job_id="job")
+    assert message_of(dataclasses.replace(snapshot, warning_of=lambda _: "node n1 is down"), trial) == ""
+    trial.began(AttemptKey("t", attempt_id(0), "main-0"), 2.0, 2.0)
+    assert message_of(snapshot, trial) == ""
+    warned = dataclasses.replace(snapshot, warning_of={"job": "node n1 is down"}.get, now_s=99.0)
+    assert message_of(warned, trial) == "node n1 is down"
+    warned.experiment.transports.track("job", 1.0)
+    warned.experiment.transports.connected("job", "main-0", 61.0)
+    assert message_of(warned, trial) == "node n1 is down; its keeper last reported 38 s ago"
+    shown = trial_view(warned, trial)
+    assert "(node n1 is down; its keeper last reported 38 s ago)" in trial_cells(shown)[2]
 
 
 def test_a_storage_that_does_not_answer_delays_no_other_request(played, monkeypatch):

@@ -210,6 +210,7 @@ class Engine(Runtime):
             len(self.keepers),
             time.monotonic(),
             pending_reason=self.jobs.pending_reason,
+            warning_of=self.service.warning,
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
             code=self.provenance.code,

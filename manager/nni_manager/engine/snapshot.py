@@ -73,9 +73,10 @@ class ExperimentSnapshot:
 
     Times are in seconds since the epoch. `problems`: why nothing can be stored at present, that a job's keeper has not connected,
     and others; the most urgent first. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of
-    connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason`: as in
-    `TrainingService`; empty without a manager. `keepers_of` and `link_of` return the connected keepers of a job by its id, and
-    the URL of the job on its cluster, if it has one. `code`: the versions of the training code, in the order of time.
+    connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason` and
+    `warning_of`: as `pending_reason` and `warning` of `TrainingService`; empty without a manager. `keepers_of` and `link_of`
+    return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `code`: the versions
+    of the training code, in the order of time.
     """
 
     config: ExperimentSpec
@@ -90,6 +91,7 @@ class ExperimentSnapshot:
     now_s: float = 0.0
     is_view: bool = False
     pending_reason: Callable[[str], str] = lambda job_id: ""
+    warning_of: Callable[[str], str] = lambda _: ""
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
     code: tuple[CodeVersion, ...] = ()

@@ -81,6 +81,10 @@ class TrainingService(ABC):
         """Returns why this job has not started, for people; empty if unknown or once it has started."""
         return ""
 
+    def warning(self, job_id: str) -> str:
+        """Returns what the cluster reports about a running job that may end it, for people; empty if it reports nothing."""
+        return ""
+
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None

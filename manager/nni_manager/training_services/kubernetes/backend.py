@@ -104,6 +104,8 @@ class KubernetesService(TrainingService):
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
         if failure := next(filter(None, [*self._failures.values(), self._problem, self._calls.problem]), ""):
             return failure
+        if endangered := list(filter(None, map(self.warning, self._jobs))):
+            return f"{endangered[0]}; {len(endangered)} of {len(self._jobs)} jobs run on nodes that are not ready"
         waiting = [job for job in self._jobs.values() if job.is_waiting]
         for job in sorted(waiting, key=lambda job: job.waits_since_s):
             if why := self._pending_reason(job):
@@ -121,6 +123,11 @@ class KubernetesService(TrainingService):
         """Based on pod states, Kubernetes' warnings, and the operator's conditions."""
         job = self._jobs.get(job_id)
         return self._pending_reason(job) if job is not None and job.is_waiting else ""
+
+    def warning(self, job_id: str) -> str:
+        """Based on the conditions and Kubernetes' warnings of the job's pods: their node is not ready."""
+        job = self._jobs.get(job_id)
+        return "" if job is None or job.is_waiting else self._observed.node_warning(job_id)
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Create the job's resource and the secrets that it owns.

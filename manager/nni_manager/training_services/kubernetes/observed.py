@@ -16,6 +16,8 @@ PREEMPTED_FIELDS = "reason=Preempted"
 """The field selector of the scheduler's events about preempted pods: older clusters set no condition."""
 # A scheduler event that is outdated once the pod has a node.
 _NO_NODE = "FailedScheduling"
+# The node controller's event about the pods of a node that has stopped reporting.
+_NODE_NOT_READY = "NodeNotReady"
 _MAX_CHARS = 500
 # An idle operator creates pods within a second.
 _PODS_TIMEOUT_S = 10.0
@@ -124,6 +126,15 @@ class ObservedObjects:
             f"{self._operator.title} has created no pod of this job yet; check the namespace's quota with "
             f"`kubectl describe quota -n {self._namespace}`, and check that {self._operator.title} runs"
         )
+
+    def node_warning(self, job_id: str) -> str:
+        """Which node of the job's pods is not ready, and since when, for people; empty if all are ready."""
+        for name, pod in self._pods.get(job_id, {}).items():
+            is_ready, since = pods.readiness(pod)
+            # The condition alone may have another cause, such as a probe of a container.
+            if not is_ready and self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY):
+                return f"node {pod['spec'].get('nodeName')} has not been ready since {since or 'a while ago'}"
+        return ""
 
     def _warning_of(self, pod: Document) -> str:
         return (

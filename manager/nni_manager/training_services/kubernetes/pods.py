@@ -48,6 +48,15 @@ def is_pending(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") == "Pending"
 
 
+def readiness(pod: Mapping[str, Any]) -> tuple[bool, str]:
+    """Returns False for a running pod that its node, or the control plane, reports as not ready, and since when (RFC 3339)."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "Ready" and condition.get("status") == "False":
+            return status.get("phase") != "Running", str(condition.get("lastTransitionTime") or "")
+    return True, ""
+
+
 def has_node(pod: Mapping[str, Any]) -> bool:
     """True if the pod is assigned to a node."""
     return bool((pod.get("spec") or {}).get("nodeName"))
