@@ -192,6 +192,10 @@ class Platform:
         """End everything that this platform has started."""
 
 
+class RunScriptJobsHere(JobsHere):
+    forks_keepers = False  # the jobs of a test are scripts in the place of keepers
+
+
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
@@ -204,7 +208,7 @@ class Local(Platform):
         self._config = RealExperiment(folder / "any", "").config
 
     def service(self, on_job_ended):
-        return JobsHere(self._config, self.workspace, self._jobs, on_job_ended)
+        return RunScriptJobsHere(self._config, self.workspace, self._jobs, on_job_ended)
 
     def left(self):
         return [path.stem for path in self._jobs.glob("*.json") if not self.is_over(path.stem)]
