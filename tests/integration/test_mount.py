@@ -232,7 +232,7 @@ def test_unwritable_storage_is_reported_with_its_owner_and_mode(storage, open_wa
 # A keeper that is root in its user namespace but nobody for the file system, as with root squashing.
 AS_SQUASHED_ROOT = """
 import ctypes, os, sys
-import trial_keeper.host.mount
+import trial_keeper.host.mount, trial_keeper.host.orphan_reaper
 from trial_keeper.__main__ import main
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)

@@ -11,12 +11,12 @@ import pytest
 from made_experiment import made_experiment
 from yaml.loader import SafeLoader
 
-from nni_manager.client.preflight import check_this_machine
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, ExperimentConfig
 from nni_manager.experiment.objective import Objective
 from nni_manager.store.folders import Registry
+from nni_manager.training_services.platform import platform_of
 
 MODULE = """\
 import json
@@ -113,7 +113,7 @@ def test_a_script_beside_a_function_is_not_taken_for_a_misspelt_command(module, 
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1
     )
     config.trial_concurrency = 1
-    check_this_machine(Objective.of(module.whole).applied_to(config).checked())
+    platform_of(Objective.of(module.whole).applied_to(config).checked()).check_offline()
 
 
 def test_annotations_and_a_command_contradict_a_function(module):
