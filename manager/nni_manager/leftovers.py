@@ -24,6 +24,8 @@ Predicate = Callable[[dict[str, str]], bool]
 # A guard ends within milliseconds. One that takes longer is stopped, or waits for a process that hangs in the kernel: kill it.
 _MAX_GUARD_S = 5.0
 _SCAN_INTERVAL_S = 0.5
+# In this time after its keeper, a guard that nobody has stopped has ended.
+_GUARD_EXIT_S = 0.5
 
 
 def reap_orphans(is_leftover: Predicate, is_guard: Predicate = lambda _: False) -> None:
@@ -64,7 +66,8 @@ def processes_of(workspace: Workspace) -> list[int]:
 
 
 def end_processes_of(workspace: Workspace) -> list[int]:
-    """Kill the experiment's processes without grace. Returns the pids found."""
+    """Kill the experiment's processes without grace. Returns the pids found, without guards, which end with their keepers."""
+    processes.wait_for_ends(processes_of(workspace), time.monotonic() + _GUARD_EXIT_S)
     found = processes_of(workspace)
     if found:
         reap_orphans(partial(_is_of, workspace))

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
+from real_experiment import wait_until
 from user_home import BIN, environ_of, left_in, processes_of
 
 from nni_manager.http_server import MAX_CONNECTIONS
@@ -60,6 +61,14 @@ def place(tmp_path):
     for process in processes_of(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def is_training(place):
+    for process in processes_of(place):
+        with contextlib.suppress(psutil.Error):
+            if "train.py" in process.cmdline():
+                return True
+    return False
 
 
 @pytest.fixture
@@ -253,6 +262,8 @@ def a_manager_of(folder):
 def test_trials_can_be_stopped_after_the_manager_died_and_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
+    # A keeper that waits to be forked ends with the manager.
+    wait_until(lambda: is_training(place), "a trial runs")
     manager.kill()
     manager.wait(DEADLINE_S)
     for path in (folder / "db").iterdir():
