@@ -106,7 +106,11 @@ class PeerProcess:
             env=os.environ | single | cpu,
         )
         self._peer, self.cpu_s = peer, 0.0
-        self._write({"peer": PEERS[peer], "seed": seed, "dimensions": self._dimensions})
+        try:
+            self._write({"peer": PEERS[peer], "seed": seed, "dimensions": self._dimensions})
+        except PeerFailed:
+            self.close()
+            raise
 
     def ask(self) -> Suggested:
         """The next proposal.

@@ -69,7 +69,8 @@ def searched(name: str, problem: str, seed: int) -> Run:
     try:
         found = run(name, problem, 1, seed, make=make)
     finally:
-        made[0].process.close()
+        for tuner in made:  # none, if its process ended at once
+            tuner.process.close()
     return Run(found.error, 1000 * made[0].process.cpu_s / TRIALS)
 
 
