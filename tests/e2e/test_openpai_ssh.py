@@ -182,6 +182,22 @@ def test_a_job_that_needs_ssh_between_tasks_is_refused_where_sshd_is_missing(pla
     play(scenario)
 
 
+@NEEDS_SSHD
+@pytest.mark.parametrize("home", ["/nonexistent", None])
+def test_a_user_without_a_home_has_no_ssh_between_tasks(play, monkeypatch, home):
+    users = {os.getuid(): pwd.struct_passwd(("u", "x", os.getuid(), 0, "", home, ""))} if home else {}
+    monkeypatch.setattr(pwd, "getpwuid", users.__getitem__)
+    two = roles(top=of(), master=["true"], worker=["true"])
+
+    async def scenario(cluster):
+        with pytest.raises(
+            ProtocolInvalid, match="has no home directory, where OpenSSH looks for keys; run the service"
+        ):
+            await cluster.submit("alice", two)
+
+    play(scenario)
+
+
 def test_a_job_of_one_task_runs_without_sshd_and_its_events_say_so(play, monkeypatch):
     monkeypatch.setattr(container_runtime, "SSHD", "/nonexistent/sshd")
 

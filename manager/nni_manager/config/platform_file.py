@@ -6,6 +6,7 @@ that suits a platform whose keys are spelled alike in both of NNI's schemas.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _PATH_KEYS = ("searchSpaceFile", "experimentWorkingDirectory", "trialCodeDirectory", "codeDirectory")
 
 
-class PlatformFile:
+class PlatformFile(ABC):
     """The platform's part of one file. Class attributes and class methods describe all files of the platform."""
 
     schema: ClassVar[type[ExperimentKeys]]
@@ -72,7 +73,7 @@ class PlatformFile:
         """The kind of storage of a v1 section; None without one."""
         return None
 
-    @classmethod
+    @classmethod  # noqa: B027 - most platforms write all keys alike
     def convert(cls, raw: dict[str, Any], service: dict[str, Any]) -> None:
         """Change what v2 writes differently, before the keys are dropped that v2 lacks."""
 
@@ -92,7 +93,7 @@ class PlatformFile:
         """The keys of the platform that this `trainingService` cannot have, because of its other values."""
         return frozenset()
 
-    @classmethod
+    @classmethod  # noqa: B027 - most platforms have none
     def apply_defaults(cls, file: Translation, service: dict[str, Any]) -> None:
         """Set the defaults that only v2 has."""
 
@@ -107,12 +108,12 @@ class PlatformFile:
         """The folder of the shared storage, which may lie in the code folder; None: unknown, or none."""
         return None
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - a platform may have no such rule
         """Check what the schema cannot: rules over several keys, and the files and folders that keys name."""
 
+    @abstractmethod
     def cluster(self, file: Any) -> ClusterConfig | None:
         """The section of a file without diagnostics, an instance of `schema`; None if trials run on this machine."""
-        raise NotImplementedError
 
     def local(self, file: Any) -> LocalSpec:
         """The sharing of this machine's GPUs."""

@@ -336,7 +336,9 @@ def _own_mounts(role: RolePlan, folder: Path) -> list[dict[str, Any]]:
         size = {"size_mb": role.shm_mb or DEFAULT_SHM_MB}
         mounts.append(_mount_of(path="tmpfs", mount_path="/dev/shm", is_required=role.runs_sshd, **size))
     if role.runs_sshd:
-        own, users = folder / "home-ssh", Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh")
+        own, home = folder / "home-ssh", _home()
+        assert home is not None  # `no_ssh_here` refuses such jobs
+        users = home / ".ssh"
         own.mkdir(mode=0o700)
         users.mkdir(mode=0o700, exist_ok=True)
         mounts.append(_mount_of(path=str(own), mount_path=str(users), is_required=True))
@@ -345,6 +347,14 @@ def _own_mounts(role: RolePlan, folder: Path) -> list[dict[str, Any]]:
 
 def _mount_of(**values: Any) -> dict[str, Any]:
     return {"is_read_only": False, "is_required": False, "size_mb": 0, **values}
+
+
+def _home() -> Path | None:
+    """The home of this user for OpenSSH, whatever HOME is; None if the user has none."""
+    with contextlib.suppress(KeyError):  # no entry in the user database
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        return home if home.is_dir() else None
+    return None
 
 
 def no_ssh_here(settings: ClusterSettings, can_mount: bool) -> str | None:
@@ -356,6 +366,8 @@ def no_ssh_here(settings: ClusterSettings, can_mount: bool) -> str | None:
         return None
     if not os.access(SSHD, os.X_OK):
         return f"{SSHD} does not exist; install Debian's openssh-server, or start the service with --sandbox podman"
+    if _home() is None:
+        return f"user {os.getuid()} has no home directory, where OpenSSH looks for keys; run the service as a user with one"
     if not can_mount:
         return "mount namespaces are not allowed, so tasks would share ~/.ssh; run the service as root, or with --sandbox podman"
     return None

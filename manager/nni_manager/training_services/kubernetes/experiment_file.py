@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -192,9 +193,9 @@ class KubernetesFile(PlatformFile):
         return (is_claim and key == "path") or super().is_path(key, mapping)
 
     @classmethod
+    @abstractmethod
     def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:
         """The roles as written, by their paths within `trainingService`."""
-        raise NotImplementedError
 
     @classmethod
     def apply_defaults(cls, file: Translation, service: dict[str, Any]) -> None:
@@ -227,9 +228,9 @@ class KubernetesFile(PlatformFile):
                 self.paths[place] = path
                 self.reading.refuse_absent(place, path)
 
+    @abstractmethod
     def check_roles(self) -> None:
         """Refuse missing keys, and keys that contradict others. The schema diagnoses values of a wrong type."""
-        raise NotImplementedError
 
     def paths_in_file(self) -> Iterator[tuple[Place, Any]]:
         """Key path and value of every path on this machine, except the code folder."""
