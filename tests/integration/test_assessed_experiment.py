@@ -105,13 +105,19 @@ def test_trials_that_a_pruner_stops_are_pruned_trials_of_the_study(
         LocalTrainingService, experiment.config, experiment.folder.workspace, experiment.folder.jobs
     )
 
+    def has_all_results(count):
+        return len(studies) == count and all(each.state.is_finished() for each in studies[-1].trials)
+
     async def run():
         async with a_manager_here(experiment, jobs) as engine:
             await until(engine.finished.is_set, "the experiment is over")
+            # The tuner's thread receives the last result a moment later.
+            await until(lambda: has_all_results(1), "the tuner has all results")
 
     async def restore():
         engine = Engine(experiment.config, experiment.folder, Void, real_experiment.make_tuner, None)
         await engine.restore()
+        await until(lambda: has_all_results(2), "the next tuner has all results")
         await engine.close()
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
