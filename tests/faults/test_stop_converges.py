@@ -38,18 +38,27 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help.
+# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the first
+# fork of the fork server. Without a thread of its own, the server forks it as usual.
 HANGS = """
 import os, sys
-if "-m" in sys.orig_argv and "trial_keeper" in sys.orig_argv:
+from trial_keeper.wire.fork_requests import FORK_SERVER
+has_hung = False
+def hang():
     import ctypes, threading, time
-    def hang():
+    global has_hung
+    if has_hung:
+        return
+    has_hung = True
+    def wait_and_hang():
         while not os.path.exists({file!r}):
             time.sleep(0.05)
         sleep = ctypes.PyDLL(None).sleep
         os.rename({file!r}, {file!r} + "s")
         sleep(600)
-    threading.Thread(target=hang, daemon=True).start()
+    threading.Thread(target=wait_and_hang, daemon=True).start()
+if "-m" in sys.orig_argv and "trial_keeper" in sys.orig_argv and sys.orig_argv[-1] == FORK_SERVER:
+    os.register_at_fork(after_in_child=hang)
 """
 REUSE = {"localConfig": {"reuse": True}}
 
