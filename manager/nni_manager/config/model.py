@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from nni_manager.config.cluster import ClusterConfig, as_json, validated
-from nni_manager.config.platforms import BY_V1, stored_sections
+from nni_manager.config.cluster import ClusterConfig, UnreadSection, as_json, validated
+from nni_manager.config.platforms import PlatformUnusable, of_stored, stored_sections
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
 from nni_manager.errors import InternalError
@@ -186,7 +186,7 @@ class ExperimentSpec:
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
         fields: dict[str, Any] = {}
-        section = BY_V1[self.training_service].stored_as
+        section = of_stored(self.training_service).stored_as
         assert (section is None) == (self.cluster is None), self.training_service
         for name, value in as_json(self).items():
             if self.cluster is not None and section is not None and name == self.cluster.stored_before:
@@ -223,13 +223,18 @@ class ExperimentSpec:
 
 def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig | None:
     """The section of the platform, which is taken out of the stored fields; None if trials run on this machine."""
-    row = BY_V1.get(fields["training_service"])
-    if row is None:
-        raise ValueError(f"{fields['training_service']!r} is not a platform")
-    stored = {name: fields.pop(name, None) for name in stored_sections()}
+    row = of_stored(fields["training_service"])
+    stored = {
+        name: fields.pop(name, None) for name in {*stored_sections(), row.stored_as} if name is not None
+    }
     if row.stored_as is None:
         return None
-    section: type[ClusterConfig] = row.module("section").SECTION
+    if row.is_absent and stored[row.stored_as] is None:
+        raise ValueError(f"{row.name!r} is not a platform")
+    try:
+        section: type[ClusterConfig] = row.load("SECTION")
+    except PlatformUnusable:
+        return UnreadSection(stored[row.stored_as])
     try:
         return section.of_stored(stored[row.stored_as])
     except ValidationError as error:

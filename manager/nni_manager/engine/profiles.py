@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.config.model import AssessorConfig, ExperimentSpec, TunerConfig, UserClass
-from nni_manager.config.platforms import BY_V1
+from nni_manager.config.platforms import of_stored
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
@@ -104,7 +104,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
             **_objectives_of(config),
             "trainingService": without_none(
                 {
-                    "platform": BY_V1[config.training_service].name,
+                    "platform": of_stored(config.training_service).name,
                     **of_trials,
                     "reuseMode": config.reuse.is_on,
                 }
