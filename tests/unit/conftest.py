@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from simulated_keeper import SimulatedKeeper
 from stored_experiments import experiments_in
 
 
@@ -42,3 +43,8 @@ def unused_port():
             ("127.0.0.1", 0)
         )  # bound and not listening: the port stays free, and connections to it fail
         yield probe.getsockname()[1]
+
+
+@pytest.fixture
+def simulated() -> SimulatedKeeper:
+    return SimulatedKeeper()
