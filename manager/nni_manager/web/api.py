@@ -24,11 +24,12 @@ from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
 from nni_manager.web.compression import streamed
 from nni_manager.web.experiment_routes import ExperimentRoutes
 from nni_manager.web.files import PLACES, Files
-from nni_manager.web.json_encoding import Json, body_of
+from nni_manager.web.json_encoding import Json
 from nni_manager.web.nni_routes import NniRoutes
-from nni_manager.web.openapi import MAPPING, ONE, Operation, Schema, document
+from nni_manager.web.openapi import ONE, Operation, Schema, document
 from nni_manager.web.query_values import is_true
-from nni_manager.web.session_auth import CODE_S, SESSION_S, SessionAuth
+from nni_manager.web.session_auth import SessionAuth
+from nni_manager.web.session_routes import LOGIN, NEW_LINK, SessionRoutes
 from nni_manager.web.trial_window_routes import TrialWindowRoutes
 from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
 from trial_keeper import __version__
@@ -36,8 +37,6 @@ from trial_keeper import __version__
 API_ROOT = "/api/v1/nni"
 # An address that somebody may have typed. Any other is answered like a path that requires a login.
 _PLAIN_PATH = re.compile(r"(?!/page\b|/api\b)(?:/[\w-]+)+")
-# A login code in JSON. Small, since unauthenticated clients may send one.
-MAX_CODE_BYTES = 1024
 
 
 class ManagerApi:
@@ -63,7 +62,8 @@ class ManagerApi:
         self._require_token = require_token or url_prefix != ""
         self._url_prefix = url_prefix
         self._session_auth = session_auth
-        self._files = Files(url_prefix=url_prefix)
+        self._files = Files()
+        self._session_routes = SessionRoutes(session_auth, url_prefix, "nnictl webui url")
         self._live = ChangeFeed(engine.snapshot)
         self._window_routes = TrialWindowRoutes(engine)
         reads = BackendReads(engine)
@@ -76,11 +76,7 @@ class ManagerApi:
         return [
             Operation("/openapi.json", self.description, ONE),
             Operation("/version", self.version, None),
-            Operation("/entrance", self.new_link, ONE, "POST"),
-            Operation(
-                "/session", self.begin_session, ONE, "POST", body=MAPPING, most_body_bytes=MAX_CODE_BYTES
-            ),
-            Operation("/session", self.end_session, ONE, "DELETE"),
+            *self._session_routes.operations(),
             Operation("/changes", self.news, ONE, query=since),
             Operation("/events", self.events, None, query=since, media_type="text/event-stream"),
             *self._routes.operations(),
@@ -105,22 +101,21 @@ class ManagerApi:
                     host=self._host,
                     most_body_bytes=body_limits,
                     is_public=self._is_public,
-                    for_programs={("POST", f"{API_ROOT}/entrance")},
+                    for_programs={(NEW_LINK[0], API_ROOT + NEW_LINK[1])},
                     require_token=self._require_token,
                 ),
             ],
-            exception_handlers={
-                HTTPException: self._refuse,
-                UserError: _refuse_with(400),
-                FailedPrecondition: _refuse_with(409),
-                RetryableError: _refuse_with(503),
-                ViewOnly: _refuse_with(403),
-            },
+            exception_handlers={**REFUSALS, HTTPException: self._refuse},
         )
+
+    def operations_of_experiment(self) -> list[Operation]:
+        """The operations on the experiment, for a server that has its own sessions."""
+        own = self._session_routes.operations()
+        return [each for each in self.operations() if each.path not in {session.path for session in own}]
 
     def _is_public(self, method: str, path: str) -> bool:
         """True for the page's files, for an address that could be a page, and for the exchange of a login code for a session."""
-        if (method, path) == ("POST", f"{API_ROOT}/session"):
+        if (method, path) == (LOGIN[0], API_ROOT + LOGIN[1]):
             return True
         may_be_page = _PLAIN_PATH.fullmatch(path) is not None
         return method in ("GET", "HEAD") and (path == "/" or path in self._files or may_be_page)
@@ -132,11 +127,10 @@ class ManagerApi:
         is_for_people = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         if error.status_code == 404 and is_for_people and not path.startswith((API_ROOT, "/page/")):
             # The page says that there is no such page.
-            shown = await asyncio.to_thread(self._files.answer, PLACES[0], Headers())
+            shown = await asyncio.to_thread(self._files.answer, PLACES[0], Headers(), self._url_prefix)
             shown.status_code = 404
             return shown
-        message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
-        return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
+        return refused(error)
 
     # ---- the page
 
@@ -149,42 +143,7 @@ class ManagerApi:
         path = path_of(request.scope)
         if path not in self._files:
             raise HTTPException(404, "cannot find this file of the page; reload the page")
-        return await asyncio.to_thread(self._files.answer, path, request.headers)
-
-    async def new_link(self, _: Request) -> Response:
-        """A single-use login code for a browser, for the page at /enter#CODE."""
-        return Json({"code": self._session_auth.new_login_code(), "expiresInS": CODE_S})
-
-    async def begin_session(self, request: Request) -> Response:
-        """Exchange a login code for a session: a cookie, and a key to send in the header X-Trial-Keeper."""
-        sent = await body_of(request)
-        code = sent.get("code") if isinstance(sent, dict) else None
-        session = self._session_auth.begin(code) if isinstance(code, str) else None
-        if session is None:
-            raise HTTPException(
-                403,
-                "cannot log in with this link: it was used already, or is older than "
-                f"{CODE_S // 60} minutes; `nnictl webui url` prints another",
-            )
-        answer = Json({"key": session.key})
-        flags = self._cookie_flags(request)
-        answer.set_cookie(self._session_auth.cookie_name, session.cookie, max_age=SESSION_S, **flags)
-        # A browser with cookies of a hundred experiments would exceed the header limit and be rejected by all of them.
-        for name in self._session_auth.too_old(request.cookies):
-            answer.delete_cookie(name, **flags)
-        return answer
-
-    async def end_session(self, request: Request) -> Response:
-        """Sign out the calling page; a new link signs it in again."""
-        if cookie := request.cookies.get(self._session_auth.cookie_name):
-            self._session_auth.end(cookie)
-        answer = Json({})
-        answer.delete_cookie(self._session_auth.cookie_name, **self._cookie_flags(request))
-        return answer
-
-    def _cookie_flags(self, request: Request) -> dict[str, Any]:
-        is_secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-        return {"secure": is_secure, "httponly": True, "samesite": "strict", "path": self._url_prefix or "/"}
+        return await asyncio.to_thread(self._files.answer, path, request.headers, self._url_prefix)
 
     async def news(self, request: Request) -> Response:
         """The summary, and the trials that changed after the cursor `since`: all, if another process issued the cursor.
@@ -219,6 +178,12 @@ class ManagerApi:
         return PlainTextResponse(__version__)
 
 
+def refused(error: HTTPException) -> Response:
+    """The error as a JSON document."""
+    message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
+    return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
+
+
 def _since(request: Request) -> Cursor | None:
     return Cursor.read(request.query_params.get("since", ""))
 
@@ -241,3 +206,12 @@ def _refuse_with(status: int) -> Callable[[Request, Exception], Awaitable[Respon
         return Json({"error": str(error)}, status_code=status)
 
     return refuse
+
+
+REFUSALS: dict[Any, Any] = {
+    UserError: _refuse_with(400),
+    FailedPrecondition: _refuse_with(409),
+    RetryableError: _refuse_with(503),
+    ViewOnly: _refuse_with(403),
+}
+"""The responses to errors of the manager."""

@@ -51,9 +51,7 @@ class _File:
 class Files:
     """Serves files by their exact path, with any edition or none. No other path is accepted."""
 
-    def __init__(self, folder: Path = FOLDER, url_prefix: str = "") -> None:
-        """`url_prefix`: the path before that of each file, in the document's references."""
-        self._url_prefix = url_prefix
+    def __init__(self, folder: Path = FOLDER) -> None:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TYPES]
         self._paths: dict[str, Path] = {
             f"/page/{path.relative_to(folder).as_posix()}": path for path in files
@@ -76,10 +74,19 @@ class Files:
             digest.update(f"{name} {len(content)} ".encode() + content)
         return digest.hexdigest()[:16]
 
-    def answer(self, path: str, headers: Headers) -> Response:
-        """The response with a file that must exist, or 304 if the browser's copy is current."""
+    def answer(self, path: str, headers: Headers, url_prefix: str = "", home: str | None = None) -> Response:
+        """The response with a file that must exist, or 304 if the browser's copy is current.
+
+        `url_prefix`: the path before that of each file, in the document's references. `home`: the path at which the browser logs
+        in, if that is not the same.
+        """
         name, edition = _without_edition(path)
         file = self._read(self._paths[name])
+        if file.media_type == "text/html":
+            content = file.content.replace(b'"/page/', f'"{url_prefix}/page/{self.edition}/'.encode())
+            if home is not None:
+                content = content.replace(b"<html ", f'<html data-home="{home}" '.encode(), 1)
+            file = _file(content, file.media_type)
         # A page of an earlier version may still request its own edition.
         cache_control = f"max-age={_MAX_AGE_S}, immutable" if edition == self.edition else "no-cache"
         sent_headers = {"ETag": file.tag, "Cache-Control": cache_control, "Vary": "Accept-Encoding"}
@@ -98,10 +105,12 @@ class Files:
         content = path.read_bytes()
         if path == self._paths.get(CHARTS):
             content = _STYLES_OF_MAPS.sub(b"if(!1)", content)
-        if path.suffix == ".html":
-            content = content.replace(b'"/page/', f'"{self._url_prefix}/page/{self.edition}/'.encode())
-        packed = None if path.suffix in _PACKED else gzip.compress(content, mtime=0)
-        return _File(content, packed, f'"{sha256(content).hexdigest()[:32]}"', _TYPES[path.suffix])
+        return _file(content, _TYPES[path.suffix], is_packed=path.suffix in _PACKED)
+
+
+def _file(content: bytes, media_type: str, *, is_packed: bool = False) -> _File:
+    packed = None if is_packed else gzip.compress(content, mtime=0)
+    return _File(content, packed, f'"{sha256(content).hexdigest()[:32]}"', media_type)
 
 
 def _without_edition(path: str) -> tuple[str, str]:

@@ -5,6 +5,9 @@ const { pathname } = new URL(import.meta.url);
 /** The path before all addresses of this manager, such as `/lab/digits`; empty without a prefix. */
 export const BASE = pathname.slice(0, pathname.lastIndexOf("/page/"));
 
+/** The base of the page at which the browser logs in: that of the server of all experiments, or the same. */
+export const HOME = document.documentElement.dataset["home"] ?? BASE;
+
 /**
  * The address of a page.
  *

@@ -8,7 +8,7 @@
   try {
     const chosen = localStorage.getItem("trial-keeper-theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.setAttribute("data-theme", chosen);
-    key = localStorage.getItem(`trial-keeper-key${base}`);
+    key = localStorage.getItem(`trial-keeper-key${document.documentElement.dataset["home"] ?? base}`);
   } catch {
     // Storage may be forbidden; then the system's theme applies and there is no session.
   }

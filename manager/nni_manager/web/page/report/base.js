@@ -4,6 +4,8 @@ import { textOf } from "./embedded.js";
 
 export const BASE = "";
 
+export const HOME = "";
+
 /** @param {string} to */
 export function addressOf(to) {
   return `#${to}`;

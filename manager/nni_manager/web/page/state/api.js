@@ -3,7 +3,7 @@
  * stores and sends with every request. Browsers send cookies to every port of a host; the stored key is limited to this origin.
  */
 
-import { BASE } from "../base.js";
+import { BASE, HOME } from "../base.js";
 
 /** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
 /** @import { Filters, Query } from "../query.js" */
@@ -12,7 +12,7 @@ import { BASE } from "../base.js";
 const FIRST_CHANGES = "/changes?windows=true";
 const ROOT = `${BASE}/api/v1/nni`;
 /** Managers behind one proxy share the storage of its origin. */
-const KEY = `trial-keeper-key${BASE}`;
+const KEY = `trial-keeper-key${HOME}`;
 /** Request timeout; a slower manager is shown as unresponsive. */
 const PATIENCE_MS = 30_000;
 
