@@ -10,6 +10,7 @@ import results
 from bench_callbacks import callback_cost
 from bench_checkpoints import checkpoint_cost
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
+from bench_hub import all_experiments
 from bench_kubernetes import calls_of_jobs
 from bench_local_cluster import keeper_connected, submission
 from bench_many_keepers import cost_of_trials, ingest, many_idle
@@ -46,6 +47,7 @@ MEASUREMENTS: tuple[Callable[[], list[Row]], ...] = (
     listing,
     suggestion,
     page,
+    all_experiments,
     stdout_rate,
     submission,
     keeper_connected,

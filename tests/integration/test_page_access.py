@@ -1,4 +1,4 @@
-"""Access to the web page: links, sessions, and requests from other web pages."""
+"""Access to the web page, of a manager and of the server of all experiments: links, sessions, other web pages."""
 
 import asyncio
 import importlib.util
@@ -10,18 +10,51 @@ import pytest
 import requests
 from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
+from served_hub import served_hub
 
-from nni_manager.store.folders import ManagerProcess
+from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.files import FOLDER, PLACES, Files
 
 ROOT = "/api/v1/nni"
 
 
+class OnHub:
+    """The page of an experiment on the server of all experiments, with the interface of a served view."""
+
+    command, cookie_name, first_page = "nnictl web", "trial-keeper-web", "/experiments/TESTEXPT/oview"
+    prefix = "/experiments/TESTEXPT"
+
+    def __init__(self, hub):
+        self.hub, self.port, self.session_auth = hub, hub.port, hub.session_auth
+        self.origin = f"{hub.origin}/experiments/TESTEXPT"
+
+    def link(self):
+        return self.hub.link("TESTEXPT")
+
+    def ask(self, verb, path, **options):
+        return self.hub.ask(verb, f"{ROOT}{path}", **options)
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served_by_manager(tmp_path_factory):
     with served_view(made_experiment(tmp_path_factory.mktemp("access"), 3).folder) as view:
+        view.command, view.cookie_name = "nnictl webui url", "trial-keeper-TESTEXPT"
+        view.first_page, view.prefix = "/oview", ""
         yield view
+
+
+@pytest.fixture(scope="module")
+def served_by_hub(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hub")
+    with pytest.MonkeyPatch.context() as monkeypatch, served_hub(home, monkeypatch) as hub:
+        Registry.of_user().add(made_experiment(home / "made", 3).folder)
+        yield OnHub(hub)
+
+
+@pytest.fixture(params=["manager", "hub"])
+def served(request):
+    return request.getfixturevalue(f"served_by_{request.param}")
 
 
 class Browser:
@@ -62,12 +95,12 @@ def test_a_login_link_works_once(served, browser):
     assert browser.ask("GET", f"{ROOT}/summary").json()["id"] == "TESTEXPT"
     again = browser.enter(link)
     assert again.status_code == 403
-    assert again.json()["error"].endswith("`nnictl webui url` prints another")
+    assert again.json()["error"].endswith(f"`{served.command}` prints another")
 
 
 def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     cookie = browser.enter(served.link()).headers["Set-Cookie"]
-    assert cookie.startswith("trial-keeper-TESTEXPT=")
+    assert cookie.startswith(f"{served.cookie_name}=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     assert "Secure" not in cookie  # HTTP on loopback: browsers would drop a Secure cookie
     assert served.session_auth.token not in cookie
@@ -75,8 +108,9 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
 
 
 @pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
-def test_the_session_cookie_is_secure_over_https_only(served, scheme, is_secure):
+def test_the_session_cookie_is_secure_over_https_only(served_by_manager, scheme, is_secure):
     """Also of a proxy, which encrypts the way to the browser."""
+    served = served_by_manager
     app = ManagerApi(served.view, "127.0.0.1", served.port, served.session_auth, lambda: None).app()
     code = {"code": served.session_auth.new_login_code()}
 
@@ -133,7 +167,7 @@ def test_a_login_deletes_the_oldest_session_cookies_of_other_experiments(served,
     assert browser.enter(served.link()).status_code == 200
     assert {*browser.session.cookies.keys()} == {
         "theirs",
-        "trial-keeper-TESTEXPT",
+        served.cookie_name,
         *(f"trial-keeper-OLDER{number:03d}" for number in range(60, 100)),
     }
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 200
@@ -193,8 +227,11 @@ def test_another_site_may_link_to_the_page_but_not_embed_its_files(served, brows
 def test_the_page_is_served_without_a_session_and_cached_by_etag(served, browser):
     for path in PLACES:
         answer = browser.ask("GET", path)
-        edition = re.search(r'"/page/(\w+)/main.js"', answer.text)[1]
-        assert answer.text.replace(f"{edition}/", "") == (FOLDER / "index.html").read_text()
+        edition = re.search(rf'"{served.prefix}/page/(\w+)/main.js"', answer.text)[1]
+        document = answer.text.replace(f"{served.prefix}/page/{edition}/", "/page/").replace(
+            ' data-home=""', ""
+        )
+        assert document == (FOLDER / "index.html").read_text()
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
         tag = answer.headers["ETag"]
         assert answer.headers["Cache-Control"] == "no-cache"
@@ -202,7 +239,7 @@ def test_the_page_is_served_without_a_session_and_cached_by_etag(served, browser
         kept = browser.ask("GET", path, headers={"If-None-Match": tag})
         assert (kept.status_code, kept.content) == (304, b"")
         assert browser.ask("HEAD", path).status_code == 200
-    assert browser.ask("GET", "/").headers["Location"] == "/oview"
+    assert browser.ask("GET", "/").headers["Location"] == served.first_page
 
 
 def test_every_file_of_the_page_is_served_unchanged(served, browser):
@@ -213,9 +250,9 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_files_of_the_current_edition_are_immutable_and_others_are_revalidated(browser):
+def test_files_of_the_current_edition_are_immutable_and_others_are_revalidated(served, browser):
     document = browser.ask("GET", "/oview").text
-    names = re.findall(r'(?:src|href)="(/page/[^"]+)"', document)
+    names = re.findall(rf'(?:src|href)="{served.prefix}(/page/[^"]+)"', document)
     assert len(names) > 3
     for name in names:
         answer = browser.ask("GET", name)
@@ -260,7 +297,8 @@ def test_paths_outside_the_page_are_not_served(served, target):
 
 
 @pytest.mark.parametrize("accept", ["text/html,*/*;q=0.8", "*/*"])
-def test_an_address_that_is_no_page_is_answered_without_a_login(served, accept):
+def test_an_address_that_is_no_page_is_answered_without_a_login(served_by_manager, accept):
+    served = served_by_manager
     answer = requests.get(
         f"{served.origin}/enter/x",
         headers={"Accept": accept, "Sec-Fetch-Mode": "navigate"},

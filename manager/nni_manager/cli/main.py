@@ -32,6 +32,7 @@ from nni_manager.cli import (
     remark_commands,  # noqa: F401 - adds commands to the groups `trial` and `experiment`
     tensorboard,
     trial_commands,
+    web,
     webui,
 )
 from nni_manager.cli.banner import print_first_steps
@@ -152,6 +153,7 @@ for _command in (
     platform_commands.platform,
     platform_commands.trainingservice,
     algorithm_commands.algo,
+    web.web,
     webui.webui,
     tensorboard.tensorboard,
     completion.completion,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 from nni_manager.client import output
+from nni_manager.client.hub_folder import hub_folder
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
-from nni_manager.store.folders import ManagerProcess
+from nni_manager.store.folders import FolderUnreadable, ManagerProcess
 
 _EVERYWHERE = ("0.0.0.0", "::")
 
@@ -30,9 +32,12 @@ def links_to(experiment_id: str, server: ManagerProcess) -> dict[str, Any]:
 
 
 def print_links(experiment_id: str, server: ManagerProcess) -> None:
-    """Print the login links. An error is reported as a warning, because the experiment is served anyway."""
+    """Print the login links: to the experiment on the page of all experiments, if that is served, or to its own page.
+
+    An error is reported as a warning, because the experiment is served anyway.
+    """
     try:
-        found = links_to(experiment_id, server)
+        found = _links_by_hub(experiment_id) or links_to(experiment_id, server)
     except (ManagerUnresponsive, ManagerRefusal) as error:
         output.warning(str(error))
         return
@@ -42,6 +47,21 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
     output.plain(
         f"Each logs in one browser, within {found['expiresInS'] // 60} minutes; `nnictl webui url` prints more."
     )
+
+
+def _links_by_hub(experiment_id: str) -> dict[str, Any] | None:
+    folder = hub_folder()
+    with contextlib.suppress(
+        FolderUnreadable, ManagerUnresponsive
+    ):  # then the experiment's own page is enough
+        if (hub := folder.running_view()) is not None:
+            found = links_to(folder.experiment_id, hub)
+            return found | {
+                "links": [
+                    link.replace("/enter#", f"/experiments/{experiment_id}/enter#") for link in found["links"]
+                ]
+            }
+    return None
 
 
 def urls_of(server: ManagerProcess) -> Iterator[str]:

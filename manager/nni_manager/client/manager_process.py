@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nni_manager.client import hub_folder
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
@@ -221,6 +222,20 @@ def start_view(
     return KnownExperiment(folder, None, view=launch.on_first_free(ports))
 
 
+def start_hub(
+    folder: ExperimentFolder, ports: Iterable[int], host: str = HOST, *, url_prefix: str = ""
+) -> ManagerProcess:
+    """Start the server of all experiments on the first free port of `ports`; return when it is ready.
+
+    Raises:
+        ManagerFailed: it did not become ready, and has exited.
+    """
+    options = _options_of_api(require_token=False, url_prefix=url_prefix)
+    outputs = folder.view_stderr, folder.view_stderr
+    launch = _Launch(folder, host, options, *outputs, folder.running_view, program=hub_folder.PROGRAM)
+    return launch.on_first_free(ports)
+
+
 def _options_of_api(require_token: bool, url_prefix: str) -> tuple[str, ...]:
     prefix = (f"--url_prefix={url_prefix}",) if url_prefix else ()
     return (("--require_token",) if require_token else ()) + prefix
@@ -236,8 +251,9 @@ class _Launch:
     stdout: Path
     stderr: Path
     recorded: Callable[[], ManagerProcess | None]
-    parent_death_pipe: ParentDeathPipe | None
+    parent_death_pipe: ParentDeathPipe | None = None
     is_new: bool = False
+    program: str = "nni_manager"
 
     def on_first_free(self, ports: Iterable[int]) -> ManagerProcess:
         """The process, once it is ready on the first port that it could use."""
@@ -273,7 +289,7 @@ class _Launch:
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         pipe = self.parent_death_pipe
         pipe_option = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
-        command = [sys.executable, "-m", "nni_manager", "--folder", str(self.folder.path)]
+        command = [sys.executable, "-m", self.program, "--folder", str(self.folder.path)]
         address = ("--host", self.host, "--port", str(port))
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             return subprocess.Popen(

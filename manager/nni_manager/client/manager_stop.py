@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from nni_manager.client import output
+from nni_manager.client import hub_folder, output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.manager_process import reap
@@ -173,7 +173,7 @@ def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view
         return None
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         arguments = psutil.Process(process.pid).cmdline()
-        if str(folder.path) in arguments and ("--view" in arguments) is is_view:
+        if str(folder.path) in arguments and bool({"--view", hub_folder.PROGRAM} & {*arguments}) is is_view:
             return identity.open_pidfd()
     return None
 

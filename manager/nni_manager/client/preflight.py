@@ -12,32 +12,36 @@ from nni_manager.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
+HUB_PORT = 8070
+"""The first port of the page of all experiments."""
 HIGHEST_PORT = 65534  # keepers use the next port
 _URL_SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
-def free_ports(host: str = HOST) -> Iterator[int]:
+def free_ports(host: str = HOST, first: int = DEFAULT_PORT) -> Iterator[int]:
     """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
 
     Raises:
         UserError: no further port is free.
     """
-    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
+    for port in range(first, HIGHEST_PORT, 2):
         if ports_are_free(port, host):
             yield port
-    raise UserError(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
+    raise UserError(f"cannot find two free ports from {first} on; stop some experiments")
 
 
-def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
+def usable_ports(
+    port: int | None, host: str = HOST, count: int = 2, first: int = DEFAULT_PORT
+) -> Iterable[int]:
     """The port, if `count` ports from it on are free: the port of `host` for the API, the next one for keepers.
 
-    A view needs only the first one. `port` None: `free_ports`.
+    A view needs only the first one. `port` None: `free_ports` from `first` on.
 
     Raises:
         UserError: a port is not available; the message names the experiment that uses it, if it is one of this user.
     """
     if port is None:
-        return free_ports(host)
+        return free_ports(host, first)
     for each in range(port, port + count):
         problem = _port_problem(each, host if each == port else HOST)
         if problem is None:

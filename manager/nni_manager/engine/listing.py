@@ -11,12 +11,13 @@ def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
     """A line for each stored experiment, the latest first; `here` marks `own`. `url`: None if not served."""
     registry = Registry.of_user()
     folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
-    lines = [line for folder in folders.values() if (line := _line(folder)) is not None]
+    lines = [line for folder in folders.values() if (line := line_of(folder)) is not None]
     lines += [line | {"url": None} for line in corrupt_entries(registry)]
     return [line | {"here": line["id"] == own.experiment_id} for line in latest_first(lines)]
 
 
-def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
+def line_of(folder: ExperimentFolder) -> dict[str, Any] | None:
+    """The line of one experiment, without a call to its manager; None: nothing is stored."""
     line: dict[str, Any] = {"id": folder.experiment_id}
     manager = view = None
     try:

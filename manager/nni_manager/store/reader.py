@@ -155,8 +155,12 @@ class StoreReader:
         return ((row["trial_id"], row["final"]) for row in self._results())
 
     def _results(self) -> Sequence[sqlite3.Row]:
-        states = json.dumps([state.value for state in STATES_WITH_RESULT])
-        return self._rows("get_results", {"states": states})
+        return self._rows("get_results", {"states": _STATES_WITH_RESULT})
+
+    def values_over_time(self) -> list[tuple[float, float]]:
+        """When each trial whose result counts ended (seconds since the epoch), and the result's number, in the order of time."""
+        rows = self._rows("get_values_over_time", {"states": _STATES_WITH_RESULT})
+        return [(row["ended_at_s"], row["value"]) for row in rows]
 
     def trial(self, trial_id: str) -> Trial | None:
         """One trial; None if the id is unknown."""
@@ -361,6 +365,9 @@ class StoreReader:
     def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with read_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
+
+
+_STATES_WITH_RESULT = json.dumps([state.value for state in STATES_WITH_RESULT])
 
 
 def _key_of(row: sqlite3.Row) -> AttemptKey:

@@ -66,7 +66,7 @@ class AuthMiddleware:
         self._app = app
         self._session_auth = session_auth
         self._host = host
-        self._most_body_bytes = most_body_bytes or {}
+        self._most_body_bytes = {} if most_body_bytes is None else most_body_bytes
         self._is_public = is_public
         self._for_programs = for_programs
         self._admits_own_programs = is_loopback(host) and not require_token

@@ -5,8 +5,14 @@ const { pathname } = new URL(import.meta.url);
 /** The path before all addresses of this manager, such as `/lab/digits`; empty without a prefix. */
 export const BASE = pathname.slice(0, pathname.lastIndexOf("/page/"));
 
-/** The base of the page at which the browser logs in: that of the server of all experiments, or the same. */
-export const HOME = document.documentElement.dataset["home"] ?? BASE;
+/** The base of the page of all experiments, if this is served with it; there the browser logs in. Without a document: tests. */
+const home = globalThis.document?.documentElement.dataset["home"];
+
+/** The base of the page at which the browser logs in. */
+export const HOME = home ?? BASE;
+
+/** The command that prints a login link. */
+export const LOGIN_COMMAND = home === undefined ? "nnictl webui url" : "nnictl web";
 
 /**
  * The address of a page.

@@ -1,11 +1,12 @@
 /** The frame around the pages: the router, the bar at the top, and the connection status. */
 
-import { addressOf, BASE, pageOf } from "./base.js";
+import { addressOf, BASE, HOME, LOGIN_COMMAND, pageOf } from "./base.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
 import { moment } from "./format.js";
 import { plain } from "./plain.js";
-import { api, report } from "./state/api.js";
+import { report } from "./state/api.js";
 import { Live } from "./state/live.js";
+import { session } from "./state/requests.js";
 import { attempt } from "./widgets/dialog.js";
 import { experimentBadge } from "./widgets/facts.js";
 import { banner, NoticeBox, Notices } from "./widgets/notices.js";
@@ -22,7 +23,7 @@ import { trials } from "./pages/trials.js";
 /** @type {{[path: string]: MakePage}} */
 const PAGES = { "/oview": overview, "/detail": trials, "/missing": missing, ...(report === null ? { "/experiment": experiments, "/jobs": jobs, "/enter": enter } : {}) };
 const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"],
-  ...(report === null ? [["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]] : [])];
+  ...(report === null ? [["/jobs", "Jobs", "nav-jobs"], ["/experiment", "Experiments", "nav-experiments"]] : [])];
 /** @type {{[state in Connection]: string}} */
 const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked", report: "Report" };
 const THEMES = ["system", "light", "dark"];
@@ -37,6 +38,8 @@ const name = h("span", { class: "name" });
 const state = h("span", {});
 const connection = h("span", { class: "connection", "data-test": "connection", role: "status" });
 const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
+// On the server of all experiments, its own list is in place of the one here.
+if (HOME !== BASE) navigation.splice(-1, 1, h("a", { href: `${HOME}/all`, "data-test": "nav-all" }, "All experiments"));
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
 const signOut = h("button", { type: "button", class: "quiet", "data-test": "sign-out", click: leave }, "Sign out");
 const banners = h("div", { class: "banners", role: "region", "aria-label": "Notices" });
@@ -109,13 +112,13 @@ function show() {
 
 async function leave() {
   // Load anew, so that no data stays visible.
-  if (await attempt(api.leave)) location.assign(`${BASE}/oview`);
+  if (await attempt(session.leave)) location.assign(`${BASE}/oview`);
 }
 
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
     h("h1", {}, "This page needs a login link"),
-    h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
+    h("p", {}, "Run ", h("code", {}, LOGIN_COMMAND), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
     h("p", { class: "muted" }, "After a login in this or another tab, this page continues automatically.")));
 }
 

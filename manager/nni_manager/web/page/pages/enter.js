@@ -1,8 +1,8 @@
 /** `/enter#CODE`: exchanges the code that nnictl printed for a session. The code is removed from the address first. */
 
-import { BASE } from "../base.js";
+import { BASE, LOGIN_COMMAND } from "../base.js";
 import { fill, h } from "../dom.js";
-import { api, Refused } from "../state/api.js";
+import { Refused, session } from "../state/requests.js";
 import { prose } from "../widgets/facts.js";
 
 /** @import { Context, Page } from "./page.js" */
@@ -20,12 +20,12 @@ export function enter({ live, go }) {
   /** @param {string} text */
   function refuse(text) {
     fill(message, h("p", { class: "bad-text" }, prose(text)),
-      h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. Each link lets in once, for ten minutes."));
+      h("p", {}, "Run ", h("code", {}, LOGIN_COMMAND), " where the experiment was created, and open the link that it prints. Each link lets in once, for ten minutes."));
   }
 
   async function come() {
     try {
-      await api.enter(code);
+      await session.enter(code);
       live.start();
       go("/oview");
     } catch (error) {

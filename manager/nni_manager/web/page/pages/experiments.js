@@ -63,7 +63,7 @@ export function experiments(_) {
  * @param {string} text  in lower case
  * @returns {(each: KnownExperiment) => boolean}
  */
-function matches(text) {
+export function matches(text) {
   const words = text.split(/\s+/).filter(Boolean);
   const tags = words.filter((word) => word.startsWith(TAG)).map((word) => word.slice(TAG.length));
   const rest = words.filter((word) => !word.startsWith(TAG)).join(" ");
@@ -96,7 +96,7 @@ function line(each) {
  *
  * @param {KnownExperiment} each
  */
-function trialsOf({ trialCount = 0, failedCount = 0 }) {
+export function trialsOf({ trialCount = 0, failedCount = 0 }) {
   return failedCount > 0 ? `${format.count(trialCount)}, ${format.count(failedCount)} failed` : format.count(trialCount);
 }
 

@@ -1,5 +1,6 @@
 /** As ../state/api.js, in a report: the answers are embedded in its file, and nothing can be changed. */
 
+import { Refused } from "../state/requests.js";
 import { textOf } from "./embedded.js";
 
 /** @import { Changes, Configuration, Metric, Trial } from "../types.js" */
@@ -16,10 +17,6 @@ import { textOf } from "./embedded.js";
  * @property {{[digest: string]: string[]}} packages
  */
 
-export class Refused extends Error {
-  status = 404;
-}
-
 /** @type {Documents} */
 const documents = JSON.parse(await textOf("documents"));
 
@@ -32,7 +29,7 @@ export const report = { madeAt: documents.madeAt };
  * @returns {Promise<T>}
  */
 function answer(found) {
-  return found === undefined ? Promise.reject(new Refused("The report does not contain this.")) : Promise.resolve(found);
+  return found === undefined ? Promise.reject(new Refused(404, "The report does not contain this.")) : Promise.resolve(found);
 }
 
 export const api = {

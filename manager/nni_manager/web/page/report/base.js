@@ -6,6 +6,8 @@ export const BASE = "";
 
 export const HOME = "";
 
+export const LOGIN_COMMAND = "";
+
 /** @param {string} to */
 export function addressOf(to) {
   return `#${to}`;

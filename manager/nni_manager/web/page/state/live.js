@@ -1,8 +1,9 @@
 /** The live state of the experiment: an initial response, then a stream of changes, or polling as fallback. */
 
-import { api, Refused, report } from "./api.js";
+import { api, report } from "./api.js";
 import { next } from "./connection.js";
 import { EventReader } from "./events.js";
+import { Refused } from "./requests.js";
 import { Rows } from "./rows.js";
 
 /** @import { Changes, Row, Summary } from "../types.js" */

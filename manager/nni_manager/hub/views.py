@@ -1,0 +1,64 @@
+"""The stored experiments that browsers look at: each is read once and kept for a while, without a process of its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from nni_manager.engine.stored_experiment import StoredExperimentReader
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.web.api import REFUSALS, ManagerApi, refused
+from nni_manager.web.session_auth import SessionAuth
+
+MAX_VIEWS = 8
+"""Maximum number of experiments in memory. 1,000 trials take 3 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    reader: StoredExperimentReader
+    app: Starlette
+
+
+class Views:
+    """Views of stored experiments, the last used ones. Used on one event loop."""
+
+    def __init__(self, host: str, port: int, session_auth: SessionAuth) -> None:
+        self._host, self._port, self._session_auth = host, port, session_auth
+        self._kept: OrderedDict[str, _View] = OrderedDict()
+
+    def app_of(self, folder: ExperimentFolder) -> Starlette:
+        """The operations on a stored experiment, with the paths of its API.
+
+        Raises:
+            StoreUnusable: the experiment cannot be read.
+        """
+        key = str(folder.path)
+        if key not in self._kept:
+            reader = StoredExperimentReader(folder)
+            api = ManagerApi(reader, self._host, self._port, self._session_auth, lambda: None)
+            routes = [operation.route() for operation in api.operations_of_experiment()]
+            handlers = {**REFUSALS, HTTPException: _refuse}
+            self._kept[key] = _View(reader, Starlette(routes=routes, exception_handlers=handlers))
+        self._kept.move_to_end(key)
+        while len(self._kept) > MAX_VIEWS:
+            self._kept.popitem(last=False)[1].reader.close()
+        return self._kept[key].app
+
+    def forget(self, folder: ExperimentFolder) -> None:
+        """Close the view of an experiment, if there is one: it runs, or is deleted."""
+        if (view := self._kept.pop(str(folder.path), None)) is not None:
+            view.reader.close()
+
+    def close(self) -> None:
+        """Close all views."""
+        while self._kept:
+            self._kept.popitem()[1].reader.close()
+
+
+async def _refuse(_: object, error: Exception) -> object:
+    assert isinstance(error, HTTPException)
+    return refused(error)

@@ -1,0 +1,82 @@
+"""The server of all experiments in a thread of the test, for the experiments of a home."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+from deadlines import DEADLINE_S
+
+from nni_manager.client.hub_folder import hub_folder, make_folder, secret_of
+from nni_manager.client.manager_client import session_with
+from nni_manager.http_server import HttpServer, listen
+from nni_manager.hub.api import HubApi
+from nni_manager.store.folders import ManagerProcess
+from nni_manager.web.session_auth import SessionAuth
+from trial_keeper import __version__
+
+
+class ServedHub:
+    """The server, with the state folder of the environment."""
+
+    def __init__(self, url_prefix: str = "") -> None:
+        folder = hub_folder()
+        make_folder(folder)
+        listener = listen("127.0.0.1", 0, "")
+        self.port = listener.getsockname()[1]
+        self.session_auth = SessionAuth(secret_of(folder), folder.experiment_id, folder.ended_sessions)
+        self.process = ManagerProcess(
+            *(os.getpid(), "127.0.0.1", self.port, __version__, self.session_auth.token),
+            url_prefix=url_prefix,
+        )
+        self.origin = self.process.base_url
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener, url_prefix)))
+        self._thread.start()
+        self._is_ready.wait(DEADLINE_S)
+
+    async def _serve(self, listener: Any, url_prefix: str) -> None:
+        hub = HubApi("web", "127.0.0.1", self.port, self.session_auth, url_prefix)
+        with contextlib.closing(hub):
+            self.server = HttpServer(hub.app())
+            self._is_ready.set()
+            await self.server.serve(sockets=[listener])
+
+    def link(self, experiment_id: str = "") -> str:
+        """A login link for one browser, to the list or to an experiment."""
+        below = f"/experiments/{experiment_id}" if experiment_id else ""
+        return f"{self.origin}{below}/enter#{self.session_auth.new_login_code()}"
+
+    def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
+        """The response to the owner's program."""
+        with session_with(self.process) as session:
+            url = self.origin + path
+            return session.request(verb, url, **{"timeout": 60, "allow_redirects": False, **options})
+
+    def get(self, path: str) -> Any:
+        """A document."""
+        response = self.ask("GET", f"/api/v1/nni{path}")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def close(self) -> None:
+        """End the server with all connections."""
+        self.server.end()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def served_hub(home: Path, monkeypatch: Any, **options: Any) -> Iterator[ServedHub]:
+    """The server for the experiments of this home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("HOME", str(home))
+    served = ServedHub(**options)
+    try:
+        yield served
+    finally:
+        served.close()

@@ -1,0 +1,178 @@
+"""The server of all experiments: the list, each experiment's API by its manager or from its store, and the actions."""
+
+import contextlib
+import signal
+import socket
+
+import pytest
+import requests
+from deadlines import DEADLINE_S
+from made_experiment import events_of, made_experiment
+from real_experiment import RealExperiment, wait_until
+from served_hub import served_hub
+
+from nni_manager.hub import forward
+from nni_manager.store.folders import Registry
+from nni_manager.store.reader import StoreReader
+
+ROOT = "/api/v1/nni"
+# Reports once, and then waits for a signal.
+ENDLESS = """
+import signal
+import nni_sdk
+nni_sdk.report_intermediate_result(nni_sdk.get_next_parameter()["x"])
+signal.pause()
+"""
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with served_hub(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def stored(hub, tmp_path):
+    experiment = made_experiment(tmp_path / "made", 3)
+    Registry.of_user().add(experiment.folder)
+    return experiment
+
+
+@pytest.fixture
+def running(hub, tmp_path):
+    """An experiment with a manager and a trial that runs."""
+    experiment = RealExperiment(tmp_path / "running", ENDLESS, maxTrialNum=1, experiment_id="RUNNING1")
+    experiment.create()
+    Registry.of_user().add(experiment.folder)
+    experiment.start()
+    wait_until(experiment.row_count, "the trial reports")
+    yield experiment
+    experiment.close()
+
+
+def of(experiment, path):
+    return f"/experiments/{experiment.folder.experiment_id}{ROOT}{path}"
+
+
+def test_the_list_and_the_curves_have_all_experiments(hub, stored, running):
+    lines = {line["id"]: line for line in hub.get("/all")}
+    assert lines.keys() == {"TESTEXPT", "RUNNING1"}
+    assert lines["TESTEXPT"]["best"][-1][2] == lines["TESTEXPT"]["bestValue"] == 2 / 7
+    assert (lines["RUNNING1"]["managerIsRunning"], lines["TESTEXPT"]["managerIsRunning"]) == (True, False)
+    (curve,) = hub.get("/curves?ids=TESTEXPT,absent")
+    assert (curve["id"], curve["results"]) == ("TESTEXPT", 3)
+
+
+def test_a_stored_experiment_is_read_only(hub, stored):
+    summary = hub.ask("GET", of(stored, "/summary")).json()
+    assert (summary["id"], summary["readOnly"], summary["trialCount"]) == ("TESTEXPT", True, 3)
+    assert len(hub.ask("GET", of(stored, "/changes")).json()["trials"]) == 3
+    for verb, path in [("DELETE", "/experiment"), ("DELETE", "/trial-jobs/00000"), ("POST", "/trial-jobs")]:
+        refused = hub.ask(verb, of(stored, path), json={} if verb == "POST" else None)
+        assert refused.status_code in (403, 409), path
+    assert hub.ask("GET", of(stored, "/trials/absent")).status_code == 404
+
+
+def test_a_running_experiment_is_answered_by_its_manager(hub, running):
+    summary = hub.ask("GET", of(running, "/summary")).json()
+    assert (summary["readOnly"], summary["keepers"]) == (False, 1)
+    (trial,) = hub.ask("GET", of(running, "/trials")).json()
+    remarks = {"addTags": ["gut-ü"]}
+    assert hub.ask("PATCH", of(running, f"/trials/{trial['id']}/remarks"), json=remarks).status_code == 200
+    with StoreReader(running.folder.database) as reader:
+        assert reader.remarks(trial["id"]).tags == ("gut-ü",)
+    refused = hub.ask("PUT", of(running, "/experiment?update_type=NOTHING"), json={"params": {}})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("cannot ")
+    with hub.ask("GET", of(running, "/events"), stream=True) as response:
+        documents = events_of(response)
+        assert next(documents)["reset"]
+        hub.ask("PATCH", of(running, "/remarks"), json={"note": "seen"})
+        while next(documents)["summary"]["note"] != "seen":
+            pass
+
+
+def test_a_killed_manager_is_replaced_by_its_store_with_the_reason_and_a_resumed_one_continues(hub, running):
+    assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
+    with hub.ask("GET", of(running, "/events"), stream=True) as response:
+        next(events_of(response))
+        running.kill_manager()
+        with contextlib.suppress(requests.RequestException):
+            assert list(events_of(response)) == []
+    summary = hub.ask("GET", of(running, "/summary")).json()
+    assert summary["readOnly"]
+    assert "the manager of experiment RUNNING1 is not running" in summary["problem"]
+    running.start()
+    assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
+
+
+def test_a_manager_that_does_not_answer_is_named(hub, running, monkeypatch):
+    monkeypatch.setattr(forward, "TIMEOUT_S", 0.5)
+    running.manager.send_signal(signal.SIGSTOP)
+    try:
+        refused = hub.ask("GET", of(running, "/summary"))
+    finally:
+        running.manager.send_signal(signal.SIGCONT)
+    assert refused.status_code == 502
+    assert refused.json()["error"].startswith(
+        f"cannot reach the manager at http://127.0.0.1:{running.port}: "
+    )
+    assert hub.ask("GET", of(running, "/summary")).status_code == 200
+
+
+ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials/../entrance", "/trials/%2e%2e/entrance",
+             "/x/..%2fentrance")  # fmt: skip
+
+
+def test_no_spelling_of_a_path_makes_a_login_link_of_a_manager(hub, running):
+    for path in ENTRANCES:
+        with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
+            head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"
+            peer.sendall(f"{head}Authorization: Bearer {hub.session_auth.token}\r\n\r\n".encode())
+            answer = b""
+            while piece := peer.recv(65536):
+                answer += piece
+        assert answer.split(b" ")[1] in (b"403", b"404"), (path, answer)
+        assert b'"code"' not in answer, path
+
+
+def test_a_page_starts_stops_resumes_and_deletes_experiments(hub, tmp_path):
+    work = RealExperiment(tmp_path / "work", ENDLESS, maxTrialNum=1)
+    started = hub.ask("POST", f"{ROOT}/all", json={"config": str(work.config_file)})
+    assert started.status_code == 200, started.text
+    (line,) = hub.get("/all")
+    assert line["managerIsRunning"]
+    name = line["id"]
+    for action in ("stop", "resume", "stop"):
+        done = hub.ask("POST", f"{ROOT}/all/{name}/{action}")
+        assert done.status_code == 200, done.text
+        assert hub.get("/all")[0]["managerIsRunning"] is (action == "resume")
+        if action == "resume":
+            refused = hub.ask("DELETE", f"{ROOT}/all/{name}")
+            assert refused.status_code == 409
+            assert f"cannot delete experiment {name}: it is running" in refused.json()["error"]
+    assert hub.ask("DELETE", f"{ROOT}/all/{name}").status_code == 200
+    assert hub.get("/all") == []
+    assert work.config_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body", "status", "error"),
+    [
+        ("POST", "/all", {"config": "config.yml"}, 400, "the body names no file"),
+        ("POST", "/all", {"config": "/absent/config.yml"}, 409, "cannot read /absent/config.yml"),
+        ("POST", "/all", [], 400, "the body names no file"),
+        ("POST", "/all/absent/stop", None, 404, "cannot find experiment 'absent'"),
+        ("POST", "/all/TESTEXPT/stop", None, 409, "cannot stop experiment TESTEXPT"),
+        ("POST", "/all/TESTEXPT/publish", None, 404, "cannot do 'publish'"),
+        ("DELETE", "/all/--all", None, 404, "cannot find experiment '--all'"),
+        ("DELETE", "/all/..", None, 404, ""),
+    ],
+)
+def test_an_action_that_cannot_be_done_is_refused_with_the_reason(
+    hub, stored, verb, path, body, status, error
+):
+    refused = hub.ask(verb, f"{ROOT}{path}", json=body)
+    assert refused.status_code == status, refused.text
+    assert error in refused.json()["error"]
+    assert stored.folder.has_database()
