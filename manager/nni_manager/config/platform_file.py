@@ -1,6 +1,6 @@
 """A platform's part of an experiment file: its keys, its checks, and the section that is read from it.
 
-Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything but `schema` and `cluster` has a default
+Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything but `cluster` has a default
 that suits a platform whose keys are spelled alike in both of NNI's schemas.
 """
 
@@ -17,35 +17,25 @@ from nni_manager.config.dialect import Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
 from nni_manager.config.model import LocalSpec
 from nni_manager.config.platforms import PLATFORMS
+from nni_manager.config.schema import PATHS, names_of_kind
 
 if TYPE_CHECKING:
     from nni_manager.config.reading import Reading
     from nni_manager.config.translation import Translation
 
 
-# Those of all platforms.
-_PATH_KEYS = ("searchSpaceFile", "experimentWorkingDirectory", "trialCodeDirectory", "codeDirectory")
-
-
 class PlatformFile(ABC):
     """The platform's part of one file. Class attributes and class methods describe all files of the platform."""
 
-    schema: ClassVar[type[ExperimentKeys]]
+    schema: ClassVar[type[ExperimentKeys]] = ExperimentKeys
     """The schema of a whole file."""
-    path_keys: ClassVar[tuple[str, ...]] = ()
-    """The keys of the platform whose values are paths on this machine, relative to the file."""
     open_keys: ClassVar[tuple[str, ...]] = ()
     """The keys of mappings whose keys are the user's names."""
 
     @classmethod
-    def all_path_keys(cls) -> tuple[str, ...]:
-        """The keys of any section whose values are paths."""
-        return (*_PATH_KEYS, *cls.path_keys)
-
-    @classmethod
     def is_path(cls, key: str, mapping: Mapping[str, Any]) -> bool:
         """True if the value of this key of a mapping, in any spelling, is a path on this machine."""
-        return folded(key) in map(folded, cls.all_path_keys())
+        return folded(key) in map(folded, names_of_kind(cls.schema, *PATHS))
 
     # ---- NNI's first schema
 

@@ -115,7 +115,7 @@ class _ExperimentReading(AlgorithmReading):
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
         self.row = PLATFORMS[_platform_of(document)]
         file = file_of(self.row.name)
-        super().__init__(path, document, file.all_path_keys())
+        super().__init__(path, document, file.schema)
         self.reads_code = reads_code
         self._name_default_tuner()
         self._name_algorithms()
