@@ -320,7 +320,8 @@ class ExperimentKeys(Schema):
     trial_code_directory: str = _folder(".", v1="trial.codeDir", unset="required; in the second schema `.`",
         about="the folder with the training code")
     # Each platform has its own `trainingService`.
-    trial_command: str | None = text("a shell command", "python3 train.py", None, v1="trial.command", about=COMMAND)
+    trial_command: str | None = text("a shell command", "python3 train.py", None, v1="trial.command",
+        unset="required, unless a job file has it", about=COMMAND)
     trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum", unset="the trial sees what the machine shows",
         about="GPUs per trial; `0` hides all GPUs from a trial")
     training_service: ServiceKeys = mapping("{platform: local}", about="the platform that runs trials, and its keys")

@@ -27,7 +27,10 @@ class LocalExperimentKeys(ExperimentKeys):
 
     trial_command: str = text("a shell command", "python3 train.py", v1="trial.command", about=COMMAND)
     training_service: LocalServiceKeys = mapping(
-        "{platform: local}", v1="localConfig", about="how trials share this machine"
+        "{platform: local}",
+        v1="localConfig",
+        unset="none; required in the second schema",
+        about="how trials share this machine",
     )
 
 

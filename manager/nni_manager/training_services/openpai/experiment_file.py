@@ -91,6 +91,10 @@ class OpenpaiServiceKeys(ServiceKeys):
 class OpenpaiExperimentKeys(ExperimentKeys):
     """The experiment file for OpenPAI."""
 
+    # fmt: off
+    trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum", unset=_IN_JOB_FILE,
+        about="the GPUs of each job")
+    # fmt: on
     training_service: OpenpaiServiceKeys = mapping(
         "{platform: openpai}", v1="paiConfig", about="the cluster and its jobs"
     )
