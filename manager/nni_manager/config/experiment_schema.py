@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator, model_validator
 
@@ -146,9 +146,12 @@ def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator
 
 
 class _AlgorithmKeys(Schema):
-    """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
+    """A built-in tuner, assessor or advisor by its name, or your own class.
 
-    python_name: ClassVar = "AlgorithmConfig"
+    The reader reports missing keys of either.
+    """
+
+    python_name = "AlgorithmConfig"
     # fmt: off
     code_directory: str | None = _folder(".", None, v1="codeDir",
         about="the folder of [your own class](tuners.md#a-tuner-of-your-own)")
@@ -237,11 +240,12 @@ _WHERE = "where trials run: " + ", ".join(
 
 
 class ServiceKeys(Schema):
-    """The keys of `trainingService` that all platforms share."""
+    """The training service that runs trials. Trial fields set here take precedence over those of the experiment."""
 
+    python_name = "TrainingServiceConfig"
     # fmt: off
     platform: str = must_be("a platform", "local", v1="/trainingServicePlatform", about=_WHERE)
-    reuse_mode: bool = flag("true", False, v1="reuse", unset="`false`; on a cluster `true` in the second schema",
+    reuse_mode: bool = flag("true", False, v1="reuse", unset="`false`; in the second schema `true` on a cluster",
         about="a job runs many trials in sequence, see [reuse](reuse.md)")
     # fmt: on
 
@@ -251,8 +255,8 @@ class ExperimentKeys(Schema):
 
     # fmt: off
     author_name: str = text("a name", "your name", only_v1=True, about="your name")
-    experiment_name: str = text("a name", "digits", unset="required; in the second schema, the name of the file",
-        about="the name in lists")
+    experiment_name: str = text("a name", "digits",
+        unset="required; in the second schema, the name of the file; in Python, that of the program", about="the name in lists")
     experiment_type: Literal["hpo"] | None = must_be("hpo", "hpo", None, v1="",
         about="`hpo`, hyper-parameter optimization, is the only supported type")
     description: str | None = must_be("text", "what this searches for", None, since="0.6", about="text for people")

@@ -79,8 +79,8 @@ class Declaration:
 
     def described(self, what: str) -> str:
         """The description, and `what` the value must be."""
-        sentences = filter(None, (self.sentence, what))
-        return ". ".join(each[0].upper() + each[1:] for each in sentences)
+        about = self.sentence
+        return f"{about[0].upper()}{about[1:]}. Value: {what}" if about else what
 
 
 class Schema(BaseModel):

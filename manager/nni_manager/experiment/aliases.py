@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from os import PathLike
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic.alias_generators import to_camel
 
@@ -17,6 +18,14 @@ from nni_manager.config.diagnostics import folded, remedy_for_unknown
 from nni_manager.errors import UserError
 
 Made = TypeVar("Made")
+
+
+PathOrText: TypeAlias = str | PathLike[str]
+"""A path; a relative path is relative to the current directory."""
+Seconds: TypeAlias = str | int
+"""A duration such as "90m" or "0.5h", or a number of seconds."""
+GpuIndices: TypeAlias = list[int] | int | str
+"""GPU indices: [0, 1], 0, or "0,1"."""
 
 
 class NoSuchField(UserError, AttributeError):
@@ -110,6 +119,22 @@ class ConfigBase(metaclass=AliasedFields):
         """The set fields as a document of the second schema: keys in camelCase, no keys for fields that are not set."""
         found = {to_camel(name): _plain(getattr(self, name)) for name in self.field_names()}
         return {name: value for name, value in found.items() if value not in (None, {})}
+
+
+class PlatformSection(ConfigBase):
+    """A section whose class depends on its platform."""
+
+    @classmethod
+    def of_mapping(cls, fields: Mapping[str, Any]) -> ConfigBase:
+        """The section that a mapping with `platform` describes.
+
+        Raises:
+            PlatformUnknown: the platform is unknown.
+        """
+        # Imported here because that module imports the classes of platforms, which are subclasses.
+        from nni_manager.experiment.config import training_service_for
+
+        return training_service_for(fields.get("platform"))(**fields)
 
 
 def _frames_to_the_user() -> int:

@@ -27,7 +27,8 @@ from typing import Any
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
-from nni_manager.experiment.config import ExperimentConfig, LocalConfig
+from nni_manager.experiment.config import ExperimentConfig
+from nni_manager.experiment.sections import LocalConfig
 from nni_manager.store.folders import ExperimentFolder
 from nni_sdk.objective import DESCRIPTION, PICKLE, imported
 from trial_keeper.wire.workspace import replace_file

@@ -41,7 +41,7 @@ class CompletionPolicyKeys(Schema):
 
 
 class TaskRoleKeys(PodKeys):
-    """An item of `taskRoles`."""
+    """An item of `taskRoles`: the identical tasks of one role of a job."""
 
     python_name = "FrameworkControllerRoleConfig"
     # fmt: off
@@ -54,7 +54,7 @@ class TaskRoleKeys(PodKeys):
 
 
 class FrameworkControllerServiceKeys(KubernetesServiceKeys):
-    """`trainingService` of FrameworkController."""
+    """The training service whose trials are Frameworks on Kubernetes."""
 
     python_name = "FrameworkControllerConfig"
     # fmt: off

@@ -45,7 +45,7 @@ _ALL_VERSIONS = frozenset(version for each in _OPERATORS.values() for version in
 
 
 class ReplicaKeys(PodKeys):
-    """`worker`, `ps` and `master`. `codeDirectory` has no effect unless all roles have the same."""
+    """`worker`, `ps` or `master`: the identical tasks of one role of a job."""
 
     python_name = "KubeflowRoleConfig"
     # fmt: off
@@ -56,7 +56,10 @@ class ReplicaKeys(PodKeys):
 
 
 class KubeflowServiceKeys(KubernetesServiceKeys):
-    """`trainingService` of Kubeflow. The reader checks which roles the operator has."""
+    """The training service whose trials are jobs of a Kubeflow operator, or plain Jobs.
+
+    The reader checks which roles the operator has.
+    """
 
     python_name = "KubeflowConfig"
     # fmt: off

@@ -62,8 +62,9 @@ class PodKeys(Schema):
 
 
 class StorageKeys(Schema):
-    """The shared storage for code and output of trials. This schema accepts the keys of
-    all storage types; `KubernetesFile` checks which belong to each.
+    """The shared storage for code and output of trials.
+
+    This schema accepts the keys of all storage types; `KubernetesFile` checks which belong to each.
     """
 
     python_name = "K8sStorageConfig"

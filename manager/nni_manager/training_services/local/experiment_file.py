@@ -11,7 +11,7 @@ from nni_manager.config.schema import flag, mapping, text, whole
 
 
 class LocalServiceKeys(ServiceKeys):
-    """`trainingService` of this machine."""
+    """The training service whose trials run on this machine."""
 
     python_name = "LocalConfig"
     # fmt: off

@@ -32,9 +32,10 @@ _size = partial(size, "8192", what="a whole number of MB, at least 100, or a siz
 
 
 class OpenpaiServiceKeys(ServiceKeys):
-    """`trainingService` of OpenPAI. The reader checks which keys are required, with and without a job file.
+    """The training service whose trials are jobs on OpenPAI.
 
-    The first schema's GPU, CPU and memory numbers in `paiConfig` are defaults for those of `trial`.
+    The reader checks which keys are required, with and without a job file. The first schema's GPU, CPU and memory numbers in
+    `paiConfig` are defaults for those of `trial`.
     """
 
     python_name = "OpenpaiConfig"
@@ -43,11 +44,11 @@ class OpenpaiServiceKeys(ServiceKeys):
         pattern=r"^\S+$", about="the cluster, with or without `http://` or `https://`; the default scheme is `http`, in the "
         "second schema `https`. `local`: this machine")
     username: str | None = line("the name of your account there", "ada", None, v1="userName",
-        unset="required, except with `host: local`", about="your account")
+        unset="required, except with `host: local`", about="your account on OpenPAI")
     token: str | None = must_be("a token from your OpenPAI profile page, without blanks", "eyJhbGciOi...", None,
-        pattern=r"^\S+$", repr=False, unset="required, or a password", about="your login")
+        pattern=r"^\S+$", repr=False, unset="required, or a password", about="your token on OpenPAI")
     password: str | None = text("your password there", "'...'", None, repr=False, v1="passWord", since="0.6",
-        unset="required, or a token", about="your login; tokens are fetched and renewed as needed")
+        unset="required, or a token", about="your password on OpenPAI; tokens are fetched and renewed as needed")
     trial_cpu_number: int | None = whole(1, 99999, "1", None, v1="/trial.cpuNum", unset=_IN_JOB_FILE,
         about="the CPUs of each job")
     trial_memory_size: SizeFrom100 | None = _size(None, v1="/trial.memoryMB", unset=_IN_JOB_FILE,
