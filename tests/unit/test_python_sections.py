@@ -69,8 +69,9 @@ class Section:
             name: keys for name, keys in self.keys.items() if name != "platform" or not self.platform
         }
         yield from ("", "", "@dataclass(kw_only=True)", f"class {self.name}({self.base}):")
-        base = f" The other fields are those of `{self.base}`." if self.platform else ""
-        yield f'    """{self.about}{base}'
+        yield f'    """{self.about}'
+        if self.platform:
+            yield from ("", f"    The other fields are those of `{self.base}`.")
         yield ""
         for name, keys in described.items():
             text = f"{name}: {purpose(keys)}."

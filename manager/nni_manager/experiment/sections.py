@@ -91,7 +91,9 @@ class TrainingServiceConfig(PlatformSection):
 
 @dataclass(kw_only=True)
 class LocalConfig(TrainingServiceConfig):
-    """The training service whose trials run on this machine. The other fields are those of `TrainingServiceConfig`.
+    """The training service whose trials run on this machine.
+
+    The other fields are those of `TrainingServiceConfig`.
 
     gpu_indices: The GPUs to use.
     max_trial_number_per_gpu: The number of trials that share one GPU.
@@ -109,7 +111,9 @@ class LocalConfig(TrainingServiceConfig):
 
 @dataclass(kw_only=True)
 class OpenpaiConfig(TrainingServiceConfig):
-    """The training service whose trials are jobs on OpenPAI. The other fields are those of `TrainingServiceConfig`.
+    """The training service whose trials are jobs on OpenPAI.
+
+    The other fields are those of `TrainingServiceConfig`.
 
     host: The cluster, with or without `http://` or `https://`; the default scheme is `http`, in the second schema
         `https`. `local`: this machine.
@@ -261,7 +265,9 @@ class FrameworkControllerRoleConfig(ConfigBase):
 
 @dataclass(kw_only=True)
 class FrameworkControllerConfig(TrainingServiceConfig):
-    """The training service whose trials are Frameworks on Kubernetes. The other fields are those of `TrainingServiceConfig`.
+    """The training service whose trials are Frameworks on Kubernetes.
+
+    The other fields are those of `TrainingServiceConfig`.
 
     storage: The storage that this machine and all tasks share.
     namespace: The namespace of the jobs.
@@ -327,7 +333,9 @@ class KubeflowRoleConfig(ConfigBase):
 
 @dataclass(kw_only=True)
 class KubeflowConfig(TrainingServiceConfig):
-    """The training service whose trials are jobs of a Kubeflow operator, or plain Jobs. The other fields are those of `TrainingServiceConfig`.
+    """The training service whose trials are jobs of a Kubeflow operator, or plain Jobs.
+
+    The other fields are those of `TrainingServiceConfig`.
 
     storage: The storage that this machine and all tasks share.
     namespace: The namespace of the jobs.
