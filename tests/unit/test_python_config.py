@@ -34,7 +34,7 @@ from nni_manager.experiment import (
     OpenpaiConfig,
 )
 from nni_manager.experiment.aliases import NoSuchField
-from nni_manager.experiment.config import PlatformUnknown
+from nni_manager.experiment.platform_section import PlatformUnknown
 
 SPACE = {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
 

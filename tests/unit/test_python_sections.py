@@ -10,10 +10,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import pytest
 from pydantic.alias_generators import to_snake
 
-from nni_manager import experiment
 from nni_manager.config.diagnostics import folded
 from nni_manager.config.dialect import EACH, SERVICE, Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
@@ -36,7 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nni_manager.experiment.aliases import ConfigBase, GpuIndices, PathOrText, PlatformSection, Seconds
+from nni_manager.experiment.aliases import ConfigBase, GpuIndices, PathOrText, Seconds
+from nni_manager.experiment.platform_section import PlatformSection
 '''
 TYPES = {
     "folder": "PathOrText",
@@ -251,14 +250,16 @@ def test_the_classes_are_those_of_the_declarations() -> None:
         assert FILE.read_text() == generated(), "run `make golden` after a change of a key"
 
 
-@pytest.mark.parametrize("of", [*experiment.sections.__all__, "ExperimentConfig"])
-def test_help_describes_every_field_of_a_class(of: str) -> None:
-    made = getattr(experiment.config, of)
-    text = pydoc.plain(pydoc.render_doc(made))
-    # Those of all platforms are described with their base.
-    inherited = () if made is experiment.ExperimentConfig else made.__base__.field_names()
-    refused = ("openpai_config", "shared_storage")
-    for name in (each.name for each in dataclasses.fields(made)):
-        if name not in (*inherited, *refused):
-            assert re.search(rf"^ \|  {name}: \S", text, re.MULTILINE), name
-    assert not inherited or made.__base__.__name__ in made.__doc__
+def test_help_describes_every_field_of_every_class() -> None:
+    # Imported here: `make golden` writes the module also where it cannot be imported.
+    from nni_manager.experiment import config, sections
+
+    for made in (config.ExperimentConfig, *(getattr(sections, name) for name in sections.__all__)):
+        text = pydoc.plain(pydoc.render_doc(made))
+        # Those of all platforms are described with their base.
+        inherited = () if made is config.ExperimentConfig else made.__base__.field_names()
+        refused = ("openpai_config", "shared_storage")
+        for name in (each.name for each in dataclasses.fields(made)):
+            if name not in (*inherited, *refused):
+                assert re.search(rf"^ \|  {name}: \S", text, re.MULTILINE), (made, name)
+        assert not inherited or made.__base__.__name__ in made.__doc__

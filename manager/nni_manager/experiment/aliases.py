@@ -121,22 +121,6 @@ class ConfigBase(metaclass=AliasedFields):
         return {name: value for name, value in found.items() if value not in (None, {})}
 
 
-class PlatformSection(ConfigBase):
-    """A section whose class depends on its platform."""
-
-    @classmethod
-    def of_mapping(cls, fields: Mapping[str, Any]) -> ConfigBase:
-        """The section that a mapping with `platform` describes.
-
-        Raises:
-            PlatformUnknown: the platform is unknown.
-        """
-        # Imported here because that module imports the classes of platforms, which are subclasses.
-        from nni_manager.experiment.config import training_service_for
-
-        return training_service_for(fields.get("platform"))(**fields)
-
-
 def _frames_to_the_user() -> int:
     """The stack level of the first frame outside this package and generated dataclass code: the user's line."""
     import sys

@@ -12,19 +12,14 @@ import copy
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
-from functools import cache
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic.alias_generators import to_snake
-
 from nni_manager.config.convert import read_keys
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, folded, leaves
-from nni_manager.config.dialect import SERVICE
-from nni_manager.config.keys import keys_on
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
-from nni_manager.config.platforms import BY_V1, NAMES, PLATFORMS, UNSUPPORTED
+from nni_manager.config.platforms import NAMES
 from nni_manager.config.python_document import read_python
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import AliasHint, PathOrText
@@ -41,10 +36,6 @@ from nni_manager.experiment.sections import (
 # The folder of the training code: of all trials, of a training service, or of a role.
 _OF_CODE = ("trialcodedirectory", "codedirectory")
 _ALGORITHMS = ("tuner", "assessor", "advisor")
-
-
-class PlatformUnknown(UserError):
-    """cannot run an experiment on this platform; use one of local, openpai, frameworkcontroller, kubeflow"""
 
 
 @dataclass(kw_only=True)
@@ -75,43 +66,6 @@ class K8sPvcConfig(K8sStorageConfig):
     storage_type: str | None = "pvc"
 
 
-def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
-    """The class of the training service for a platform.
-
-    Raises:
-        PlatformUnknown: the platform is unknown or not supported.
-    """
-    if isinstance(platform, str) and platform in PLATFORMS:
-        classes = (each for each in TrainingServiceConfig.__subclasses__() if each.platform == platform)
-        return next(classes, None) or _class_for(platform)
-    known = ", ".join(PLATFORMS)
-    why = f"there is no such platform; use one of {known}"
-    if isinstance(platform, list):
-        why = f"an experiment runs on one platform; use one of {known}"
-    elif platform in BY_V1:
-        why = f'the name of {BY_V1[platform].title} is "{BY_V1[platform].name}"; use that'
-    elif platform in UNSUPPORTED:
-        why = f"{UNSUPPORTED[platform].reason.partition(';')[0]}; use one of {known}"
-    raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
-
-
-@cache
-def _class_for(platform: str) -> type[TrainingServiceConfig]:
-    """The class for a platform that NNI does not have: its fields are the keys of the platform, without types."""
-    inherited = TrainingServiceConfig.field_names()
-    keys = {key.path[1] for key in keys_on(platform) if key.path[:1] == SERVICE and len(key.path) > 1}
-    names = [name for name in map(to_snake, sorted(keys)) if name not in inherited]
-    return make_dataclass(
-        f"{platform.title()}Config",
-        [
-            ("platform", "str | None", field(default=platform)),
-            *((name, Any, field(default=None)) for name in names),
-        ],
-        bases=(TrainingServiceConfig,),
-        kw_only=True,
-    )
-
-
 @dataclass
 class ExperimentConfig(ExperimentFields):
     """A whole experiment. `ExperimentConfig("local")` runs on this machine; all other fields are unset.
@@ -139,7 +93,7 @@ class ExperimentConfig(ExperimentFields):
             PlatformUnknown: the platform is unknown.
         """
         if training_service_platform is not None:
-            self.training_service = training_service_for(training_service_platform)()
+            self.training_service = TrainingServiceConfig.for_platform(training_service_platform)()
 
     @classmethod
     def load(cls, path: PathOrText) -> ExperimentConfig:

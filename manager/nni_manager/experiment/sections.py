@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nni_manager.experiment.aliases import ConfigBase, GpuIndices, PathOrText, PlatformSection, Seconds
+from nni_manager.experiment.aliases import ConfigBase, GpuIndices, PathOrText, Seconds
+from nni_manager.experiment.platform_section import PlatformSection
 
 __all__ = [
     "AlgorithmConfig",
