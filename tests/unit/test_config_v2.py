@@ -69,10 +69,10 @@ def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
-    assert (config.max_exec_duration_s, config.max_trial_number, config.gpu_num) == (7200, 10, 0)
+    assert (config.max_experiment_duration, config.max_trial_number, config.trial_gpu_number) == (7200, 10, 0)
     assert (config.tuner.name, config.tuner.optimize_mode) == ("TPE", "maximize")
     assert config.search_space_raw == {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
-    assert not config.reuse.is_on
+    assert not config.reuse_mode
 
 
 def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
@@ -88,8 +88,8 @@ def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
         "confignfs-data",
     )
     assert (pai.image, pai.virtual_cluster) == ("registry.example.com/me/train:1", "default")
-    assert config.reuse.is_on, "on by default in v2"
-    assert not read(place, OPENPAI + "  reuseMode: false\n").reuse.is_on
+    assert config.reuse_mode, "on by default in v2"
+    assert not read(place, OPENPAI + "  reuseMode: false\n").reuse_mode
 
 
 def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
@@ -200,7 +200,7 @@ def test_keys_may_be_written_in_any_case_as_in_nni(place: Path) -> None:
     [("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)],
 )
 def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, seconds: float) -> None:
-    assert read(place, LOCAL.replace("2h", written)).max_exec_duration_s == seconds
+    assert read(place, LOCAL.replace("2h", written)).max_experiment_duration == seconds
 
 
 @pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])

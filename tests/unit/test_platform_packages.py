@@ -162,7 +162,11 @@ def test_a_folder_and_a_row_of_the_table_are_a_platform(folder):
     written.trial_concurrency, written.tuner.name, written.training_service.greeting = 1, "Random", "hi"
     configs["python"] = written.checked()
     for name, config in configs.items():
-        assert (config.cluster.greeting, config.trial_command, config.gpu_num) == ("hi", "true", 2), name
+        assert (config.cluster.greeting, config.trial_command, config.trial_gpu_number) == (
+            "hi",
+            "true",
+            2,
+        ), name
         assert json.loads(config.to_json())["echo"] == {"greeting": "hi"}, name
         stored = ExperimentSpec.from_json(config.to_json())
         assert stored == config, name

@@ -16,7 +16,6 @@ as untrusted: members that lead out of the folder, or run when they are read, ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import os
@@ -99,7 +98,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
         if cluster is not None:
-            public = dataclasses.replace(config, cluster=cluster.without_login())
+            public = config.replace(cluster=cluster.without_login())
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -282,7 +281,7 @@ def _placed(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
     cluster = platform_of(moved).section_from_archive(places, path)
-    return dataclasses.replace(moved, log_dir=places.log_dir, cluster=cluster, expansions=())
+    return moved.replace(log_dir=places.log_dir, cluster=cluster, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:

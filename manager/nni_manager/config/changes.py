@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.algorithms import reason_against_space
@@ -61,12 +61,10 @@ LIMITS: Mapping[str, _Limit] = {
     "TRIAL_CONCURRENCY": _Limit(("trialConcurrency",), "trial_concurrency", _count, _A_COUNT),
     "MAX_TRIAL_NUM": _Limit(("maxTrialNum", "maxTrialNumber"), "max_trial_number", _count_or_none, _A_COUNT),
     "MAX_EXEC_DURATION": _Limit(
-        ("maxExecDuration", "maxExperimentDuration"), "max_exec_duration_s", _seconds_or_none, _A_DURATION
+        ("maxExecDuration", "maxExperimentDuration"), "max_experiment_duration", _seconds_or_none, _A_DURATION
     ),
     # No version of NNI can change this limit of a running experiment.
-    "MAX_TRIAL_DURATION": _Limit(
-        ("maxTrialDuration",), "max_trial_duration_s", _seconds_or_none, _A_DURATION
-    ),
+    "MAX_TRIAL_DURATION": _Limit(("maxTrialDuration",), "max_trial_duration", _seconds_or_none, _A_DURATION),
 }
 SEARCH_SPACE = "SEARCH_SPACE"
 UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
@@ -91,7 +89,7 @@ def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any])
         )
     current = getattr(config, limit.field)
     values = [_read_limit(limit, value) for value in _values_of(params, limit.names)]
-    return replace(config, **{limit.field: next((value for value in values if value != current), current)})
+    return config.replace(**{limit.field: next((value for value in values if value != current), current)})
 
 
 def _read_limit(limit: _Limit, value: Any) -> Any:
@@ -126,8 +124,7 @@ def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
     reason = reason_against_space(config.tuner.name, space)
     if reason is not None:
         raise ConfigInvalid([Diagnostic("", None, None, "searchSpace", reason)])
-    return replace(
-        config,
+    return config.replace(
         search_space=space,
         search_space_raw=raw,
         search_space_revision=config.search_space_revision + 1,

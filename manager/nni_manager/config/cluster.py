@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 HIDDEN = "(hidden)"
 
@@ -16,9 +16,6 @@ HIDDEN = "(hidden)"
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """The platform's section of an experiment that runs on a cluster: its login, its storage and its jobs."""
-
-    stored_before: ClassVar[str] = "schema"
-    """The key of a stored experiment that follows the section, also in the text that the web page shows."""
 
     @property
     def has_commands(self) -> bool:
@@ -92,7 +89,9 @@ def hidden(text: str | None) -> str | None:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a stored experiment that JSON lacks: the fields of a dataclass, or the text of a path."""
+    """A value of a stored experiment that JSON lacks: the fields of a dataclass or a section, or the text of a path."""
+    if isinstance(value, BaseModel):
+        return dict(value)
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}

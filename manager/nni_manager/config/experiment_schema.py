@@ -5,16 +5,12 @@ Source: NNI v2.10, nni/experiment/config; NNI v1.9 and v2.0, ExperimentConfig re
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator
 
 from nni_manager.config.algorithms import reason_against
-from nni_manager.config.diagnostics import shown
-from nni_manager.config.model import FAIL_FAST
 from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.schema import (
     Schema,
@@ -27,12 +23,8 @@ from nni_manager.config.schema import (
     text,
     whole,
 )
-from nni_manager.config.units import duration_s, megabytes
-from nni_manager.domain.objectives import OptimizeMode
-
-_HOST_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
-)
+from nni_manager.config.shared_keys import Duration, SharedKeys, duration
+from nni_manager.config.units import megabytes
 
 
 def _gpu_indices(value: Any) -> tuple[int, ...] | None:
@@ -61,30 +53,6 @@ GpuIndices = Annotated[
         }
     ),
 ]
-Duration = Annotated[
-    float | None,
-    PlainValidator(duration_s),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
-]
-_MOST_FAILURES = 99_999
-
-
-def _failures(value: Any) -> int:
-    """The number of failures of `failFast`; 0: it is off."""
-    if isinstance(value, bool):
-        return FAIL_FAST if value else 0
-    if not isinstance(value, int) or not 1 <= value <= _MOST_FAILURES:
-        raise ValueError(value)
-    return value
-
-
-FailFast = Annotated[
-    int,
-    PlainValidator(_failures),
-    WithJsonSchema(
-        {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1, "maximum": _MOST_FAILURES}]}
-    ),
-]
 _MAX_MB = 99_999_999
 
 
@@ -106,10 +74,6 @@ SizeFrom100 = Annotated[int, PlainValidator(partial(_size, 100)), _size_schema(1
 
 IMAGE = "registry.example.com/me/train:1"
 COMMAND = "run by bash in the code folder"
-
-
-def _duration(example: str, **rules: Any) -> Any:
-    return must_be("a whole number and one of s, m, h, d", example, None, kind="duration", **rules)
 
 
 def size(
@@ -162,7 +126,7 @@ class _AlgorithmKeys(Schema):
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None, kind="open",
         about="the arguments of the algorithm")
-    call_timeout: Duration = _duration("10m", since="0.6", unset="`10m`",
+    call_timeout: Duration = duration("10m", since="0.6", unset="`10m`",
         about="the maximum duration of one call of your own class")
     # fmt: on
 
@@ -199,40 +163,6 @@ class AssessorKeys(_AlgorithmKeys):
     # fmt: on
 
 
-class ObjectiveKeys(Schema):
-    """One of `objectives`: a metric of the final result."""
-
-    metric: str = line("the name of a metric", "accuracy", since="0.7", about="a number of the final result")
-    mode: OptimizeMode = must_be(
-        "maximize or minimize", "maximize", since="0.7", about="the direction of the search"
-    )
-
-
-class ConstraintKeys(Schema):
-    """One of `constraints`: bounds of a metric of the final result."""
-
-    metric: str = line("the name of a metric", "size_mb", since="0.7", about="a number of the final result")
-    at_most: float | None = must_be(
-        "a number", "50", None, since="0.7", about="the largest valid number", allow_inf_nan=False
-    )
-    at_least: float | None = must_be(
-        "a number", "1", None, since="0.7", about="the smallest valid number", allow_inf_nan=False
-    )
-
-    @model_validator(mode="after")
-    def _is_satisfiable(self) -> ConstraintKeys:
-        if self.at_most is None and self.at_least is None:
-            raise refusal(
-                f"cannot use the constraint of {shown(self.metric)}: it has no bound; write at_most, at_least or both"
-            )
-        if self.at_most is not None and self.at_least is not None and self.at_least > self.at_most:
-            raise refusal(
-                f"cannot use the constraint of {shown(self.metric)}: at_least {self.at_least:g} is above at_most "
-                f"{self.at_most:g}; swap them"
-            )
-        return self
-
-
 _WHERE = "where trials run: " + ", ".join(
     f"`{row.name}` is {row.title}" + (f" (`{row.v1}` in the first schema)" if row.v1 != row.name else "")
     for row in PLATFORMS.values()
@@ -250,33 +180,12 @@ class ServiceKeys(Schema):
     # fmt: on
 
 
-class ExperimentKeys(Schema):
-    """The keys of a file that all platforms share. Paths are as written; durations are in seconds."""
+class ExperimentKeys(SharedKeys):
+    """The keys of a file that all platforms share. Paths are as written."""
 
     # fmt: off
-    author_name: str = text("a name", "your name", only_v1=True, about="your name")
-    experiment_name: str = text("a name", "digits",
-        unset="required; in the second schema, the name of the file; in Python, that of the program", about="the name in lists")
     experiment_type: Literal["hpo"] | None = must_be("hpo", "hpo", None, v1="",
         about="`hpo`, hyper-parameter optimization, is the only supported type")
-    description: str | None = must_be("text", "what this searches for", None, since="0.6", about="text for people")
-    trial_concurrency: int = whole(1, 99999, "2", about="the number of trials that run at a time")
-    max_experiment_duration: Duration = _duration("1h", v1="maxExecDuration", unset="no limit",
-        about="the time after which no more trials are started")
-    max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum", unset="no limit",
-        about="the number of trials to start, including failed ones")
-    max_trial_duration: Duration = _duration("30m", unset="no limit",
-        about="the maximum duration of one trial; then it is stopped")
-    max_trial_retry: int = whole(0, 99, "2", 0, since="0.6",
-        about="how often a trial is retried whose job or keeper the cluster lost")
-    # Each restart is on the cluster's word; the limit only ends a trial that a crowded cluster would never let finish.
-    max_preemptions: int = whole(0, 9999, "100", 100, since="0.7",
-        about="how often a trial starts again whose job the cluster [preempted](changing-a-running-experiment.md#preemption); "
-        "not counted as retries")
-    # NNI starts every trial, however many fail.
-    fail_fast: FailFast = must_be(f"false, or a whole number from 1 to {_MOST_FAILURES}", "10", FAIL_FAST, since="0.7",
-        about="after how many failed trials no more are started, if none has succeeded before: a script that is wrong fails "
-        "in every trial. Failures of the cluster do not count. `false` starts all trials")
     search_space_file: str | None = line("the path of a JSON file", "search_space.json", None, kind="file",
         v1="searchSpacePath",
         unset="required, except for annotated code and [a tuner of your own](tuners.md#a-tuner-of-your-own)",
@@ -289,38 +198,13 @@ class ExperimentKeys(Schema):
         "code folder; if they name no hyper-parameter, that of the file is used")
     multi_phase: bool = flag("false", False, only_v1=True, about="only `false`: NNI removed it")
     multi_thread: bool = flag("false", False, only_v1=True, about="only `false`: NNI removed it")
-    nni_manager_ip: str | None = must_be("an IPv4 address or a host name", "10.0.0.1", None, unset="detected",
-        about="where keepers on a cluster reach this machine; without effect where trials run here")
     experiment_working_directory: str = _folder("~/nni-experiments", "", v1="logDir", unset="`~/nni-experiments`",
         about="the folder for the experiment's data")
-    debug: bool = flag("false", False, about="more log; and no version check, unless `versionCheck` is written")
-    version_check: bool | None = flag("true", None, since="0.6", unset="`true`, with `debug` `false`",
-        about="refuse a keeper whose version differs from the manager's in the first two numbers")
-    log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"] = must_be(
-        "one of trace, debug, info, warning, error, fatal", "info", "info", about="the detail of the manager's log")
-    log_collection: Literal["none", "http"] = must_be("none or http", "none", "none", since="0.6",
-        about="`http`: trials' output is sent to the manager as well, at 5 MB/s at most while a trial runs, the rest when it "
-        "has ended, and [1 GiB of each](limits.md). `none`: only metrics are sent")
     tuner: TunerKeys | None = mapping("{name: TPE, classArgs: {optimize_mode: maximize}}", None,
         unset="[`Auto`](tuners.md#auto)", about="the algorithm that proposes parameters")
     tuner_gpu_indices: GpuIndices = gpus(v1="tuner.gpuIndices", about="accepted, without effect on these tuners")
     assessor: AssessorKeys | None = mapping("{name: Medianstop}", None, about="the algorithm that stops trials early")
     advisor: AdvisorKeys | None = mapping("{name: Hyperband}", None, about="an algorithm that replaces both tuner and assessor")
-    # In NNI, a reused job always exits after 600 idle seconds.
-    reuse_idle_timeout: Duration = _duration("10m", since="0.6", unset="`10m`",
-        about="with [reuse](reuse.md), how long a job waits for its next trial before it leaves")
-    max_trials_per_job: int = whole(0, 999999999, "0", 0, since="0.6",
-        about="with [reuse](reuse.md), after how many trials a job leaves and a new one is requested; `0`: never")
-    warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [], since="0.6",
-        about="with [reuse](reuse.md), modules that trials find imported, see [warm starts](warm-starts.md)")
-    initial_trials: list[dict[str, Any]] = must_be("a list of parameters of trials", "[{lr: 0.1}]", [], since="0.7",
-        about="parameters of the first trials, values that you know to be good. The tuner receives their results, and they "
-        "count in the number of trials. Values outside the search space are used, with a warning")
-    objectives: list[ObjectiveKeys] = must_be("a list of objectives", "[{metric: accuracy, mode: maximize}]", [], since="0.7",
-        unset="the reported number, `default`, in the tuner's `optimize_mode`",
-        about="what the search is for, see [several objectives](objectives.md)")
-    constraints: list[ConstraintKeys] = must_be("a list of constraints", "[{metric: size_mb, at_most: 50}]", [], since="0.7",
-        about="bounds of metrics; a trial outside is [never the best](objectives.md#constraints)")
     trial_code_directory: str = _folder(".", v1="trial.codeDir", unset="required; in the second schema `.`",
         about="the folder with the training code")
     # Each platform has its own `trainingService`.
@@ -338,24 +222,6 @@ class ExperimentKeys(Schema):
         if kind not in ("hpo", None):
             raise refusal("architecture search is not supported; write hpo, or remove it")
         return kind
-
-    @field_validator("nni_manager_ip")
-    @classmethod
-    def _is_reachable(cls, text: str | None) -> str | None:
-        if text is None:
-            return None
-        # A last label of digits means an address, which must be valid; anything else must be a valid DNS name.
-        if not _HOST_NAME.fullmatch(text) or text.rpartition(".")[2].isdigit():
-            return str(ipaddress.IPv4Address(text))
-        return text
-
-    @field_validator("warm_imports")
-    @classmethod
-    def _are_modules(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if not all(part.isidentifier() for part in name.split(".")):
-                raise refusal(f"{shown(name)} is not the name of a module; write names as after `import`")
-        return names
 
     @field_validator("multi_phase", "multi_thread")
     @classmethod

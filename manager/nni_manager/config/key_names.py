@@ -20,5 +20,5 @@ def key_of(config: ExperimentSpec, key: str) -> str:
     # Imported here: it takes 0.1 s, and other commands do not need it.
     from nni_manager.config.python_document import CALLED
 
-    is_file_of_v2 = config.schema == "v2" and config.config_path.name != CALLED
+    is_file_of_v2 = config.file_schema == "v2" and config.config_path.name != CALLED
     return _KEYS_OF_V2[key] if is_file_of_v2 else key

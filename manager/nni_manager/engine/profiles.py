@@ -28,7 +28,7 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     experiment = snapshot.experiment
     limits, trials = experiment.budget.limits, experiment.scheduler.trials_with_jobs
     transports = {trial.trial_id: transport_view(snapshot, trial) for trial in trials}
-    params_of = _params_of_v1 if snapshot.config.schema == "v1" else _params_of_v2
+    params_of = _params_of_v1 if snapshot.config.file_schema == "v1" else _params_of_v2
     return without_none(
         {
             "id": experiment.experiment_id,
@@ -67,7 +67,7 @@ def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
         "trial": {
             "command": config.trial_command,
             "codeDir": str(config.code_dir),
-            "gpuNum": config.gpu_num,
+            "gpuNum": config.trial_gpu_number,
         },
     }
 
@@ -76,7 +76,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
     of_trials = {
         "trialCommand": config.trial_command,
         "trialCodeDirectory": str(config.code_dir),
-        "trialGpuNumber": config.gpu_num,
+        "trialGpuNumber": config.trial_gpu_number,
     }
     return without_none(
         {
@@ -106,7 +106,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
                 {
                     "platform": BY_V1[config.training_service].name,
                     **of_trials,
-                    "reuseMode": config.reuse.is_on,
+                    "reuseMode": config.reuse_mode,
                 }
                 | ({} if config.cluster is None else config.cluster.keys_of_profile())
             ),
@@ -208,7 +208,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "command": config.trial_command,
             "codeDirectory": str(config.code_dir),
             "codeVersion": code_view(snapshot.code[-1]) if snapshot.code else None,
-            "gpuNumber": config.gpu_num,
+            "gpuNumber": config.trial_gpu_number,
             "maxDurationS": limits.max_trial_duration_s,
         },
         "searchSpace": config.search_space_raw,

@@ -386,7 +386,6 @@ class ExperimentFields(ConfigBase):
     """The fields of `ExperimentConfig`.
 
     experiment_name: The name in lists.
-    experiment_type: `hpo`, hyper-parameter optimization, is the only supported type.
     description: Text for people.
     trial_concurrency: The number of trials that run at a time.
     max_experiment_duration: The time after which no more trials are started.
@@ -396,21 +395,12 @@ class ExperimentFields(ConfigBase):
     max_preemptions: How often a trial starts again whose job the cluster preempted; not counted as retries.
     fail_fast: After how many failed trials no more are started, if none has succeeded before: a script that is wrong
         fails in every trial. Failures of the cluster do not count. `False` starts all trials.
-    search_space_file: A JSON file, or a YAML file (`.yml`, `.yaml`), see search space.
-    search_space: The search space itself.
-    use_annotation: The search space is that of the annotations in the code folder; if they name no hyper-parameter,
-        that of the file is used.
     nni_manager_ip: Where keepers on a cluster reach this machine; without effect where trials run here.
-    experiment_working_directory: The folder for the experiment's data.
     debug: More log; and no version check, unless `version_check` is written.
     version_check: Refuse a keeper whose version differs from the manager's in the first two numbers.
     log_level: The detail of the manager's log.
     log_collection: `http`: trials' output is sent to the manager as well, at 5 MB/s at most while a trial runs, the
         rest when it has ended, and 1 GiB of each. `none`: only metrics are sent.
-    tuner: The algorithm that proposes parameters.
-    tuner_gpu_indices: Accepted, without effect on these tuners.
-    assessor: The algorithm that stops trials early.
-    advisor: An algorithm that replaces both tuner and assessor.
     reuse_idle_timeout: With reuse, how long a job waits for its next trial before it leaves.
     max_trials_per_job: With reuse, after how many trials a job leaves and a new one is requested; `0`: never.
     warm_imports: With reuse, modules that trials find imported, see warm starts.
@@ -418,6 +408,16 @@ class ExperimentFields(ConfigBase):
         and they count in the number of trials. Values outside the search space are used, with a warning.
     objectives: What the search is for, see several objectives.
     constraints: Bounds of metrics; a trial outside is never the best.
+    experiment_type: `hpo`, hyper-parameter optimization, is the only supported type.
+    search_space_file: A JSON file, or a YAML file (`.yml`, `.yaml`), see search space.
+    search_space: The search space itself.
+    use_annotation: The search space is that of the annotations in the code folder; if they name no hyper-parameter,
+        that of the file is used.
+    experiment_working_directory: The folder for the experiment's data.
+    tuner: The algorithm that proposes parameters.
+    tuner_gpu_indices: Accepted, without effect on these tuners.
+    assessor: The algorithm that stops trials early.
+    advisor: An algorithm that replaces both tuner and assessor.
     trial_code_directory: The folder with the training code.
     trial_command: Run by bash in the code folder.
     trial_gpu_number: GPUs per trial; `0` hides all GPUs from a trial.
@@ -432,8 +432,6 @@ class ExperimentFields(ConfigBase):
     }
     experiment_name: str | None = None
     """The name in lists. Value: a name. Default: that of the program."""
-    experiment_type: str | None = None
-    """`hpo`, hyper-parameter optimization, is the only supported type. Value: hpo."""
     description: str | None = None
     """Text for people. Since 0.6, not in NNI."""
     trial_concurrency: int | None = None
@@ -457,18 +455,9 @@ class ExperimentFields(ConfigBase):
     """After how many failed trials no more are started, if none has succeeded before: a script that is wrong fails in
     every trial. Failures of the cluster do not count. `False` starts all trials. Value: false, or a whole number from 1
     to 99999. Since 0.7, not in NNI. Default: `10`."""
-    search_space_file: PathOrText | None = None
-    """A JSON file, or a YAML file (`.yml`, `.yaml`), see search space. Value: the path of a JSON file."""
-    search_space: Mapping[str, Any] | None = None
-    """The search space itself. Value: a mapping of hyper-parameters. Default: see `search_space_file`."""
-    use_annotation: bool | None = None
-    """The search space is that of the annotations in the code folder; if they name no hyper-parameter, that of the file
-    is used. Default: `False`."""
     nni_manager_ip: str | None = None
     """Where keepers on a cluster reach this machine; without effect where trials run here. Value: an IPv4 address or a
     host name. Default: detected."""
-    experiment_working_directory: PathOrText | None = None
-    """The folder for the experiment's data. Value: a folder. Default: `~/nni-experiments`."""
     debug: bool | None = None
     """More log; and no version check, unless `version_check` is written. Default: `False`."""
     version_check: bool | None = None
@@ -480,14 +469,6 @@ class ExperimentFields(ConfigBase):
     """`http`: trials' output is sent to the manager as well, at 5 MB/s at most while a trial runs, the rest when it has
     ended, and 1 GiB of each. `none`: only metrics are sent. Value: none or http. Since 0.6, not in NNI. Default:
     `none`."""
-    tuner: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """The algorithm that proposes parameters. Default: `Auto`."""
-    tuner_gpu_indices: GpuIndices | None = None
-    """Accepted, without effect on these tuners. Value: GPU numbers separated by commas."""
-    assessor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """The algorithm that stops trials early."""
-    advisor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """An algorithm that replaces both tuner and assessor."""
     reuse_idle_timeout: Seconds | None = None
     """With reuse, how long a job waits for its next trial before it leaves. Value: a whole number and one of s, m, h,
     d. Since 0.6, not in NNI. Default: `10m`."""
@@ -506,6 +487,25 @@ class ExperimentFields(ConfigBase):
     in the tuner's `optimize_mode`."""
     constraints: list[dict[str, Any]] | None = None
     """Bounds of metrics; a trial outside is never the best. Since 0.7, not in NNI."""
+    experiment_type: str | None = None
+    """`hpo`, hyper-parameter optimization, is the only supported type. Value: hpo."""
+    search_space_file: PathOrText | None = None
+    """A JSON file, or a YAML file (`.yml`, `.yaml`), see search space. Value: the path of a JSON file."""
+    search_space: Mapping[str, Any] | None = None
+    """The search space itself. Value: a mapping of hyper-parameters. Default: see `search_space_file`."""
+    use_annotation: bool | None = None
+    """The search space is that of the annotations in the code folder; if they name no hyper-parameter, that of the file
+    is used. Default: `False`."""
+    experiment_working_directory: PathOrText | None = None
+    """The folder for the experiment's data. Value: a folder. Default: `~/nni-experiments`."""
+    tuner: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """The algorithm that proposes parameters. Default: `Auto`."""
+    tuner_gpu_indices: GpuIndices | None = None
+    """Accepted, without effect on these tuners. Value: GPU numbers separated by commas."""
+    assessor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """The algorithm that stops trials early."""
+    advisor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """An algorithm that replaces both tuner and assessor."""
     trial_code_directory: PathOrText | None = None
     """The folder with the training code. Value: a folder. Default: `.`."""
     trial_command: str | None = None

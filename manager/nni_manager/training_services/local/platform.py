@@ -29,7 +29,7 @@ class LocalPlatform(Platform):
         from nni_manager.training_services.local.command import check_command
         from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 
-        GpuShares.of(self.config.local, self.config.gpu_num, gpus_of_this_machine())
+        GpuShares.of(self.config.local, self.config.trial_gpu_number, gpus_of_this_machine())
         check_command(self.config)
 
     def check(self) -> PlatformCheck:
