@@ -10,7 +10,6 @@ from nni_manager.config.model import (
     AssessorConfig,
     Expansion,
     ExperimentSpec,
-    LocalSpec,
     TunerConfig,
     UserClass,
 )
@@ -18,6 +17,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register, registry_file
 from nni_manager.config.search_space import SearchSpace, Uniform
 from nni_manager.errors import InternalError, UserError
+from nni_manager.training_services.local.section import LocalSection
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
@@ -90,7 +90,7 @@ def test_a_file_with_the_required_keys_becomes_an_experiment_with_defaults(write
         log_level="info",
         debug=False,
         version_check=True,
-        local=LocalSpec(),
+        cluster=LocalSection(),
         config_path=tmp_path / "experiment.yml",
         expansions=(
             Expansion("searchSpacePath", "search_space.json", tmp_path / "search_space.json"),
@@ -110,7 +110,7 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
     assert (config.trial_gpu_number, config.description, config.max_experiment_duration) == (1, "d", 7200.0)
     assert (config.max_trial_number, config.log_dir, config.log_level) == (20, tmp_path / "logs", "debug")
     assert (config.log_collection, config.debug, config.nni_manager_ip) == ("http", True, "10.0.0.1")
-    assert config.local == LocalSpec((0, 2), 3, True)
+    assert config.cluster == LocalSection((0, 2), 3, True)
     assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
 
 

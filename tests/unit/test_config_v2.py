@@ -94,7 +94,7 @@ def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
 
 def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.host == "local"
 
 
@@ -112,7 +112,7 @@ def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
 )
 def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.memory_mb == memory_mb
 
 
@@ -225,7 +225,7 @@ def test_a_key_of_the_training_service_takes_precedence_over_the_top_level_key(p
 
 def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.image == "msranni/nni:latest"
     assert "which lacks trial-keeper; `nnictl help images` describes how" in config.warnings[0]
 

@@ -18,6 +18,7 @@ from nni_manager.training_services.kubernetes.section import (
     NfsStorage,
     RoleConfig,
 )
+from nni_manager.training_services.local.section import LocalSection
 from nni_manager.training_services.openpai.protocol import Storage
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import Platform, platform_of
@@ -129,7 +130,9 @@ def test_a_kubernetes_claim_without_a_name_is_rejected_with_a_remedy(config, cha
 
 def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
     assert platform_of(config()).storage_here() == tmp_path
-    assert platform_of(config().replace(training_service="local", cluster=None)).storage_here() is None
+    assert (
+        platform_of(config().replace(training_service="local", cluster=LocalSection())).storage_here() is None
+    )
     claim = ClaimStorage(Path("/data"), "nni")
     assert platform_of(on_kubernetes(config, storage=claim)).storage_here() == Path("/data")
     assert platform_of(on_kubernetes(config, storage=AZURE)).storage_here() is None, (
@@ -150,7 +153,10 @@ def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config,
     for _ in range(2):  # the second call is a resume
         assert platform_of(population).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
-    assert platform_of(population.replace(training_service="local", cluster=None)).checkpoints(folder) == here
+    assert (
+        platform_of(population.replace(training_service="local", cluster=LocalSection())).checkpoints(folder)
+        == here
+    )
     assert platform_of(on_kubernetes(config)).checkpoints(folder) == Path("/tmp/mount/EXPT/checkpoints")
 
 

@@ -90,15 +90,14 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         )
     config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
-    cluster, public = config.cluster, config
-    if cluster is not None and cluster.has_unmounted_share:
+    cluster = config.cluster
+    if cluster.has_unmounted_share:
         warnings.append(f"{target} does not contain the files of trials on the share; copy them from there")
-    if cluster is not None and cluster.has_job_file:
+    if cluster.has_job_file:
         warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        if cluster is not None:
-            public = config.replace(cluster=cluster.without_login())
+        public = config.replace(cluster=cluster.without_login())
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))

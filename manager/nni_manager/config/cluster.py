@@ -1,4 +1,4 @@
-"""The base of the section of an experiment file that describes a cluster and its jobs; each platform has one of its own."""
+"""The base of the section of an experiment file that describes a platform and its jobs; each platform has one of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ HIDDEN = "(hidden)"
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The platform's section of an experiment that runs on a cluster: its login, its storage and its jobs."""
+    """The platform's section of an experiment: its login, its storage and its jobs."""
+
+    @property
+    def is_this_machine(self) -> bool:
+        """True if jobs are processes of the manager's user on this machine, rather than of a cluster."""
+        return False
 
     @property
     def has_commands(self) -> bool:

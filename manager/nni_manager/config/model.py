@@ -88,25 +88,13 @@ class AssessorConfig:
     optimize_mode: OptimizeMode | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSpec:
-    """GPU sharing of trials on this machine. `gpu_indices` None means all GPUs.
-
-    `may_use_active_gpu` is stored and has no effect: trials also use GPUs that other processes use.
-    """
-
-    gpu_indices: tuple[int, ...] | None = None
-    max_trials_per_gpu: int = 1
-    may_use_active_gpu: bool = False
-
-
 class ExperimentSpec(SharedKeys):
     """One checked experiment: the keys of its file, and what was resolved. Paths are absolute; `code_dir` was a folder then.
 
     Limits and the search space can change after the file was read; `search_space_revision` counts the changes of the space.
     `search_space_raw` is the JSON of `search_space`. `trial_command` is empty if roles or a job file contain the commands.
     `trial_gpu_number` None leaves a trial's CUDA_VISIBLE_DEVICES unchanged, 0 hides all GPUs.
-    `cluster` None: trials run on this machine. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
+    `cluster` is the section of the platform. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
     the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment. `file_schema` is that of the
     experiment file; a profile has its keys.
     """
@@ -120,11 +108,10 @@ class ExperimentSpec(SharedKeys):
     trial_gpu_number: int | None
     code_dir: Path
     log_dir: Path
-    local: LocalSpec
+    cluster: ClusterConfig
     config_path: Path
     reuse_mode: bool = False
     expansions: tuple[Expansion, ...] = ()
-    cluster: ClusterConfig | None = None
     assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
@@ -159,11 +146,11 @@ class ExperimentSpec(SharedKeys):
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """The files of the experiment that may contain a login or other secrets."""
-        return () if self.cluster is None else (self.config_path, *self.cluster.secret_files)
+        return () if self.cluster.is_this_machine else (self.config_path, *self.cluster.secret_files)
 
     def without_secrets(self) -> ExperimentSpec:
         """A copy for display, without logins and the text of job descriptions; file names stay."""
-        return self.replace(cluster=None if self.cluster is None else self.cluster.without_secrets())
+        return self.replace(cluster=self.cluster.without_secrets())
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
@@ -173,10 +160,7 @@ class ExperimentSpec(SharedKeys):
             for step in above:
                 section = section.setdefault(step, {})
             section[last] = getattr(self, name)
-        stored_as = BY_V1[self.training_service].stored_as
-        assert (stored_as is None) == (self.cluster is None), self.training_service
-        if stored_as is not None:
-            fields[stored_as] = self.cluster
+        fields[BY_V1[self.training_service].stored_as] = self.cluster
         return json.dumps(fields, default=as_json)
 
     @classmethod
@@ -229,17 +213,14 @@ def _stored_places() -> dict[str, list[str]]:
     }
 
 
-def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig | None:
-    """The section of the platform, which is taken out of the stored fields; None if trials run on this machine."""
+def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig:
+    """The section of the platform."""
     row = BY_V1.get(fields["training_service"])
     if row is None:
         raise ValueError(f"{fields['training_service']!r} is not a platform")
-    stored: dict[str, Any] = {name: fields.get(name) for name in stored_sections()}
-    if row.stored_as is None:
-        return None
     section: type[ClusterConfig] = row.module("section").SECTION
     try:
-        return section.of_stored(stored[row.stored_as])
+        return section.of_stored(fields[row.stored_as])
     except ValidationError as error:
         raise _unreadable(error, row.stored_as) from None
 

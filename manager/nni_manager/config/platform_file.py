@@ -6,22 +6,25 @@ that suits a platform whose keys are spelled alike in both of NNI's schemas.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.diagnostics import folded
 from nni_manager.config.dialect import Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
-from nni_manager.config.model import LocalSpec
 from nni_manager.config.platforms import PLATFORMS
-from nni_manager.config.schema import PATHS, names_of_kind
+from nni_manager.config.schema import PATHS, Schema, names_of_kind
 
 if TYPE_CHECKING:
     from nni_manager.config.reading import Reading
     from nni_manager.config.translation import Translation
+
+
+AnySection = TypeVar("AnySection")
 
 
 class PlatformFile(ABC):
@@ -102,12 +105,14 @@ class PlatformFile(ABC):
         """Check what the schema cannot: rules over several keys, and the files and folders that keys name."""
 
     @abstractmethod
-    def cluster(self, file: Any) -> ClusterConfig | None:
-        """The section of a file without diagnostics, an instance of `schema`; None if trials run on this machine."""
+    def cluster(self, file: Any) -> ClusterConfig:
+        """The section of a file without diagnostics, an instance of `schema`."""
 
-    def local(self, file: Any) -> LocalSpec:
-        """The sharing of this machine's GPUs."""
-        return LocalSpec()
+    @staticmethod
+    def same_named(section: Callable[..., AnySection], keys: Schema, **resolved: Any) -> AnySection:
+        """The section with these fields; every other field has the value of the key of the same name."""
+        names = inspect.signature(section).parameters.keys() & type(keys).model_fields.keys()
+        return section(**{name: getattr(keys, name) for name in names} | resolved)
 
 
 def file_of(platform: str) -> type[PlatformFile]:

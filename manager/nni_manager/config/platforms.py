@@ -1,7 +1,7 @@
 """The table of platforms. Everything else finds a platform, its names and its package here.
 
 A package has up to three modules, each imported only for experiments on the platform: `experiment_file` (the keys and their
-checks), `section` (what is stored; none for this machine), and `platform` (all that runs).
+checks), `section` (what is stored), and `platform` (all that runs).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 class PlatformRow:
     """A platform: its names in NNI's second and first schema and for people, and its section of v1 files besides `trial`.
 
-    `stored_as` is the key of its section in stored experiments; None: it has none. `key_of_section` is a key that shows which
+    `stored_as` is the key of its section in stored experiments. `key_of_section` is a key that shows which
     section a line of a v1 file belongs to, if the section's own line is lost.
     """
 
@@ -23,7 +23,7 @@ class PlatformRow:
     v1: str
     title: str
     section: str
-    stored_as: str | None = None
+    stored_as: str
     key_of_section: str | None = None
 
     def module(self, name: str) -> ModuleType:
@@ -35,7 +35,7 @@ _PACKAGES = "nni_manager.training_services"
 PLATFORMS = {
     row.name: row
     for row in (
-        PlatformRow("local", "local", "this machine", "localConfig"),
+        PlatformRow("local", "local", "this machine", "localConfig", "local"),
         PlatformRow("openpai", "pai", "OpenPAI", "paiConfig", "pai", "userName"),
         PlatformRow(
             "frameworkcontroller",
@@ -96,4 +96,4 @@ UNSUPPORTED = {
 
 def stored_sections() -> set[str]:
     """The keys of the platforms' sections in stored experiments."""
-    return {row.stored_as for row in PLATFORMS.values() if row.stored_as is not None}
+    return {row.stored_as for row in PLATFORMS.values()}

@@ -183,17 +183,12 @@ class _ExperimentReading(AlgorithmReading):
                 None if assessor_args is None else self._mode_of_assessor(assessor_args, class_args),
             ),
             # Roles and job files have their own commands.
-            trial_command=""
-            if cluster is not None and cluster.has_commands
-            else self.raw.get("trialCommand") or "",
+            trial_command="" if cluster.has_commands else self.raw.get("trialCommand") or "",
             code_dir=code_dir,
-            trial_gpu_number=file.trial_gpu_number
-            if cluster is None
-            else cluster.trial_gpu_number(file.trial_gpu_number),
+            trial_gpu_number=cluster.trial_gpu_number(file.trial_gpu_number),
             log_dir=log_dir,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=self.platform.local(file),
             reuse_mode=file.training_service.reuse_mode,
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),

@@ -108,7 +108,7 @@ def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
                     **of_trials,
                     "reuseMode": config.reuse_mode,
                 }
-                | ({} if config.cluster is None else config.cluster.keys_of_profile())
+                | config.cluster.keys_of_profile()
             ),
         }
     )

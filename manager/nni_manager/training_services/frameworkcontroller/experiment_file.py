@@ -145,14 +145,17 @@ class FrameworkControllerFile(KubernetesFile):
     def cluster(self, file: FrameworkControllerExperimentKeys) -> KubernetesConfig:
         """The settings of Frameworks, from the template if there is one."""
         service, template = file.training_service, self._template
-        return KubernetesConfig(
-            "frameworkcontroller",
-            self.storage_of_jobs(service.storage),
-            tuple(self._role_of_task(index, task) for index, task in enumerate(service.task_roles or ()))
+        return self.same_named(
+            KubernetesConfig,
+            service,
+            operator="frameworkcontroller",
+            storage=self.storage_of_jobs(service.storage),
+            roles=tuple(
+                self._role_of_task(index, task) for index, task in enumerate(service.task_roles or ())
+            )
             if template is None
             else template.roles,
             service_account=service.service_account_name,
-            namespace=service.namespace,
             template=self.paths.get((*SERVICE, "configPath")),
             template_text=None if template is None else template.text,
         )

@@ -157,16 +157,16 @@ class KubeflowFile(KubernetesFile):
         """The settings of the operator's jobs."""
         service = file.training_service
         replicas: dict[str, ReplicaKeys | None] = {name: getattr(service, name) for name in _REPLICAS}
-        return KubernetesConfig(
-            service.operator,
-            self.storage_of_jobs(service.storage),
-            tuple(
+        return self.same_named(
+            KubernetesConfig,
+            service,
+            storage=self.storage_of_jobs(service.storage),
+            roles=tuple(
                 self.role((name,), name, pod.replicas, pod)
                 for name, pod in replicas.items()
                 if pod is not None
             ),
             api_version=service.api_version or _OPERATORS[service.operator].versions[0],
-            namespace=service.namespace,
             runtime=(service.runtime or _DEFAULT_RUNTIME) if service.operator == "trainjob" else None,
             queue=service.queue_name,
         )

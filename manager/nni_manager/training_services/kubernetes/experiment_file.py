@@ -244,10 +244,11 @@ class KubernetesFile(PlatformFile):
 
     def role(self, place: Place, name: str, tasks: int, pod: PodKeys) -> RoleConfig:
         """The settings of a role at `place`."""
-        return RoleConfig(
+        return self.same_named(
+            RoleConfig,
+            pod,
             name=name,
             tasks=tasks,
-            command=pod.command,
             image=pod.docker_image,
             gpu=pod.gpu_number,
             cpu=pod.cpu_number,

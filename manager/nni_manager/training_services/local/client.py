@@ -23,6 +23,7 @@ from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import ForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.safe_open import open_beneath
@@ -70,7 +71,8 @@ class LocalTrainingService(TrainingService):
         self._config = config
         self._workspace = workspace
         self._jobs = jobs
-        self._gpus = GpuShares.of(config.local, config.trial_gpu_number, gpus_of_this_machine())
+        assert isinstance(config.cluster, LocalSection)
+        self._gpus = GpuShares.of(config.cluster, config.trial_gpu_number, gpus_of_this_machine())
         self._gpus_were_freed = asyncio.Event()
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""

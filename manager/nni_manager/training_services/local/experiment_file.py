@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nni_manager.config.experiment_schema import COMMAND, ExperimentKeys, GpuIndices, ServiceKeys, gpus
-from nni_manager.config.model import LocalSpec
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import flag, mapping, text, whole
+from nni_manager.training_services.local.section import LocalSection
 
 
 class LocalServiceKeys(ServiceKeys):
@@ -59,14 +59,15 @@ class LocalFile(PlatformFile):
     hints: ClassVar = {"trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?"}
     reuses_jobs = False
 
-    def cluster(self, file: Any) -> None:
-        """None: there is no cluster."""
-        return
-
-    def local(self, file: LocalExperimentKeys) -> LocalSpec:
+    def cluster(self, file: LocalExperimentKeys) -> LocalSection:
         """The sharing of GPUs that the file names."""
         service = file.training_service
-        return LocalSpec(service.gpu_indices, service.max_trial_number_per_gpu, service.use_active_gpu)
+        return self.same_named(
+            LocalSection,
+            service,
+            max_trials_per_gpu=service.max_trial_number_per_gpu,
+            may_use_active_gpu=service.use_active_gpu,
+        )
 
 
 FILE = LocalFile

@@ -259,16 +259,14 @@ class OpenpaiFile(PlatformFile):
         assert self._storage is not None
         service, gpu = file.training_service, file.trial_gpu_number
         cpu, memory_mb = service.trial_cpu_number, service.trial_memory_size
-        return PaiConfig(
-            host=service.host,
+        return self.same_named(
+            PaiConfig,
+            service,
             user=service.username or "",
-            token=service.token,
-            password=service.password,
             storage=self._storage,
             mount=service.container_storage_mount_point.rstrip("/") or "/",
             image=service.docker_image,
             storage_name=service.storage_config_name,
-            virtual_cluster=service.virtual_cluster,
             gpu=service.gpu_num if gpu is None else gpu,
             cpu=service.cpu_num if cpu is None else cpu,
             memory_mb=service.memory_mb if memory_mb is None else memory_mb,
