@@ -54,7 +54,7 @@ def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
 def test_an_invalid_value_of_a_limit_is_rejected_and_a_valid_one_can_be_stored(
     config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
-    name = LIMITS[update_type].names[0]
+    name = LIMITS[update_type].v1[0][-1]
     with contextlib.suppress(ChangeInvalid):
         after = changed(config, update_type, {name: value})
         assert not isinstance(value, bool | list)
