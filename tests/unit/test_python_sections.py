@@ -194,7 +194,9 @@ def sections() -> dict[str, Section]:
             home: Keys = (*key.path, *((EACH,) if key.is_list else ()))
             is_platform = key.path == SERVICE
             if is_platform:
-                assert "python_name" in vars(key.inner), f"{key.inner} has no python_name, that of its class in Python"
+                assert "python_name" in vars(key.inner), (
+                    f"{key.inner} has no python_name, that of its class in Python"
+                )
                 general = section(part_of(service), "PlatformSection", about(service))
                 general.keys = {} if general.keys else general.keys
                 for each in keys_in(ExperimentKeys):
