@@ -154,12 +154,13 @@ class ExperimentSpec(SharedKeys):
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
-        fields: dict[str, Any] = dict.fromkeys(sorted(stored_sections()))
+        fields: dict[str, Any] = {}
         for name, (*above, last) in _stored_places().items():
             section = fields
             for step in above:
                 section = section.setdefault(step, {})
             section[last] = getattr(self, name)
+        fields |= dict.fromkeys(sorted(stored_sections()))
         fields[BY_V1[self.training_service].stored_as] = self.cluster
         return json.dumps(fields, default=as_json)
 
