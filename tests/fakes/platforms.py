@@ -12,11 +12,13 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from deadlines import DEADLINE_S
 from fake_pai import _LIVE, USER, FakePai
+from installed_example import installed_example
 from jobs_here import JobsHere
 from kube_controllers import FRAMEWORKS
 from kube_operators import PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
@@ -41,6 +43,7 @@ from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import platform_of
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -205,7 +208,7 @@ class Local(Platform):
         super().__init__(name, folder)
         self._jobs = folder / "jobs"
         self._jobs.mkdir()
-        self._config = RealExperiment(folder / "any", "").config
+        self._config = RealExperiment(folder / "any", "", **self.config()).config
 
     def service(self, on_job_ended):
         return RunScriptJobsHere(self._config, self.workspace, self._jobs, on_job_ended)
@@ -233,6 +236,66 @@ class Local(Platform):
 
     def close(self):
         JobsHere.end_keepers()
+
+
+class InstalledPlatform(Local):
+    """The platform of an installed package: the example for those who write their own."""
+
+    def __init__(self, name, folder, monkeypatch):
+        monkeypatch.syspath_prepend(installed_example())
+        super().__init__(name, folder, monkeypatch)
+        self._services = []
+        """Kept with their processes, which outlive a manager."""
+
+    def service(self, on_job_ended):
+        places = SimpleNamespace(workspace=self.workspace, jobs=self._jobs)
+        return self._kept(platform_of(self._config).make_service(places))(on_job_ended)
+
+    def factory(self, experiment):
+        return self._kept(super(Local, self).factory(experiment))
+
+    def _kept(self, make):
+        def make_and_keep(on_job_ended):
+            self._services.append(make(on_job_ended))
+            return self._services[-1]
+
+        return make_and_keep
+
+    def _processes(self, **settings):
+        """The pids of this experiment's processes with these settings of a keeper."""
+        variables = {f"TRIAL_KEEPER_{name.upper()}": value for name, value in settings.items()}
+        return processes.pids_where(
+            lambda environ: (
+                variables.items() <= environ.items()
+                and environ.get("TRIAL_KEEPER_WORKSPACE", "").startswith(f"{self.folder}/")
+            )
+        )
+
+    def _keepers(self, **settings):
+        return [pid for pid in self._processes(**settings) if processes.session_of(pid) == pid]
+
+    def left(self):
+        return self._keepers()
+
+    def is_over(self, job_id):
+        return not self._keepers(job_id=job_id)
+
+    def remove(self, job_id):
+        # Its guard is younger.
+        keeper = min(
+            self._keepers(job_id=job_id), key=lambda pid: processes.ProcessIdentity.of(pid).start_ticks
+        )
+        os.killpg(keeper, signal.SIGKILL)
+
+    def config(self, reuse=False):
+        return {"trainingServicePlatform": "nice", "niceConfig": {"niceness": 5, "reuse": reuse}}
+
+    def close(self):
+        for pid in self._processes():
+            processes.kill(pid)
+        for service in self._services:
+            for child in service.children.values():
+                child.wait(DEADLINE_S)
 
 
 class OpenPaiPlatform(Platform):
@@ -565,6 +628,7 @@ class OnKubernetes(Platform):
 
 PLATFORMS = {
     "local": Local,
+    "installed": InstalledPlatform,
     "openpai": OpenPai18,
     "openpai-of-this-machine": OpenPaiOfThisMachine,
     **dict.fromkeys(_OPERATORS, OnKubernetes),

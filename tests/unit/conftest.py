@@ -1,6 +1,10 @@
 """Fixtures of the tests that start no process."""
 
+import socket
+
 import pytest
+from simulated_keeper import SimulatedKeeper
+from stored_experiments import experiments_in
 
 
 @pytest.fixture
@@ -14,3 +18,33 @@ def nnictl(capsys):
         return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def state_home(tmp_path, monkeypatch):
+    """The home of a user without experiments."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # Captured output has no width; the terminal of the test run must not set one.
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def an_experiment(tmp_path, state_home):
+    """Creates a stored experiment; one with a port has an owner until the test ends."""
+    with experiments_in(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as probe:
+        probe.bind(
+            ("127.0.0.1", 0)
+        )  # bound and not listening: the port stays free, and connections to it fail
+        yield probe.getsockname()[1]
+
+
+@pytest.fixture
+def simulated() -> SimulatedKeeper:
+    return SimulatedKeeper()

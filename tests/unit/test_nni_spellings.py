@@ -42,15 +42,15 @@ OF_NNI = {
     "tensorboard start": "--trial_id -T --port",
     "tensorboard stop": "",
     "top": "--time -t",
+    "trainingservice list": "",
 }
 REFUSED = {
     "hello": "nnictl create --config examples/digits/config.yml",
     "ss_gen --trial_command x --trial_dir . --file y": "annotations and useAnnotation: true",
     "package install --name BOHB": "nnictl algo --help",
     "package list --all": "nnictl algo --help",
-    "trainingservice register --package x": "local, openpai, frameworkcontroller or kubeflow",
-    "trainingservice unregister --package x": "local, openpai, frameworkcontroller or kubeflow",
-    "trainingservice list": "local, openpai, frameworkcontroller or kubeflow",
+    "trainingservice register --package x": "`nnictl trainingservice list` then shows it",
+    "trainingservice unregister --package x": "uninstall the package",
     "jupyter-extension install": "nnictl webui url",
     "jupyter-extension uninstall": "nnictl webui url",
     "webui nas --port 6060 --logdir .": "use the package nni",

@@ -11,7 +11,7 @@ from nni_manager import training_services
 from nni_manager.config.convert import convert
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.config.platforms import BY_V1, PLATFORMS, PlatformRow
+from nni_manager.config.platforms import BY_V1, PLATFORMS, PlatformRow, PlatformUnusable, installed_platforms
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import ExperimentConfig
 from nni_manager.training_services.platform import platform_of
@@ -181,3 +181,95 @@ def test_a_key_of_a_platform_is_checked_like_any_other(folder):
         caught.value
     )
     assert "cannot do without echoConfig.greeting: it must be a greeting" in str(caught.value)
+
+
+# ---- platforms of installed packages
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a distribution with a platform: metadata, and the package's modules."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    for name, text in FILES.items():
+        Path(f"{name}.yml").write_text(text)
+
+    def make(distribution, provides="echo", **modules):
+        package = f"package_of_{distribution}"
+        (tmp_path / package).mkdir()
+        for module, text in ({"__init__": ""} | modules).items():
+            own = text.replace("nni_manager.training_services.echo", package)
+            (tmp_path / package / f"{module}.py").write_text(own)
+        metadata = tmp_path / f"{distribution}-1.2.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
+        (metadata / "entry_points.txt").write_text(f"[trial_keeper.platforms]\n{provides} = {package}\n")
+        return package
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("package_of_")]:
+        del sys.modules[name]
+
+
+def test_the_platform_of_an_installed_package_is_read_in_both_schemas_stored_and_shown(install):
+    package = install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
+    assert [(row.name, row.distribution) for row in installed_platforms()] == [("echo", "a 1.2")]
+    assert package not in sys.modules
+    for name in FILES:
+        config = read_experiment_file(Path(f"{name}.yml"))
+        stored = ExperimentSpec.from_json(config.to_json())
+        assert stored == config
+        assert platform_of(stored).check().where == "echo, which says hi"
+        assert json.loads(config.to_json())["echoConfig"] == {"greeting": "hi"}
+
+
+def test_an_experiment_of_an_absent_package_is_shown_without_secrets_and_cannot_run(install, monkeypatch):
+    install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
+    text = read_experiment_file(Path("v2.yml")).to_json()
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(Path.cwd())])
+    stored = ExperimentSpec.from_json(text)
+    assert stored.to_json() == text
+    assert json.loads(stored.without_secrets().to_json())["echoConfig"] == {"greeting": "(hidden)"}
+    with pytest.raises(
+        PlatformUnusable, match="cannot use platform echo: no package in this Python provides it"
+    ):
+        platform_of(stored)
+    with pytest.raises(ConfigInvalid, match=r'"echo" is not a platform; .*, or install the package'):
+        read_experiment_file(Path("v2.yml"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ({"experiment_file": "import absent_module"}, "ModuleNotFoundError: No module named 'absent_module'"),
+        ({"experiment_file": "FIEL = 1"}, "AttributeError: .*FILE"),
+        ({"__init__": "1 / 0"}, "ZeroDivisionError: division by zero"),
+        ({}, "ModuleNotFoundError"),
+    ],
+)
+def test_a_package_that_fails_is_named_with_its_error(install, broken, error):
+    install("a", **broken)
+    message = rf"cannot use platform echo: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
+    with pytest.raises(PlatformUnusable, match=message):
+        read_experiment_file(Path("v2.yml"))
+
+
+def test_a_platform_of_two_packages_is_refused(install):
+    install("a")
+    install("b")
+    message = r"cannot choose platform echo: a 1\.2 and b 1\.2 provide it; uninstall one of them"
+    with pytest.raises(PlatformUnusable, match=message):
+        read_experiment_file(Path("v2.yml"))
+
+
+def test_a_built_in_platform_takes_precedence_over_an_installed_one(install):
+    install("a", provides="local", __init__="1 / 0")
+    Path("v2.yml").write_text(FILES["v2"].replace("platform: echo, greeting: hi", "platform: local"))
+    assert read_experiment_file(Path("v2.yml")).training_service == "local"
+
+
+def test_a_package_may_provide_a_platform_of_nni_that_is_not_supported(install):
+    install("a", provides="remote", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
+    Path("v2.yml").write_text(FILES["v2"].replace("echo", "remote"))
+    assert read_experiment_file(Path("v2.yml")).training_service == "remote"

@@ -172,12 +172,14 @@ def status(experiment_id: str | None) -> int:
         "nnictl experiment export --type csv --filename results.csv",
         "nnictl experiment export --type csv --all",
         "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
+        "nnictl experiment export GvTf2bVe --type html --filename report.html",
     )
 )
 @options.experiment_argument
 @click.option("--filename", "-f", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Write to this file instead of stdout.")  # fmt: skip
-@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv"]), default="json", show_default=True)
+@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv", "html"]), default="json",
+              show_default=True, help="html: a report with table, charts and configuration, without secrets.")  # fmt: skip
 @click.option(
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
@@ -204,15 +206,23 @@ def export(
     all_trials: bool,
     nni_columns: bool,
 ) -> None:
-    """Print parameters and final results of the trials."""
+    """Print parameters and final results of the trials, or write a report that a browser shows without a manager."""
     for option, is_given in {"--nni-columns": nni_columns, "--all": all_trials}.items():
         if is_given and kind != "csv":
-            raise UserError(f"cannot use {option} with --type json; add --type csv")
+            raise UserError(f"cannot use {option} with --type {kind}; add --type csv")
     options.exclude(
         {"--all": all_trials, "--nni-columns": nni_columns},
         {"--all": all_trials, "--intermediate": has_intermediates},
         {"--all": all_trials, "--nni-columns": nni_columns, "--provenance": has_provenance},
     )
+    if kind == "html":
+        given = {"--intermediate": has_intermediates, "--provenance": has_provenance}
+        if extra := next((option for option, is_given in given.items() if is_given), None):
+            raise UserError(f"cannot use {extra} with --type html, which has all of that; remove {extra}")
+        if target is None:
+            raise UserError("cannot write a report to stdout; add --filename report.html")
+        _write_report(options.experiment(experiment_id), target)
+        return
     known = options.experiment(experiment_id)
     objectives = known.stored.config().all_objectives
     records = known.stored.read(
@@ -251,6 +261,16 @@ def export(
         return
     target.write_bytes(text.encode())
     output.info(f"Wrote the results of {len(records)} trials to {target}")
+
+
+def _write_report(known: KnownExperiment, target: Path) -> None:
+    from nni_manager.web.report import report_of  # the imports take 0.3 s
+
+    content = report_of(known.folder)
+    target.write_bytes(content)
+    output.info(
+        f"Wrote a report of {known.experiment_id} to {target} ({len(content) / 1e6:.1f} MB); a browser opens it"
+    )
 
 
 def records_of(

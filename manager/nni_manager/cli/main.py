@@ -150,6 +150,7 @@ for _command in (
     log_commands.log,
     config_commands.config,
     platform_commands.platform,
+    platform_commands.trainingservice,
     algorithm_commands.algo,
     webui.webui,
     tensorboard.tensorboard,

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from nni_manager.config.platforms import NAMES
 from nni_manager.errors import UserError
 
 _COMMANDS = {
@@ -24,7 +23,9 @@ _ADVICE = {
     "jupyter-extension": "there is no extension of JupyterLab; `nnictl webui url` prints a link to the web page",
     "package": "it is `nnictl algo` since NNI 2.0; `nnictl algo --help` shows the usage",
     "ss_gen": "search spaces are not generated from code; write a search space file, or annotations and useAnnotation: true",
-    "trainingservice": f"platforms are built in; write {NAMES} into the experiment file",
+    "trainingservice register": "install the package that provides the platform with pip in this Python; "
+    "`nnictl trainingservice list` then shows it",
+    "trainingservice unregister": "uninstall the package that provides the platform with pip",
     "webui nas": "architecture search is not a part of trial-keeper; use the package nni for it",
 }
 

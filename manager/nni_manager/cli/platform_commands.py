@@ -1,11 +1,11 @@
-"""nnictl platform: removes leftovers of experiments from a cluster's shared storage."""
+"""nnictl platform and trainingservice: leftovers on a cluster's shared storage, and the list of platforms."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from nni_manager.cli.options import config_option, confirm, example, group, yes_option
+from nni_manager.cli.options import config_option, confirm, example, group, json_option, yes_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments
 from nni_manager.errors import NniManagerError, UserError
@@ -16,6 +16,40 @@ platform = group(
     "Clean up leftovers of experiments on a cluster.",
     "nnictl platform clean --config config.yml",
 )
+
+trainingservice = group(
+    "trainingservice", "List the platforms on which experiments can run.", "nnictl trainingservice list"
+)
+
+
+@trainingservice.command(
+    "list", epilog=example("nnictl trainingservice list", "nnictl trainingservice list --json")
+)
+@json_option
+def list_platforms(as_json: bool) -> None:
+    """List the platforms: the built-in ones, and those of installed packages.
+
+    An experiment file names one in trainingService.platform. The code of an installed package is not loaded before.
+    """
+    from nni_manager.config.platforms import PLATFORMS, installed_platforms
+
+    rows = [{"name": row.name, "title": row.title, "origin": "built in"} for row in PLATFORMS.values()]
+    for row in installed_platforms():
+        hidden = " (not used: a built-in platform has this name)" if row.name in dict.keys(PLATFORMS) else ""
+        rows.append(
+            {
+                "name": row.name,
+                "title": row.title,
+                "origin": row.distribution + hidden,
+                "package": row.package,
+            }
+        )
+    if as_json:
+        output.print_json(rows)
+        return
+    output.print_table(
+        ["name", "title", "origin"], [[row["name"], row["title"], row["origin"]] for row in rows]
+    )
 
 
 @platform.command(

@@ -74,6 +74,21 @@ class ClusterConfig:
         return section
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadSection(ClusterConfig):
+    """The stored section of a platform whose package is absent or fails: its experiments are shown, and cannot run."""
+
+    fields: dict[str, Any]
+
+    def without_secrets(self) -> UnreadSection:
+        """Any value may be a secret."""
+        return UnreadSection(dict.fromkeys(self.fields, HIDDEN))
+
+    def without_login(self) -> UnreadSection:
+        """Without any value."""
+        return UnreadSection({})
+
+
 def validated(cls: Any, fields: dict[str, Any]) -> Any:
     """The dataclass with these fields, as JSON has them.
 
@@ -97,6 +112,8 @@ def as_json(value: Any) -> Any:
     """A value of a stored experiment that JSON lacks: the fields of a dataclass or a section, or the text of a path."""
     if isinstance(value, BaseModel):
         return dict(value)
+    if isinstance(value, UnreadSection):
+        return value.fields
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}

@@ -103,8 +103,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
-def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use") -> str:
-    """The remedy for an unknown word: the nearest known word, and the list of all."""
+def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use", otherwise: str = "") -> str:
+    """The remedy for an unknown word: the nearest known word, and the list of all. `otherwise` follows if none is near."""
     known = list(known)
     by_folded = {name.casefold(): name for name in known}
     nearest = difflib.get_close_matches(
@@ -112,4 +112,4 @@ def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use") ->
     )
     if nearest:
         return f"did you mean {by_folded[nearest[0]]}? (known: {', '.join(known)})"
-    return f"{verb} one of {', '.join(known)}"
+    return f"{verb} one of {', '.join(known)}{otherwise}"

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
-from nni_manager.config.cluster import ClusterConfig, as_json
-from nni_manager.config.platforms import BY_V1, stored_sections
+from nni_manager.config.cluster import ClusterConfig, UnreadSection, as_json
+from nni_manager.config.platforms import PlatformUnusable, of_stored, stored_sections
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.config.shared_keys import STORED, SharedKeys
 from nni_manager.domain.objectives import Constraint, Objective, Objectives, OptimizeMode, single
@@ -161,7 +161,7 @@ class ExperimentSpec(SharedKeys):
                 section = section.setdefault(step, {})
             section[last] = getattr(self, name)
         fields |= dict.fromkeys(sorted(stored_sections()))
-        fields[BY_V1[self.training_service].stored_as] = self.cluster
+        fields[of_stored(self.training_service).stored_as] = self.cluster
         return json.dumps(fields, default=as_json)
 
     @classmethod
@@ -216,10 +216,13 @@ def _stored_places() -> dict[str, list[str]]:
 
 def _stored_cluster(fields: dict[str, Any]) -> ClusterConfig:
     """The section of the platform."""
-    row = BY_V1.get(fields["training_service"])
-    if row is None:
-        raise ValueError(f"{fields['training_service']!r} is not a platform")
-    section: type[ClusterConfig] = row.module("section").SECTION
+    row = of_stored(fields["training_service"])
+    if row.is_absent and fields.get(row.stored_as) is None:
+        raise ValueError(f"{row.name!r} is not a platform")
+    try:
+        section: type[ClusterConfig] = row.load("SECTION")
+    except PlatformUnusable:
+        return UnreadSection(fields[row.stored_as])
     try:
         return section.of_stored(fields[row.stored_as])
     except ValidationError as error:

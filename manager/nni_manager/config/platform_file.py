@@ -117,5 +117,5 @@ class PlatformFile(ABC):
 
 def file_of(platform: str) -> type[PlatformFile]:
     """A platform's part of experiment files, by its name in v2. Imports only this platform's module."""
-    found: type[PlatformFile] = PLATFORMS[platform].module("experiment_file").FILE
+    found: type[PlatformFile] = PLATFORMS[platform].load("FILE")
     return found

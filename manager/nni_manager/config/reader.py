@@ -104,7 +104,7 @@ def _platform_of(document: Document) -> str:
     """The platform of a document in the second schema; that of this machine if the platform is refused."""
     service = document.value.get("trainingService")
     platform = service.get("platform") if isinstance(service, Mapping) else None
-    return next((name for name in PLATFORMS if name == platform), THIS_MACHINE)
+    return platform if isinstance(platform, str) and platform in PLATFORMS else THIS_MACHINE
 
 
 class _ExperimentReading(AlgorithmReading):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from nni_manager.config.diagnostics import (
@@ -125,12 +125,15 @@ class Translation:
         known = {folded(name): name for name in self.children.get(place, ())}
         return known.get(folded(key), key)
 
-    def refuse_platform(self, here: Place, word: Any, known: Iterable[str]) -> None:
+    def refuse_platform(self, here: Place, word: Any, known: Collection[str]) -> None:
         """Refuse the name of an unknown platform; the schema reports other values than text."""
-        if isinstance(word, str) and word in UNSUPPORTED:
+        if not isinstance(word, str) or word in known:
+            return
+        if word in UNSUPPORTED:
             self.refuse(here, f"{shown(word)}: {UNSUPPORTED[word].reason}")
-        elif isinstance(word, str) and word not in known:
-            self.refuse(here, f"{shown(word)} is not a platform; {remedy_for_unknown(word, known)}")
+        else:
+            remedy = remedy_for_unknown(word, known, otherwise=", or install the package that provides it")
+            self.refuse(here, f"{shown(word)} is not a platform; {remedy}")
 
     def refuse_unknown(self, place: Keys, here: Place, item: Any) -> None:
         """Refuse a key that is not in the table."""

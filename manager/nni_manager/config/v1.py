@@ -100,7 +100,7 @@ class _FromV1(Translation):
 
     def translated(self) -> Document:
         """The document in the second schema."""
-        if isinstance(self.word, str) and self.word in UNSUPPORTED:
+        if isinstance(self.word, str) and self.word in UNSUPPORTED and self.word not in BY_V1:
             self.refused |= {(section,) for section in ("trial", *UNSUPPORTED[self.word].sections)}
         self.move(self.document.value)
         if isinstance(self.word, str):

@@ -32,6 +32,11 @@ class Importance:
     trials: int
     why: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The document of the HTTP API."""
+        shares = [{"name": name, "value": share} for name, share in self.shares.items()]
+        return {"importances": shares, "trials": self.trials, "why": self.why}
+
 
 def importance_of(
     results: Iterable[tuple[Mapping[str, Any], str]], metric: str, *, maximize: bool

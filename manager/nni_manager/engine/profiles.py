@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nni_manager.config.model import AssessorConfig, ExperimentSpec, TunerConfig, UserClass
-from nni_manager.config.platforms import BY_V1
+from nni_manager.config.platforms import of_stored
 from nni_manager.config.pruned_trials import lesson_of_early_stops
 from nni_manager.config.schema import Key, keys_in
 from nni_manager.config.shared_keys import SharedKeys
@@ -78,7 +78,7 @@ def _params_of_v2(config: ExperimentSpec) -> dict[str, Any]:
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
             "trainingService": without_none(
                 {
-                    "platform": BY_V1[config.training_service].name,
+                    "platform": of_stored(config.training_service).name,
                     **of_trials,
                     "reuseMode": config.reuse_mode,
                 }

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.config.platforms import BY_V1
+from nni_manager.config.platforms import of_stored
 from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
@@ -183,8 +183,12 @@ class Platform(ABC):
 
 
 def platform_of(config: ExperimentSpec) -> Platform:
-    """The platform of an experiment. Imports only its modules."""
-    platform: Platform = BY_V1[config.training_service].module("platform").platform(config)
+    """The platform of an experiment. Imports only its modules.
+
+    Raises:
+        PlatformUnusable: the package that provides the platform is absent, or fails.
+    """
+    platform: Platform = of_stored(config.training_service).load("platform")(config)
     return platform
 
 

@@ -306,9 +306,7 @@ class ExperimentRoutes:
                 maximize = of_metric.mode == "maximize"
                 evaluate = partial(importance_of, results, metric, maximize=maximize)
                 self._importance = key, await asyncio.to_thread(evaluate)
-        found = self._importance[1]
-        shares = [{"name": name, "value": share} for name, share in found.shares.items()]
-        return Json({"importances": shares, "trials": found.trials, "why": found.why})
+        return Json(self._importance[1].to_json())
 
     async def jobs(self, _: Request) -> Response:
         """The active jobs and the newest terminal ones, with their trials and transports."""

@@ -90,6 +90,10 @@ class Files:
             content, sent_headers["Content-Encoding"] = file.packed, "gzip"
         return Response(content, headers=sent_headers, media_type=file.media_type)
 
+    def content(self, path: str) -> bytes:
+        """The content of a file that must exist."""
+        return self._read(self._paths[path]).content
+
     def _load(self, path: Path) -> _File:
         content = path.read_bytes()
         if path == self._paths.get(CHARTS):

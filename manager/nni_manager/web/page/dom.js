@@ -5,7 +5,7 @@
  * @typedef {{[name: string]: string | number | boolean | null | undefined | ((event: any) => void)}} Properties
  */
 
-import { BASE } from "./base.js";
+import { addressOf } from "./base.js";
 
 /**
  * Create an element. A function property becomes a listener of the event of that name; every other property becomes an
@@ -99,5 +99,5 @@ export function whenChanged(build) {
  * @param {...(Child | Child[])} children
  */
 export function link(href, properties, ...children) {
-  return h("a", { href: BASE + href, ...properties }, ...children);
+  return h("a", { href: addressOf(href), ...properties }, ...children);
 }

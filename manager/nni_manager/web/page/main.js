@@ -1,9 +1,10 @@
 /** The frame around the pages: the router, the bar at the top, and the connection status. */
 
-import { BASE, withoutBase } from "./base.js";
+import { addressOf, BASE, pageOf } from "./base.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
+import { moment } from "./format.js";
 import { plain } from "./plain.js";
-import { api } from "./state/api.js";
+import { api, report } from "./state/api.js";
 import { Live } from "./state/live.js";
 import { attempt } from "./widgets/dialog.js";
 import { experimentBadge } from "./widgets/facts.js";
@@ -19,10 +20,11 @@ import { trials } from "./pages/trials.js";
 /** @import { Connection } from "./state/connection.js" */
 
 /** @type {{[path: string]: MakePage}} */
-const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter, "/missing": missing };
-const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
+const PAGES = { "/oview": overview, "/detail": trials, "/missing": missing, ...(report === null ? { "/experiment": experiments, "/jobs": jobs, "/enter": enter } : {}) };
+const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"],
+  ...(report === null ? [["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]] : [])];
 /** @type {{[state in Connection]: string}} */
-const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
+const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked", report: "Report" };
 const THEMES = ["system", "light", "dark"];
 const THEME_KEY = "trial-keeper-theme";
 
@@ -48,13 +50,22 @@ const context = { live, announce: (text) => say(spoken, text), go, notices };
 
 /** @param {string} to  a path of PAGES */
 function go(to) {
-  history.pushState(null, "", BASE + to);
+  history.pushState(null, "", addressOf(to));
   route();
+}
+
+/**
+ * A path of PAGES, if the address has one.
+ *
+ * @param {{pathname: string, hash: string}} address
+ */
+function pathOf(address) {
+  return pageOf(address)?.split("#")[0] ?? "";
 }
 
 /** Show the page of the current address. */
 function route() {
-  const asked = withoutBase(location.pathname) ?? "";
+  const asked = pathOf(location);
   const wanted = PAGES[asked] === undefined ? "/missing" : asked;
   if (wanted === path && page !== null) {
     page.arrive?.();
@@ -65,7 +76,7 @@ function route() {
   page?.close();
   page = null;
   path = wanted;
-  navigation.forEach((each) => setAttribute(each, "aria-current", each.pathname === BASE + path ? "page" : null));
+  navigation.forEach((each) => setAttribute(each, "aria-current", pathOf(each) === path ? "page" : null));
   show();
   drawNotices();
   if (!isFirst) {
@@ -125,9 +136,9 @@ live.onNews((news) => {
 
 live.onConnection(() => {
   const now = live.connection;
-  say(connection, CONNECTION_WORDS[now]);
+  say(connection, report === null ? CONNECTION_WORDS[now] : `Report of ${moment(report.madeAt)}`);
   setAttribute(connection, "data-state", now);
-  signOut.hidden = now === "loading" || now === "locked";
+  signOut.hidden = now === "loading" || now === "locked" || now === "report";
   notices.update();
   drawNotices();
   if (now === "locked" && page !== null && path !== "/enter") {
@@ -185,10 +196,9 @@ document.addEventListener("click", (event) => {
   const anchor = event.target instanceof Element ? event.target.closest("a") : null;
   const isPlain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
   if (anchor === null || !isPlain || event.defaultPrevented || anchor.target === "_blank" || anchor.origin !== location.origin) return;
-  const to = withoutBase(anchor.pathname) ?? "";
-  if (PAGES[to] === undefined) return;
+  if (PAGES[pathOf(anchor)] === undefined) return;
   event.preventDefault();
-  go(to + anchor.hash);
+  go(pageOf(anchor) ?? "");
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 

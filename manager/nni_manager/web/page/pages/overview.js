@@ -5,7 +5,7 @@ import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
-import { api } from "../state/api.js";
+import { api, report } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, codeVersion, experimentBadge, facts, resultName, time, topTable, trialLink, trouble, whyNoResult } from "../widgets/facts.js";
@@ -33,7 +33,7 @@ export function overview({ live, go, notices }) {
   const failures = h("div", {});
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
-  const remarks = new RemarksEditor((change) => api.remark(change), "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
+  const remarks = new RemarksEditor((change) => api.remark(change), report !== null ? "" : "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
   const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
   const front = frontChart((id) => go(`/detail#trial=${encodeURIComponent(id)}`));

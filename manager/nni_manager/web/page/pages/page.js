@@ -1,5 +1,7 @@
 /** The interface between each page and the frame around it. */
 
+import { pageOf } from "../base.js";
+
 /** @import { Live, News } from "../state/live.js" */
 /** @import { Notices } from "../widgets/notices.js" */
 
@@ -27,5 +29,5 @@
  * @returns {URLSearchParams}
  */
 export function fragment() {
-  return new URLSearchParams(location.hash.slice(1));
+  return new URLSearchParams((pageOf(location) ?? "").split("#")[1] ?? "");
 }

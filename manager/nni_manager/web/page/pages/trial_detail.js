@@ -5,7 +5,7 @@ import * as format from "../format.js";
 import { asTyped, typed } from "../parameters.js";
 import { plain, short } from "../plain.js";
 import { metricIn, metricNames, thinned } from "../series.js";
-import { api } from "../state/api.js";
+import { api, report } from "../state/api.js";
 import { usageLines } from "../usage.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
@@ -46,7 +46,7 @@ export function trialDetail(first, live) {
     memory: new Chart("Memory over time", { test: "memory-chart", height: 230 }),
   };
   const remarks = new RemarksEditor((change) => api.remark(change, id),
-    `This view is read-only: \`nnictl trial tag --trial-id ${id} --add TAG\` and \`nnictl trial note --trial-id ${id} --text TEXT\` change tags and note.`);
+    report !== null ? "" : `This view is read-only: \`nnictl trial tag --trial-id ${id} --add TAG\` and \`nnictl trial note --trial-id ${id} --text TEXT\` change tags and note.`);
   const log = new LogView(id, () => !format.isEnded(row.state));
   const kill = h("button", { type: "button", class: "danger", "data-test": "kill", click: async () => {
     if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped and cannot be resumed; the experiment continues.`, "Stop the trial")) {
@@ -67,7 +67,7 @@ export function trialDetail(first, live) {
       h("section", { "aria-label": "Parameters" }, h("h3", {}, "Parameters"), parameters),
       h("section", { "aria-label": "Intermediate results" }, h("h3", {}, "Intermediate results"), curve.element),
       h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageCharts.load.element, usageCharts.memory.element)),
-    h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element),
+    report === null ? h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element) : null,
     h("div", { class: "buttons" }, copyJson, clone, retry, proceed, kill));
 
   const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial, live.objectives)));

@@ -16,6 +16,9 @@ const KEY = `trial-keeper-key${BASE}`;
 /** Request timeout; a slower manager is shown as unresponsive. */
 const PATIENCE_MS = 30_000;
 
+/** When the report was made; null: this is no report, see report/api.js. @type {{madeAt: number} | null} */
+export const report = null;
+
 /** A rejected request; `message` is the manager's error message. */
 export class Refused extends Error {
   /**

@@ -1,6 +1,6 @@
 /** The live state of the experiment: an initial response, then a stream of changes, or polling as fallback. */
 
-import { api, Refused } from "./api.js";
+import { api, Refused, report } from "./api.js";
 import { next } from "./connection.js";
 import { EventReader } from "./events.js";
 import { Rows } from "./rows.js";
@@ -77,7 +77,7 @@ export class Live {
   /** The elapsed time of the experiment in seconds, extrapolated between two messages. */
   get elapsedS() {
     if (this.summary === null) return 0;
-    const goesOn = COUNTING.includes(this.summary.status) && this.#connection !== "silent";
+    const goesOn = COUNTING.includes(this.summary.status) && this.#connection !== "silent" && report === null;
     return this.summary.elapsedS + (goesOn ? (Date.now() - this.heardAtMs) / 1000 : 0);
   }
 
@@ -85,7 +85,7 @@ export class Live {
   start() {
     if (this.#hasBegun) return this.knock();
     this.#hasBegun = true;
-    document.addEventListener("visibilitychange", () => this.#look());
+    if (report === null) document.addEventListener("visibilitychange", () => this.#look());
     void this.#load();
   }
 
@@ -139,6 +139,7 @@ export class Live {
       this.#isLoading = false;
     }
     this.#take(changes);
+    if (report !== null) return this.#happened("embedded");
     this.#happened("answered");
     if (this.#connection === "polling" && Date.now() - this.#streamTriedAtMs > STREAM_AGAIN_AFTER_MS) {
       this.#happened("stream wanted");

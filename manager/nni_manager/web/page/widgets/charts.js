@@ -3,6 +3,7 @@
  * used, since WebGL traces need `eval`, which the page's policy forbids.
  */
 
+import { chartLibrary } from "../base.js";
 import { h, say } from "../dom.js";
 import { plain } from "../plain.js";
 
@@ -14,7 +15,6 @@ import { plain } from "../plain.js";
  * @property {{resize: (element: HTMLElement) => void}} Plots
  */
 
-const SOURCE = new URL("../plotly.min.js", import.meta.url).pathname;
 /** Minimum interval between drawings of a chart. */
 const DRAW_EVERY_MS = 1500;
 /** Minimum ratio of pause to drawing time, so that the page stays responsive with many trials. */
@@ -27,8 +27,8 @@ let loading = null;
 
 /** @returns {Promise<Plotly>} */
 function plotly() {
-  loading ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: SOURCE });
+  loading ??= chartLibrary().then((source) => new Promise((resolve, reject) => {
+    const script = h("script", { src: source });
     script.addEventListener("load", () => resolve(/** @type {any} */ (window).Plotly));
     script.addEventListener("error", () => {
       loading = null;
@@ -36,7 +36,7 @@ function plotly() {
       reject(new Error("cannot load charts"));
     });
     document.head.append(script);
-  });
+  }));
   return loading;
 }
 

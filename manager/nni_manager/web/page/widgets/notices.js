@@ -3,6 +3,7 @@
 import { fill, h } from "../dom.js";
 import * as format from "../format.js";
 import { plain, short } from "../plain.js";
+import { report } from "../state/api.js";
 import { Dismissals, keyOf } from "../state/dismissals.js";
 import { prose } from "./facts.js";
 
@@ -32,7 +33,7 @@ function noticesOf(live) {
       `Not connected\n${live.heardAtMs}`);
   }
   if (summary === null) return found; // before the first response
-  if (summary.readOnly) note("readonly", "Read-only", "This is a read-only view of stored data. `nnictl resume` resumes the experiment.");
+  if (summary.readOnly && report === null) note("readonly", "Read-only", "This is a read-only view of stored data. `nnictl resume` resumes the experiment.");
   for (const text of summary.errors.filter(Boolean)) note("problem", titleOf(text), text);
   for (const text of summary.problems) note("problem", "Needs attention", text);
   if (hasNoKeeper(summary, live.elapsedS)) {

@@ -1,0 +1,131 @@
+"""A report in a real Chromium: one file that shows an experiment without a manager, and requests nothing."""
+
+import json
+
+import pytest
+from browser import Visit, chromium, expect, needs_chromium
+from made_experiment import made_experiment, made_trial, write
+
+from nni_manager.cli import main
+from nni_manager.store.folders import Registry
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import trial_row
+from nni_manager.web import report
+
+pytestmark = [pytest.mark.any_machine, needs_chromium]
+
+TRAIN = """
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+for step in range(5):
+    nni_sdk.report_intermediate_result(x * step)
+nni_sdk.report_final_result({"default": x, "loss": 1 - x})
+"""
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=2>"
+TOKEN = "s3cret-t0ken"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a report without a network; it may request only its own file and parts of it."""
+    visits = []
+
+    def open_report(content):
+        path = tmp_path / "report.html"
+        path.write_bytes(content)
+        visits.append(person := Visit(browser, offline=True))
+        person.go(path.as_uri())
+        return person
+
+    yield open_report
+    for person in visits:
+        assert person.errors == []
+        assert all(url.startswith(("file:", "blob:", "data:")) for url in person.asked), person.asked
+        person.context.close()
+
+
+def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configuration(
+    a_real_experiment, opened, tmp_path, monkeypatch
+):
+    experiment = a_real_experiment(TRAIN, maxTrialNum=4, experimentName="digits")
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    with StoreReader(experiment.folder.database) as reader:
+        trial = max(reader.trials(), key=lambda trial: trial.value)
+
+    target = tmp_path / "exported.html"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    Registry.of_user().add(experiment.folder)
+    assert main.run(["experiment", "export", "TESTEXPT", "-t", "html", "-f", str(target)]) == 0
+    person = opened(target.read_bytes())
+
+    assert person.page.title() == "Overview · digits"
+    expect(person.see("connection")).to_contain_text("Report of")
+    expect(person.page.get_by_label("Best result over time").locator("svg").first).to_be_visible()
+    assert person.see("nav-experiments").count() == person.see("nav-jobs").count() == 0
+    for action in ("Change", "Stop the experiment", "Sign out", "Add tag"):
+        assert person.page.get_by_role("button", name=action).count() == 0, action
+    expect(person.see("search-space")).to_contain_text("uniform")
+    person.page.get_by_role("link", name=f"{trial.sequence_id} · {trial.trial_id}").first.click()
+    detail = person.see(f"detail-{trial.trial_id}")
+    expect(detail).to_contain_text("loss")
+    expect(detail.get_by_label("Intermediate results").locator("svg").first).to_be_visible()
+    expect(detail).not_to_contain_text("Logs")
+    detail.get_by_text("packages").click()
+    expect(person.see("packages")).to_contain_text("grpcio==")
+    person.page.go_back()
+    expect(person.see("config-text")).to_be_attached()
+    # Reloaded, it shows the same page.
+    person.see("nav-trials").click()
+    person.page.reload()
+    expect(person.see("table-count")).to_have_text("4 of 4 trials")
+    with person.page.expect_download() as download:
+        person.page.get_by_role("button", name="Download CSV").click()
+    assert trial.trial_id in download.value.path().read_text()
+
+
+def test_a_report_has_no_secret_and_shows_hostile_texts_as_text(opened, tmp_path):
+    trial = {"command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 100, "image": "i",
+             "paiStorageConfigName": "team", "nniManagerNFSMountPath": str(tmp_path),
+             "containerNFSMountPath": "/mnt"}  # fmt: skip
+    experiment = made_experiment(
+        tmp_path / "made",
+        3,
+        experimentName=HOSTILE,
+        trainingServicePlatform="pai",
+        trial=trial,
+        paiConfig={"userName": "ada", "token": TOKEN, "host": "pai.example"},
+    )
+    hostile = made_trial(1, 1000.0)
+    hostile.parameters = {HOSTILE: HOSTILE}
+    write(experiment.folder, trial_row(hostile))
+    content = report.report_of(experiment.folder)
+    documents = json.dumps(report._documents(experiment.folder), default=str)
+    assert TOKEN in experiment.config.to_json()
+    assert TOKEN not in documents
+    assert TOKEN not in content.decode()
+
+    person = opened(content)
+    for page in ("nav-overview", "nav-trials"):
+        person.see(page).click()
+        expect(person.page.locator("svg").first).to_be_visible()
+        assert person.evaluate("window.hacked") is None
+        assert person.page.locator("img[src=x]").count() == 0
+    expect(person.page.locator("header .name")).to_have_text(HOSTILE)
+
+
+def test_a_report_of_a_large_experiment_has_a_sample_and_says_so(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "MAX_TRIALS", 200)
+    experiment = made_experiment(tmp_path / "made", 1000)
+    person = opened(report.report_of(experiment.folder))
+    notice = person.see("error-panel")
+    expect(notice).to_contain_text("This report has 280 of 1,000 trials, evenly chosen, with the best")
+    person.see("nav-trials").click()
+    expect(person.see("table-count")).to_have_text("280 of 280 trials")
+    expect(person.page.get_by_text("00999")).to_be_visible()  # the best

@@ -1,0 +1,166 @@
+"""The keeper's decisions about a stop: notice, SIGTERM, SIGKILL."""
+
+import pytest
+from simulated_keeper import KEY, REUSED, SimulatedKeeper, durable, end_in, exited, grew
+
+from trial_keeper.core.events import (
+    ExitKeeper,
+    SignalReceived,
+    SignalTrial,
+    TimerFired,
+)
+from trial_keeper.wire.messages import (
+    Ack,
+    AttemptOffsets,
+    StopTrial,
+    Welcome,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+
+def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    assert simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == [SignalTrial(KEY, kill=False)]
+    assert simulated.keeper.next_deadline_s == 110
+    assert simulated.at(109.9, TimerFired()) == []
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(111, TimerFired()) == []
+    end = end_in(simulated.at(112, exited(None, 9)))
+    assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
+
+
+def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
+    end = end_in(simulated.at(101, exited(None, 15)))
+    assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+@pytest.mark.parametrize(("succeeded", "code"), [(True, 0), (False, 143)])
+def test_a_task_that_runs_when_its_trial_is_closed_exits_with_0_if_the_trial_has_succeeded(
+    simulated: SimulatedKeeper, is_linked: bool, succeeded: bool, code: int
+) -> None:
+    closed = AttemptOffsets(KEY, {}, closed=True, trial_succeeded=succeeded)
+    message = Ack(closed) if is_linked else Welcome("0.7.0", (closed,))
+    assert SignalTrial(KEY, kill=False) in simulated.running(linked=is_linked).at(100, message)
+    simulated.at(101, exited(None, 15))
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(code)]
+
+
+def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
+    assert end_in(simulated.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER
+    assert simulated.at(120, TimerFired()) == []
+
+
+def test_code_that_awaits_the_notice_gets_sigterm_after_half_of_the_grace_period(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == []
+    assert simulated.notices == [ExitReason.EARLY_STOPPED]
+    assert simulated.keeper.next_deadline_s == 105
+    assert simulated.at(104.9, TimerFired()) == []
+    assert simulated.at(105, TimerFired()) == [SignalTrial(KEY, kill=False)]
+    assert simulated.keeper.next_deadline_s == 110
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+
+
+def test_code_that_ends_after_the_notice_gets_no_signal(simulated: SimulatedKeeper) -> None:
+    simulated.running().awaits_notice = True
+    simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    end = end_in(simulated.at(103, exited(0)))
+    assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 0)
+    assert simulated.at(105, TimerFired()) == []
+
+
+def test_code_that_awaits_the_notice_is_killed_on_time_even_if_no_timer_fires(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
+
+
+def test_a_second_signal_kills_code_that_awaits_the_notice(simulated: SimulatedKeeper) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, SignalReceived(15)) == []
+    assert simulated.at(101, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(105, TimerFired()) == []
+
+
+def test_the_grace_period_ends_on_time_even_if_only_other_events_arrive(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
+    assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
+
+
+def test_a_second_signal_ends_the_grace_period(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, SignalReceived(15))
+    assert simulated.at(101, SignalReceived(2)) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(102, SignalReceived(15)) == []
+    assert simulated.at(110, TimerFired()) == []
+    assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
+
+
+def test_a_signal_after_a_stop_message_counts_as_the_first_signal(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert simulated.at(101, SignalReceived(15)) == []
+    assert simulated.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
+
+
+def test_the_first_stop_reason_and_its_grace_period_stay(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert simulated.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
+    assert simulated.at(106, SignalReceived(15)) == []
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+    assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.EARLY_STOPPED
+
+
+def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_exit_code(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    end = end_in(simulated.at(101, exited(0)))
+    assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 0)
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
+
+
+def test_a_stop_after_the_end_changes_nothing(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(1))
+    assert simulated.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
+    assert simulated.at(3, durable(closed=True)) == [ExitKeeper(1)]
+
+
+def test_a_signal_to_the_keeper_ends_the_job_as_lost(simulated: SimulatedKeeper) -> None:
+    assert simulated.running().at(1, SignalReceived(15)) == [SignalTrial(KEY, kill=False)]
+    assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
+
+
+def test_a_preemption_is_the_reason_of_the_stop_and_the_clusters_signal_is_not_a_second_one(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().awaits_notice = True
+    assert simulated.at(100, StopTrial("abcde", ExitReason.PREEMPTED)) == []
+    assert simulated.at(101, SignalReceived(15)) == []
+    assert end_in(simulated.at(102, exited(0))).reason is ExitReason.PREEMPTED
+
+
+def test_a_preemption_of_another_trial_and_one_after_the_signal_change_nothing(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running()
+    assert simulated.at(99, StopTrial("other", ExitReason.PREEMPTED)) == []
+    simulated.at(100, SignalReceived(15))
+    assert simulated.at(101, StopTrial("abcde", ExitReason.PREEMPTED)) == []
+    assert end_in(simulated.at(102, exited(0))).reason is ExitReason.JOB_LOST
+
+
+def test_a_keeper_without_a_trial_exits_on_a_signal() -> None:
+    assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
+
+
+def test_stopping_works_without_a_connection(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    assert simulated.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
+    assert simulated.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]
