@@ -84,7 +84,6 @@ EXPERIMENT_FILE = """
 from nni_manager.config.experiment_schema import ExperimentKeys, ServiceKeys
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import line, mapping
-from nni_manager.training_services.echo.section import SECTION
 
 class EchoServiceKeys(ServiceKeys):
     greeting: str = line("a greeting", "hello")
@@ -94,9 +93,6 @@ class EchoExperimentKeys(ExperimentKeys):
 
 class FILE(PlatformFile):
     schema = EchoExperimentKeys
-
-    def cluster(self, file):
-        return SECTION(file.training_service.greeting)
 """
 PLATFORM = """
 from nni_manager.training_services.local.platform import LocalPlatform

@@ -1,13 +1,12 @@
 """A platform's part of an experiment file: its keys, its checks, and the section that is read from it.
 
-Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything but `cluster` has a default
-that suits a platform whose keys are spelled alike in both of NNI's schemas.
+Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything has a default that
+suits a platform whose keys are spelled alike in both of NNI's schemas.
 """
 
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 AnySection = TypeVar("AnySection")
 
 
-class PlatformFile(ABC):
+class PlatformFile:
     """The platform's part of one file. Class attributes and class methods describe all files of the platform."""
 
     schema: ClassVar[type[ExperimentKeys]] = ExperimentKeys
@@ -66,7 +65,7 @@ class PlatformFile(ABC):
         """The kind of storage of a v1 section; None without one."""
         return None
 
-    @classmethod  # noqa: B027 - most platforms write all keys alike
+    @classmethod
     def convert(cls, raw: dict[str, Any], service: dict[str, Any]) -> None:
         """Change what v2 writes differently, before the keys are dropped that v2 lacks."""
 
@@ -86,7 +85,7 @@ class PlatformFile(ABC):
         """The keys of the platform that this `trainingService` cannot have, because of its other values."""
         return frozenset()
 
-    @classmethod  # noqa: B027 - most platforms have none
+    @classmethod
     def apply_defaults(cls, file: Translation, service: dict[str, Any]) -> None:
         """Set the defaults that only v2 has."""
 
@@ -101,12 +100,13 @@ class PlatformFile(ABC):
         """The folder of the shared storage, which may lie in the code folder; None: unknown, or none."""
         return None
 
-    def check(self) -> None:  # noqa: B027 - a platform may have no such rule
+    def check(self) -> None:
         """Check what the schema cannot: rules over several keys, and the files and folders that keys name."""
 
-    @abstractmethod
     def cluster(self, file: Any) -> ClusterConfig:
-        """The section of a file without diagnostics, an instance of `schema`."""
+        """The section of a file without diagnostics, an instance of `schema`. By default each field is the key of its name."""
+        section: type[ClusterConfig] = PLATFORMS[file.training_service.platform].load("SECTION")
+        return self.same_named(section, file.training_service)
 
     @staticmethod
     def same_named(section: Callable[..., AnySection], keys: Schema, **resolved: Any) -> AnySection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -135,7 +135,7 @@ def _kind_of(storage: Mapping[str, Any]) -> str | None:
     return next(kinds, None)
 
 
-class KubernetesFile(PlatformFile):
+class KubernetesFile(PlatformFile, ABC):
     """The part of one operator."""
 
     parts_by_kind: ClassVar = {"nfs": ("nfs",), "azureStorage": ("azureStorage", "keyVault"), "pvc": ("pvc",)}
