@@ -105,7 +105,7 @@ def main() -> int:
         folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
             config = ExperimentSpec.from_json(reader.experiment().config)
-        if config.cluster is not None:
+        if not config.cluster.is_this_machine:
             # Containers run as other users and read what the manager writes to shared storage. The experiment's folder stays
             # closed.
             os.umask(0o022)

@@ -11,7 +11,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +45,7 @@ def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]
     with StoreReader(folder.database) as reader:
         config = ExperimentSpec.from_json(reader.experiment().config)
         assert sorted(len(metrics_of(reader, trial.trial_id)) for trial in reader.trials()) == [0, 5, 13]
-    config = replace(config, code_dir=tmp_path / "code", log_dir=folder.path.parent)
+    config = config.replace(code_dir=tmp_path / "code", log_dir=folder.path.parent)
     Store(folder.database, folder.collected_logs).close()
     here = SimpleNamespace(config=config, folder=folder)
 

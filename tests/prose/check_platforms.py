@@ -26,6 +26,7 @@ EXEMPT = {
     "cli/nni_spellings.py": "the name of their group",
     "experiment/__init__.py": "NNI's classes of the Python API",
     "experiment/config.py": "NNI's classes of the Python API",
+    "experiment/sections.py": "NNI's classes of the Python API",
 }
 NAMES = re.compile(
     r"(?i:openpai|kubernetes|kubeflow|frameworkcontroller)|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"

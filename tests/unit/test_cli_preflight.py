@@ -1,6 +1,5 @@
 """Checks of nnictl before it starts an experiment."""
 
-import dataclasses
 import socket
 
 import pytest
@@ -32,7 +31,7 @@ def with_command(tmp_path):
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
     config = read_experiment_file(tmp_path / "config.yml")
-    return lambda command: dataclasses.replace(config, trial_command=command)
+    return lambda command: config.replace(trial_command=command)
 
 
 @pytest.mark.parametrize(

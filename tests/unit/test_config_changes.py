@@ -34,18 +34,18 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
         ("MAX_TRIAL_NUM", {"maxTrialNum": 12}, "max_trial_number", 12),
         ("MAX_TRIAL_NUM", {"maxTrialNumber": 12}, "max_trial_number", 12),
         ("MAX_TRIAL_NUM", {"maxTrialNum": None}, "max_trial_number", None),
-        ("MAX_EXEC_DURATION", {"maxExecDuration": "90m"}, "max_exec_duration_s", 5400.0),
-        ("MAX_EXEC_DURATION", {"maxExecDuration": 90}, "max_exec_duration_s", 90.0),
-        ("MAX_EXEC_DURATION", {"maxExecDuration": "90"}, "max_exec_duration_s", 90.0),
-        ("MAX_EXEC_DURATION", {"maxExperimentDuration": "2h"}, "max_exec_duration_s", 7200.0),
-        ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration_s", 30.0),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": "90m"}, "max_experiment_duration", 5400.0),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": 90}, "max_experiment_duration", 90.0),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": "90"}, "max_experiment_duration", 90.0),
+        ("MAX_EXEC_DURATION", {"maxExperimentDuration": "2h"}, "max_experiment_duration", 7200.0),
+        ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration", 30.0),
     ],
 )
 def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
     after = changed(config, update_type, {"searchSpace": "ignored", **params})
-    assert after == replace(config, **{field: value})
+    assert after == config.replace(**{field: value})
     assert ExperimentSpec.from_json(after.to_json()) == after
 
 
@@ -54,7 +54,7 @@ def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
 def test_an_invalid_value_of_a_limit_is_rejected_and_a_valid_one_can_be_stored(
     config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
-    name = LIMITS[update_type].names[0]
+    name = LIMITS[update_type].v1[0][-1]
     with contextlib.suppress(ChangeInvalid):
         after = changed(config, update_type, {name: value})
         assert not isinstance(value, bool | list)
@@ -96,7 +96,7 @@ def test_all_errors_of_a_search_space_are_reported_including_those_of_its_tuner(
     with pytest.raises(ConfigInvalid) as caught:
         changed(config, "SEARCH_SPACE", {"searchSpace": wrong})
     assert len(caught.value.diagnostics) == 2
-    in_batches = replace(config, tuner=replace(config.tuner, name="BatchTuner"))
+    in_batches = config.replace(tuner=replace(config.tuner, name="BatchTuner"))
     with pytest.raises(ConfigInvalid, match="BatchTuner requires one choice"):
         changed(in_batches, "SEARCH_SPACE", {"searchSpace": {"y": {"_type": "uniform", "_value": [0, 3]}}})
 

@@ -120,7 +120,7 @@ def test_the_schema_is_printed_as_json(nnictl, arguments):
 def test_the_schema_contains_keys_examples_and_algorithm_names():
     first, second = json_schema("v1"), json_schema("v2")
     assert first["properties"]["trialConcurrency"] == {
-        "description": "a whole number from 1 to 99999",
+        "description": "The number of trials that run at a time. Value: a whole number from 1 to 99999",
         "examples": [2],
         "minimum": 1,
         "maximum": 99999,

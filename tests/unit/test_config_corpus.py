@@ -152,3 +152,15 @@ def test_every_file_that_the_reader_accepts_is_valid_by_the_json_schema_and_conv
         (copy / "converted.yml").write_text(convert(changed).text)
         converted = read_experiment_file(copy / "converted.yml", reads_code=False)
         assert comparable_fields(converted) == comparable_fields(config)
+
+
+STORED = json.loads((config_corpus.CORPUS / "stored_in_0.7.json").read_text())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_an_experiment_that_was_stored_before_keys_were_declared_once_is_read_unchanged(name):
+    """The texts are those of commit d61fb1ba; the paths of that machine are replaced."""
+    text = json.dumps(STORED[name])
+    folder, home = config_corpus.CORPUS / "files", Path.home()
+    stored = ExperimentSpec.from_json(text.replace("FOLDER", str(folder)).replace("HOME", str(home)))
+    assert stored == read_experiment_file(folder / f"{name}.yml")

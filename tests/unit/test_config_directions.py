@@ -105,7 +105,7 @@ def test_a_stored_experiment_keeps_its_directions(read):
     """An experiment of version 0.6: the tuner maximized by default, and the assessor had no direction of its own."""
     config = read("tuner: {builtinTunerName: TPE}", "assessor: {builtinAssessorName: Medianstop}")
     tuner = dataclasses.replace(config.tuner, optimize_mode="maximize")
-    text = dataclasses.replace(config, tuner=tuner).to_json()
+    text = config.replace(tuner=tuner).to_json()
     assert '"optimize_mode": "maximize"}' in text
     text = text.replace(', "optimize_mode": "maximize"}', "}")
     stored = ExperimentSpec.from_json(text)
@@ -114,8 +114,8 @@ def test_a_stored_experiment_keeps_its_directions(read):
     assert make_tuner(config)._sign == 1.0
     for mode, stopped in (("maximize", 0.0), ("minimize", 1.0)):
         tuner = dataclasses.replace(stored.tuner, optimize_mode=mode)
-        assert stops(dataclasses.replace(stored, tuner=tuner), stopped)
-        assert not stops(dataclasses.replace(stored, tuner=tuner), 1.0 - stopped)
+        assert stops(stored.replace(tuner=tuner), stopped)
+        assert not stops(stored.replace(tuner=tuner), 1.0 - stopped)
 
 
 def test_every_assessor_follows_the_tuner_unless_nni_has_another_default():

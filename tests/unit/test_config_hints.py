@@ -114,7 +114,7 @@ def test_a_key_of_the_first_schema_in_snake_case_is_known(read):
         "trial": {"command": "true", "code_dir": "."},
         "local_config": {"max_trial_num_per_gpu": 2},
     }
-    assert read(keys).local.max_trials_per_gpu == 2
+    assert read(keys).cluster.max_trials_per_gpu == 2
 
 
 @pytest.mark.parametrize("section", ["tuner", "assessor"])

@@ -24,7 +24,7 @@ FILES = CORPUS / "files"
 def kubernetes_of(name):
     config = read_experiment_file(FILES / f"{name}.yml")
     assert ExperimentSpec.from_json(config.to_json()) == config
-    assert (config.trial_command, config.gpu_num) == ("", None)
+    assert (config.trial_command, config.trial_gpu_number) == ("", None)
     return config.cluster
 
 
@@ -94,8 +94,8 @@ def test_the_second_schema_is_read_like_the_first(tmp_path):
 
 
 def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second():
-    assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse.is_on
-    assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse.is_on
+    assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse_mode
+    assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse_mode
 
 
 def test_a_template_that_is_no_framework_is_an_error(diagnostics, tmp_path):

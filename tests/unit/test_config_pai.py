@@ -98,7 +98,7 @@ def test_the_completed_file_of_nnis_page_is_read(write, tmp_path):
     config = read_experiment_file(write())
     assert config.training_service == "pai"
     assert config.trial_command == "python3 mnist.py"
-    assert (config.gpu_num, config.reuse.is_on) == (0, True)
+    assert (config.trial_gpu_number, config.reuse_mode) == (0, True)
     pai = config.cluster
     assert (pai.host, pai.user, pai.token, pai.password) == ("10.1.1.1", "ada", "s3cret", None)
     assert (pai.storage, pai.mount) == (tmp_path / "storage", "/mnt/confignfs-data")

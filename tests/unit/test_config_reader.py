@@ -10,8 +10,6 @@ from nni_manager.config.model import (
     AssessorConfig,
     Expansion,
     ExperimentSpec,
-    LocalSpec,
-    ReuseConfig,
     TunerConfig,
     UserClass,
 )
@@ -19,6 +17,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register, registry_file
 from nni_manager.config.search_space import SearchSpace, Uniform
 from nni_manager.errors import InternalError, UserError
+from nni_manager.training_services.local.section import LocalSection
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
@@ -72,28 +71,26 @@ def diagnostics(write):
 
 def test_a_file_with_the_required_keys_becomes_an_experiment_with_defaults(write, tmp_path):
     config = read_experiment_file(write())
-    assert config == ExperimentSpec(
+    assert config == ExperimentSpec.model_construct(
         experiment_name="digits",
         author_name="ada",
         description=None,
         trial_concurrency=2,
-        max_exec_duration_s=None,
         max_trial_number=None,
         training_service="local",
         search_space=SearchSpace({"lr": Uniform(0.0, 1.0)}),
         search_space_raw={"lr": {"_type": "uniform", "_value": [0, 1]}},
         tuner=TunerConfig("TPE", "maximize", None, {"optimize_mode": "maximize"}),
         trial_command="python3 train.py",
+        trial_gpu_number=None,
         code_dir=tmp_path,
-        gpu_num=None,
         nni_manager_ip=None,
         log_dir=Path.home() / "nni-experiments",
         log_collection="none",
         log_level="info",
         debug=False,
         version_check=True,
-        local=LocalSpec(),
-        reuse=ReuseConfig(),
+        cluster=LocalSection(),
         config_path=tmp_path / "experiment.yml",
         expansions=(
             Expansion("searchSpacePath", "search_space.json", tmp_path / "search_space.json"),
@@ -110,10 +107,10 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
         "reuseIdleTimeout: 5m\nmaxTrialsPerJob: 100\nwarmImports: [numpy, sklearn.svm]\n"
     )
     config = read_experiment_file(write(text))
-    assert (config.gpu_num, config.description, config.max_exec_duration_s) == (1, "d", 7200.0)
+    assert (config.trial_gpu_number, config.description, config.max_experiment_duration) == (1, "d", 7200.0)
     assert (config.max_trial_number, config.log_dir, config.log_level) == (20, tmp_path / "logs", "debug")
     assert (config.log_collection, config.debug, config.nni_manager_ip) == ("http", True, "10.0.0.1")
-    assert config.local == LocalSpec((0, 2), 3, True)
+    assert config.cluster == LocalSection((0, 2), 3, True)
     assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
 
 
@@ -126,7 +123,7 @@ def test_debug_turns_the_version_check_off_unless_the_file_sets_it(write):
     ("text", "seconds"), [("5s", 5.0), ("3m", 180.0), ("2h", 7200.0), ("999d", 86313600.0)]
 )
 def test_a_duration_is_a_number_and_a_unit(write, text, seconds):
-    assert read_experiment_file(write(GOOD + f"maxExecDuration: {text}\n")).max_exec_duration_s == seconds
+    assert read_experiment_file(write(GOOD + f"maxExecDuration: {text}\n")).max_experiment_duration == seconds
 
 
 def test_snake_case_keys_are_accepted(write):
@@ -192,10 +189,9 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "maxTrialDuration, maxTrialRetry, maxPreemptions, failFast, searchSpacePath, useAnnotation, multiPhase, "
-        "multiThread, nniManagerIp, "
-        "logDir, debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, objectives, constraints, trial, "
+        "maxTrialDuration, maxTrialRetry, maxPreemptions, failFast, nniManagerIp, debug, versionCheck, logLevel, "
+        "logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, objectives, constraints, "
+        "searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, advisor, trial, "
         "trainingServicePlatform, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "

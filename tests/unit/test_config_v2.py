@@ -69,10 +69,10 @@ def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
-    assert (config.max_exec_duration_s, config.max_trial_number, config.gpu_num) == (7200, 10, 0)
+    assert (config.max_experiment_duration, config.max_trial_number, config.trial_gpu_number) == (7200, 10, 0)
     assert (config.tuner.name, config.tuner.optimize_mode) == ("TPE", "maximize")
     assert config.search_space_raw == {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
-    assert not config.reuse.is_on
+    assert not config.reuse_mode
 
 
 def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
@@ -88,13 +88,13 @@ def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
         "confignfs-data",
     )
     assert (pai.image, pai.virtual_cluster) == ("registry.example.com/me/train:1", "default")
-    assert config.reuse.is_on, "on by default in v2"
-    assert not read(place, OPENPAI + "  reuseMode: false\n").reuse.is_on
+    assert config.reuse_mode, "on by default in v2"
+    assert not read(place, OPENPAI + "  reuseMode: false\n").reuse_mode
 
 
 def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.host == "local"
 
 
@@ -112,7 +112,7 @@ def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
 )
 def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.memory_mb == memory_mb
 
 
@@ -200,7 +200,7 @@ def test_keys_may_be_written_in_any_case_as_in_nni(place: Path) -> None:
     [("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)],
 )
 def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, seconds: float) -> None:
-    assert read(place, LOCAL.replace("2h", written)).max_exec_duration_s == seconds
+    assert read(place, LOCAL.replace("2h", written)).max_experiment_duration == seconds
 
 
 @pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])
@@ -225,7 +225,7 @@ def test_a_key_of_the_training_service_takes_precedence_over_the_top_level_key(p
 
 def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
-    assert config.cluster is not None
+    assert not config.cluster.is_this_machine
     assert config.cluster.image == "msranni/nni:latest"
     assert "which lacks trial-keeper; `nnictl help images` describes how" in config.warnings[0]
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.config.model import LocalSpec
 from nni_manager.errors import UserError
 from nni_manager.training_services.local.gpus import GpuShares
+from nni_manager.training_services.local.section import LocalSection
 
 
 def test_the_least_loaded_gpus_are_assigned_first():
@@ -21,14 +21,14 @@ def test_the_least_loaded_gpus_are_assigned_first():
 
 def test_too_many_gpus_are_rejected_with_both_numbers():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
-        GpuShares.of(LocalSpec(), 2, present=(0,))
+        GpuShares.of(LocalSection(), 2, present=(0,))
     with pytest.raises(UserError, match=r"GPU 7 does not exist"):
-        GpuShares.of(LocalSpec(gpu_indices=(7,)), 1, present=(0, 1))
+        GpuShares.of(LocalSection(gpu_indices=(7,)), 1, present=(0, 1))
 
 
 def test_trials_without_gpus_require_none():
-    assert GpuShares.of(LocalSpec(), 0, present=()).indices == ()
-    assert GpuShares.of(LocalSpec(gpu_indices=(3,)), None, present=()).indices == (3,)
+    assert GpuShares.of(LocalSection(), 0, present=()).indices == ()
+    assert GpuShares.of(LocalSection(gpu_indices=(3,)), None, present=()).indices == (3,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=40), st.integers(1, 3))

@@ -54,17 +54,14 @@ async def client_of(served):
 
 
 def test_configuration_and_profile_are_readable_and_contain_no_login(played):
-    config = dataclasses.replace(
-        played.snapshot().config,
+    config = played.snapshot().config.replace(
         training_service="pai",
         cluster=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
                       None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
     )  # fmt: skip
     shown = configuration_view(dataclasses.replace(played.snapshot(), config=config))
     profiles = [
-        profile_view(
-            dataclasses.replace(played.snapshot(), config=dataclasses.replace(config, schema=schema))
-        )
+        profile_view(dataclasses.replace(played.snapshot(), config=config.replace(file_schema=schema)))
         for schema in ("v1", "v2")
     ]
     assert profiles[1]["params"]["trainingService"]["host"] == "pai.example"
@@ -259,6 +256,6 @@ def test_a_command_that_cannot_be_run_has_a_hint(tmp_path, command, hint):
 
 
 def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
-    config = dataclasses.replace(played.snapshot().config, trial_command="python größe.py")
+    config = played.snapshot().config.replace(trial_command="python größe.py")
     snapshot = dataclasses.replace(played.snapshot(), config=config)
     assert "größe.py" in configuration_view(snapshot)["text"]

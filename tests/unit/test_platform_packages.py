@@ -84,7 +84,6 @@ EXPERIMENT_FILE = """
 from nni_manager.config.experiment_schema import ExperimentKeys, ServiceKeys
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import line, mapping
-from nni_manager.training_services.echo.section import SECTION
 
 class EchoServiceKeys(ServiceKeys):
     greeting: str = line("a greeting", "hello")
@@ -94,9 +93,6 @@ class EchoExperimentKeys(ExperimentKeys):
 
 class FILE(PlatformFile):
     schema = EchoExperimentKeys
-
-    def cluster(self, file):
-        return SECTION(file.training_service.greeting)
 """
 PLATFORM = """
 from nni_manager.training_services.local.platform import LocalPlatform
@@ -162,7 +158,11 @@ def test_a_folder_and_a_row_of_the_table_are_a_platform(folder):
     written.trial_concurrency, written.tuner.name, written.training_service.greeting = 1, "Random", "hi"
     configs["python"] = written.checked()
     for name, config in configs.items():
-        assert (config.cluster.greeting, config.trial_command, config.gpu_num) == ("hi", "true", 2), name
+        assert (config.cluster.greeting, config.trial_command, config.trial_gpu_number) == (
+            "hi",
+            "true",
+            2,
+        ), name
         assert json.loads(config.to_json())["echo"] == {"greeting": "hi"}, name
         stored = ExperimentSpec.from_json(config.to_json())
         assert stored == config, name

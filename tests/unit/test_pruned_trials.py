@@ -15,8 +15,7 @@ def config(tmp_path_factory):
 
 
 def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
-    return replace(
-        config,
+    return config.replace(
         tuner=replace(config.tuner, name=tuner, include_intermediate_results=has_intermediates),
         assessor=AssessorConfig(assessor, {}),
     )
@@ -73,7 +72,7 @@ def test_without_an_assessor_there_is_nothing_to_say(config):
 
 def test_a_users_assessor_is_no_pruner_of_optuna(config):
     own = AssessorConfig("MedianPruner", {}, own=UserClass("mine.MedianPruner"))
-    assert not reports_pruned(replace(config, assessor=own))
+    assert not reports_pruned(config.replace(assessor=own))
 
 
 def test_nnis_own_assessors_are_none_of_optunas():

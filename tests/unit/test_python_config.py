@@ -1,7 +1,6 @@
 """The configuration of an experiment in Python: equal to that of a file, with errors that use Python's names."""
 
 import copy
-import dataclasses
 import json
 import math
 import warnings
@@ -34,7 +33,7 @@ from nni_manager.experiment import (
     OpenpaiConfig,
 )
 from nni_manager.experiment.aliases import NoSuchField
-from nni_manager.experiment.config import PlatformUnknown
+from nni_manager.experiment.platform_section import PlatformUnknown
 
 SPACE = {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
 
@@ -100,8 +99,8 @@ def test_a_configuration_in_python_equals_that_of_the_same_file(place, make):
     (place / "digits.yml").write_text(as_yaml(config.document()))
     # Warnings have the names of their source.
     differs = {"config_path": Path(), "expansions": (), "warnings": ()}
-    from_file = dataclasses.replace(read_experiment_file(place / "digits.yml"), **differs)
-    assert dataclasses.replace(config.checked(), **differs) == from_file
+    from_file = read_experiment_file(place / "digits.yml").replace(**differs)
+    assert config.checked().replace(**differs) == from_file
     assert copy.deepcopy(config) == config
 
 

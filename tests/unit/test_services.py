@@ -18,6 +18,7 @@ from nni_manager.training_services.kubernetes.section import (
     NfsStorage,
     RoleConfig,
 )
+from nni_manager.training_services.local.section import LocalSection
 from nni_manager.training_services.openpai.protocol import Storage
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import Platform, platform_of
@@ -55,7 +56,7 @@ def test_keepers_on_this_machine_connect_over_loopback(config):
 
 
 def test_keepers_elsewhere_use_the_address_that_the_user_configured(config):
-    experiment = replace(config("127.0.0.1"), nni_manager_ip="192.0.2.7")
+    experiment = config("127.0.0.1").replace(nni_manager_ip="192.0.2.7")
     assert platform_of(experiment).address_for_keepers() == "192.0.2.7"
     assert Platform.address_to_listen_on("192.0.2.7") == "0.0.0.0"
 
@@ -111,7 +112,7 @@ NFS = KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), (ROLE,)
 
 
 def on_kubernetes(config, **changed):
-    return replace(config(), training_service="frameworkcontroller", cluster=replace(NFS, **changed))
+    return config().replace(training_service="frameworkcontroller", cluster=replace(NFS, **changed))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,9 @@ def test_a_kubernetes_claim_without_a_name_is_rejected_with_a_remedy(config, cha
 
 def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
     assert platform_of(config()).storage_here() == tmp_path
-    assert platform_of(replace(config(), training_service="local", cluster=None)).storage_here() is None
+    assert (
+        platform_of(config().replace(training_service="local", cluster=LocalSection())).storage_here() is None
+    )
     claim = ClaimStorage(Path("/data"), "nni")
     assert platform_of(on_kubernetes(config, storage=claim)).storage_here() == Path("/data")
     assert platform_of(on_kubernetes(config, storage=AZURE)).storage_here() is None, (
@@ -143,7 +146,7 @@ def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config,
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
     elsewhere = config()
-    population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
+    population = elsewhere.replace(tuner=replace(elsewhere.tuner, name="PBTTuner"))
     assert platform_of(elsewhere).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
     assert not here.exists(), "only PBTTuner creates it"
@@ -151,7 +154,8 @@ def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config,
         assert platform_of(population).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
     assert (
-        platform_of(replace(population, training_service="local", cluster=None)).checkpoints(folder) == here
+        platform_of(population.replace(training_service="local", cluster=LocalSection())).checkpoints(folder)
+        == here
     )
     assert platform_of(on_kubernetes(config)).checkpoints(folder) == Path("/tmp/mount/EXPT/checkpoints")
 

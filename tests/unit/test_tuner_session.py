@@ -84,7 +84,7 @@ def test_after_a_change_the_next_tuner_gets_each_result_once_whenever_it_arrives
     session.tell_result(0, result(0.0))
     # Trials 0 and 1 have ended; the result of 1 is not reported yet.
     known = [PriorResult({"x": 0}, 0.0, "0.0"), PriorResult({"x": 1}, 0.1, "0.1")]
-    session.change_space(replace(config, search_space_revision=1), known, over={0, 1})
+    session.change_space(config.replace(search_space_revision=1), known, over={0, 1})
     first, second = made
     assert first.is_closed
     for key in (1, 2):
@@ -100,7 +100,7 @@ def test_after_a_change_the_next_tuner_gets_each_result_once_whenever_it_arrives
 
 
 def test_the_next_managers_tuner_restores_its_own_trials_and_imports_the_others(config):
-    now = replace(config, search_space_revision=1)
+    now = config.replace(search_space_revision=1)
     session = TunerSession(now, Recorder)
     earlier = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
     failed = PastTrial(1, {"x": 1}, {"own": 0}, None, ended=True)
@@ -118,7 +118,7 @@ def test_a_new_tuner_that_fails_on_known_results_is_closed_and_the_current_one_s
     session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):
         session.change_space(
-            replace(config, search_space_revision=1), [PriorResult({"x": 1}, FATAL_VALUE, "666")], ()
+            config.replace(search_space_revision=1), [PriorResult({"x": 1}, FATAL_VALUE, "666")], ()
         )
     assert [tuner.is_closed for tuner in made] == [False, True]
     assert session.ask(7).metadata == {"own": 0}

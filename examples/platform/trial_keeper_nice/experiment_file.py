@@ -3,11 +3,10 @@
 from nni_manager.config.experiment_schema import ExperimentKeys, ServiceKeys
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import mapping, text, whole
-from trial_keeper_nice.section import SECTION
 
 
 class NiceServiceKeys(ServiceKeys):
-    niceness: int = whole(0, 19, "10", 10)
+    niceness: int = whole(0, 19, "10", 10, about="the niceness of trials")
 
 
 class NiceExperimentKeys(ExperimentKeys):
@@ -18,6 +17,3 @@ class NiceExperimentKeys(ExperimentKeys):
 class FILE(PlatformFile):
     schema = NiceExperimentKeys
     reuses_jobs = False
-
-    def cluster(self, file: NiceExperimentKeys) -> SECTION:
-        return SECTION(file.training_service.niceness)

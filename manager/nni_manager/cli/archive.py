@@ -16,7 +16,6 @@ as untrusted: members that lead out of the folder, or run when they are read, ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import os
@@ -91,15 +90,14 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         )
     config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
-    cluster, public = config.cluster, config
-    if cluster is not None and cluster.has_unmounted_share:
+    cluster = config.cluster
+    if cluster.has_unmounted_share:
         warnings.append(f"{target} does not contain the files of trials on the share; copy them from there")
-    if cluster is not None and cluster.has_job_file:
+    if cluster.has_job_file:
         warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        if cluster is not None:
-            public = dataclasses.replace(config, cluster=cluster.without_login())
+        public = config.replace(cluster=cluster.without_login())
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -282,7 +280,7 @@ def _placed(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
     cluster = platform_of(moved).section_from_archive(places, path)
-    return dataclasses.replace(moved, log_dir=places.log_dir, cluster=cluster, expansions=())
+    return moved.replace(log_dir=places.log_dir, cluster=cluster, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:

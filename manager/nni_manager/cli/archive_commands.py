@@ -132,7 +132,7 @@ def load(
             if own.code_dir is not None and not Path(own.code_dir).is_dir():
                 output.warning(f"there is no folder {place}; put the code of {name_of_class} there")
     # Name the cluster of the archive, because it receives the user's login.
-    receiver = "" if config.cluster is None else config.cluster.receiver_of_login
+    receiver = config.cluster.receiver_of_login
     where = f", on {escaped(receiver)}" if receiver else ""
     output.info(
         f"`nnictl view {name}` shows it; `nnictl resume {name}` resumes it and runs {' and '.join(runs)}{where}"

@@ -54,7 +54,7 @@ def create(
     print_points(config)
     if place.where:
         output.info(f"run jobs on {place.where}")
-    if config.cluster is not None:
+    if not config.cluster.is_this_machine:
         from nni_manager.engine.code_snapshot import size_of
 
         storage = platform.storage_here() or config.log_dir  # the parent folder of the workspace

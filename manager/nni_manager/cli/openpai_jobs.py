@@ -57,9 +57,7 @@ def _open_cluster(host: str | None, user: str | None, token: str | None, config:
         meant = dataclasses.replace(
             pai, host=host or pai.host, user=user or pai.user, token=token or pai.token
         )
-        return platform(dataclasses.replace(experiment, cluster=meant)).open_cluster(
-            retry_policy=retry_policy
-        )
+        return platform(experiment.replace(cluster=meant)).open_cluster(retry_policy=retry_policy)
     host = host or os.environ.get("OPENPAI_HOST")
     if host is None or host.lower() == LOCAL_HOST:
         here = running_here(retry_policy)

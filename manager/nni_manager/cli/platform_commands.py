@@ -70,7 +70,7 @@ def clean(config_path: Path, is_agreed: bool) -> int:
 
     config = read_experiment_file(config_path, reads_code=False)
     storage = platform_of(config).storage_here()
-    if storage is None and config.cluster is not None:
+    if storage is None and not config.cluster.is_this_machine:
         raise UserError(
             f"cannot clean up for {config_path.name}: the share of its experiments is not mounted on this machine; "
             "`nnictl experiment delete ID` removes the files of one experiment"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -80,7 +79,7 @@ def create_experiment(
     from nni_manager.training_services.platform import platform_of
 
     if debug:
-        config = dataclasses.replace(config, debug=True, version_check=False)
+        config = config.replace(debug=True, version_check=False)
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
     folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
     while experiment_id is None and folder.path.exists():
@@ -149,7 +148,7 @@ def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> Ex
             f"cannot copy codeDir {config.code_dir}: its annotations changed after they were checked; run the command again"
         )
     write_copy(code, folder.generated_code, folder.annotated_code)
-    return dataclasses.replace(config, code_dir=folder.generated_code)
+    return config.replace(code_dir=folder.generated_code)
 
 
 def start_manager(

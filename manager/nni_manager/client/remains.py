@@ -158,7 +158,7 @@ def remains_of(folder: ExperimentFolder) -> str:
     job_ids = _jobs_of(folder)
     if holder := _other_machine(config, folder):
         return f"its processes on {holder} cannot be listed from this machine"
-    if config.cluster is None:
+    if config.cluster.is_this_machine:
         return ""  # a job on this machine is a process
     try:
         jobs = asyncio.run(_remaining(config, folder, job_ids)) if job_ids else []
@@ -175,7 +175,7 @@ def _jobs_of(folder: ExperimentFolder) -> list[str]:
 
 def _other_machine(config: ExperimentSpec, folder: ExperimentFolder) -> str:
     """The machine whose processes are the experiment's jobs; empty: this one, or a cluster runs them."""
-    holder = folder.lease_holder() if config.cluster is None else None
+    holder = folder.lease_holder() if config.cluster.is_this_machine else None
     return "" if holder is None or holder.host == socket.gethostname() else holder.host
 
 

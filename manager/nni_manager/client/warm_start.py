@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def with_warm_start(config: ExperimentSpec) -> ExperimentSpec:
     else:
         for each in dict.fromkeys(asked):
             choice.add_named(each)
-    return replace(config, warm_start=tuple(choice.points), warnings=(*config.warnings, *choice.warnings))
+    return config.replace(warm_start=tuple(choice.points), warnings=(*config.warnings, *choice.warnings))
 
 
 def print_points(config: ExperimentSpec) -> None:

@@ -6,19 +6,21 @@ Source: NNI v2.0 and v3.0, PUT /experiment and `nnictl update`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic.alias_generators import to_snake
 
 from nni_manager.config.algorithms import reason_against_space
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
 from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.schema import Key, keys_in
 from nni_manager.config.search_space import parse_search_space
+from nni_manager.config.shared_keys import SharedKeys
 from nni_manager.config.units import duration_s
 from nni_manager.errors import UserError
 
 _MOST = 99_999
-_A_COUNT = f"a whole number from 1 to {_MOST}"
 _A_DURATION = "a number of seconds, or a whole number and one of s, m, h, d such as 90m"
 
 
@@ -32,11 +34,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _count_or_none(value: Any) -> int | None:
-    return None if value is None else _count(value)
-
-
-def _seconds_or_none(value: Any) -> float | None:
+def _seconds(value: Any) -> float | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)  # seconds, as from a command line
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -47,27 +45,20 @@ def _seconds_or_none(value: Any) -> float | None:
     return float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """One limit: its names in NNI's profiles, newest last, and the function that parses its value."""
-
-    names: tuple[str, ...]
-    field: str
-    read: Callable[[Any], Any]
-    must_be: str
-
-
-LIMITS: Mapping[str, _Limit] = {
-    "TRIAL_CONCURRENCY": _Limit(("trialConcurrency",), "trial_concurrency", _count, _A_COUNT),
-    "MAX_TRIAL_NUM": _Limit(("maxTrialNum", "maxTrialNumber"), "max_trial_number", _count_or_none, _A_COUNT),
-    "MAX_EXEC_DURATION": _Limit(
-        ("maxExecDuration", "maxExperimentDuration"), "max_exec_duration_s", _seconds_or_none, _A_DURATION
-    ),
+_NAMES = {
+    "TRIAL_CONCURRENCY": "trialConcurrency",
+    "MAX_TRIAL_NUM": "maxTrialNumber",
+    "MAX_EXEC_DURATION": "maxExperimentDuration",
     # No version of NNI can change this limit of a running experiment.
-    "MAX_TRIAL_DURATION": _Limit(
-        ("maxTrialDuration",), "max_trial_duration_s", _seconds_or_none, _A_DURATION
-    ),
+    "MAX_TRIAL_DURATION": "maxTrialDuration",
 }
+LIMITS: Mapping[str, Key] = {
+    update_type: key
+    for update_type, name in _NAMES.items()
+    for key in keys_in(SharedKeys)
+    if key.path == (name,)
+}
+"""The keys of limits that can change, by their names in NNI's interfaces."""
 SEARCH_SPACE = "SEARCH_SPACE"
 UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
 
@@ -89,18 +80,21 @@ def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any])
         raise ChangeInvalid(
             f"cannot change {shown(update_type)}: there is no such update_type; use one of {', '.join(UPDATE_TYPES)}"
         )
-    current = getattr(config, limit.field)
-    values = [_read_limit(limit, value) for value in _values_of(params, limit.names)]
-    return replace(config, **{limit.field: next((value for value in values if value != current), current)})
+    field, names = to_snake(limit.path[0]), tuple(dict.fromkeys((limit.v1[0][-1], limit.path[0])))
+    current = getattr(config, field)
+    values = [_read_limit(limit, names[0], value) for value in _values_of(params, names)]
+    return config.replace(**{field: next((value for value in values if value != current), current)})
 
 
-def _read_limit(limit: _Limit, value: Any) -> Any:
+def _read_limit(limit: Key, name: str, value: Any) -> Any:
+    is_duration = limit.declared.kind == "duration"
+    if value is None and not limit.field.is_required():
+        return None
     try:
-        return limit.read(value)
+        return _seconds(value) if is_duration else _count(value)
     except ValueError:
-        raise ChangeInvalid(
-            f"cannot use {limit.names[0]}: {shown(value)} is not valid; write {limit.must_be}"
-        ) from None
+        must_be = _A_DURATION if is_duration else limit.declared.what
+        raise ChangeInvalid(f"cannot use {name}: {shown(value)} is not valid; write {must_be}") from None
 
 
 def _values_of(params: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
@@ -126,8 +120,7 @@ def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
     reason = reason_against_space(config.tuner.name, space)
     if reason is not None:
         raise ConfigInvalid([Diagnostic("", None, None, "searchSpace", reason)])
-    return replace(
-        config,
+    return config.replace(
         search_space=space,
         search_space_raw=raw,
         search_space_revision=config.search_space_revision + 1,

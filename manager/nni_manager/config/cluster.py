@@ -1,4 +1,4 @@
-"""The base of the section of an experiment file that describes a cluster and its jobs; each platform has one of its own."""
+"""The base of the section of an experiment file that describes a platform and its jobs; each platform has one of its own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The platform's section of an experiment that runs on a cluster: its login, its storage and its jobs."""
+    """The platform's section of an experiment: its login, its storage and its jobs."""
 
-    stored_before: ClassVar[str] = "schema"
-    """The key of a stored experiment that follows the section, also in the text that the web page shows."""
+    @property
+    def is_this_machine(self) -> bool:
+        """True if jobs are processes of the manager's user on this machine, rather than of a cluster."""
+        return False
 
     @property
     def has_commands(self) -> bool:
@@ -107,7 +109,9 @@ def hidden(text: str | None) -> str | None:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a stored experiment that JSON lacks: the fields of a dataclass, or the text of a path."""
+    """A value of a stored experiment that JSON lacks: the fields of a dataclass or a section, or the text of a path."""
+    if isinstance(value, BaseModel):
+        return dict(value)
     if isinstance(value, UnreadSection):
         return value.fields
     if not dataclasses.is_dataclass(value):

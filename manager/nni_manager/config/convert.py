@@ -16,7 +16,7 @@ from nni_manager.config.keys import get, keys_on
 from nni_manager.config.platform_file import PlatformFile, file_of
 from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.reader import read_first_schema, schema_of
-from nni_manager.config.schema import is_placeholder
+from nni_manager.config.schema import is_placeholder, names_of_kind
 from nni_manager.config.units import megabytes
 
 _WHY_DROPPED = {
@@ -24,9 +24,6 @@ _WHY_DROPPED = {
     "multiPhase": "NNI removed this key",
     "multiThread": "NNI removed this key",
 }
-# The keys of these mappings are the user's names.
-_OPEN = ("searchSpace", "classArgs")
-_SIZES = ("trialMemorySize", "memorySize", "sharedMemorySize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 def _with_absolute_paths(value: Any, folder: Path, file: type[PlatformFile], *, is_path: bool = False) -> Any:
     if isinstance(value, Mapping):
-        is_open = {folded(name) for name in (*_OPEN, *file.open_keys)}
+        is_open = {folded(name) for name in (*names_of_kind(file.schema, "open"), *file.open_keys)}
         return {
             name: item
             if folded(str(name)) in is_open
@@ -86,7 +83,7 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
         above: Any = raw
         for step in key.path[:-1]:
             above = above.get(step) if isinstance(above, dict) else None
-        if not key.is_in_v2 and above and above.pop(key.path[-1], None) is not None:
+        if key.declared.only_v1 and above and above.pop(key.path[-1], None) is not None:
             written = key_of(key.v1[0])
             why = {**_WHY_DROPPED, **file.why_dropped}.get(written, "the second schema has no such key")
             dropped.append(f"{written}: {why}")
@@ -108,7 +105,7 @@ def _converted(
             return _converted(value, file, path, folder)
         if isinstance(value, list):
             return [converted("", item) for item in value]
-        if key in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
+        if key in names_of_kind(file.schema, "size") and (isinstance(value, int) or value.strip().isdigit()):
             return f"{megabytes(value)}mb"
         if folder is not None and file.is_path(key, mapping):
             return _relative(value, path, folder)

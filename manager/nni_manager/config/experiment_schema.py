@@ -5,16 +5,13 @@ Source: NNI v2.10, nni/experiment/config; NNI v1.9 and v2.0, ExperimentConfig re
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_validator
 
 from nni_manager.config.algorithms import reason_against
-from nni_manager.config.diagnostics import shown
-from nni_manager.config.model import FAIL_FAST
+from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.schema import (
     Schema,
     flag,
@@ -26,12 +23,8 @@ from nni_manager.config.schema import (
     text,
     whole,
 )
-from nni_manager.config.units import duration_s, megabytes
-from nni_manager.domain.objectives import OptimizeMode
-
-_HOST_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
-)
+from nni_manager.config.shared_keys import Duration, SharedKeys, duration
+from nni_manager.config.units import megabytes
 
 
 def _gpu_indices(value: Any) -> tuple[int, ...] | None:
@@ -60,30 +53,6 @@ GpuIndices = Annotated[
         }
     ),
 ]
-Duration = Annotated[
-    float | None,
-    PlainValidator(duration_s),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
-]
-_MOST_FAILURES = 99_999
-
-
-def _failures(value: Any) -> int:
-    """The number of failures of `failFast`; 0: it is off."""
-    if isinstance(value, bool):
-        return FAIL_FAST if value else 0
-    if not isinstance(value, int) or not 1 <= value <= _MOST_FAILURES:
-        raise ValueError(value)
-    return value
-
-
-FailFast = Annotated[
-    int,
-    PlainValidator(_failures),
-    WithJsonSchema(
-        {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1, "maximum": _MOST_FAILURES}]}
-    ),
-]
 _MAX_MB = 99_999_999
 
 
@@ -102,14 +71,29 @@ def _size_schema(least_mb: int) -> WithJsonSchema:
 
 Size = Annotated[int, PlainValidator(partial(_size, 1)), _size_schema(1)]
 SizeFrom100 = Annotated[int, PlainValidator(partial(_size, 100)), _size_schema(100)]
-SIZE_FROM_100 = "a whole number of MB, at least 100, or a size such as 8gb"
 
 IMAGE = "registry.example.com/me/train:1"
-GPUS = "GPU numbers separated by commas"
+COMMAND = "run by bash in the code folder"
 
 
-def _duration(example: str, **rules: Any) -> Any:
-    return must_be("a whole number and one of s, m, h, d", example, None, **rules)
+def size(
+    example: str,
+    default: Any = ...,
+    *,
+    what: str = "a whole number of MB, or a size such as 8gb",
+    **rules: Any,
+) -> Any:
+    """A field that must be a `Size`."""
+    return must_be(what, example, default, kind="size", **rules)
+
+
+def gpus(**rules: Any) -> Any:
+    """A field that must be GPU numbers."""
+    return must_be("GPU numbers separated by commas", '"0,1"', None, kind="gpus", **rules)
+
+
+def _folder(example: str, default: Any = ..., **rules: Any) -> Any:
+    return text("a folder", example, default, kind="folder", **rules)
 
 
 def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator:
@@ -126,136 +110,110 @@ def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator
 
 
 class _AlgorithmKeys(Schema):
-    """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
+    """A built-in tuner, assessor or advisor by its name, or your own class.
 
-    code_directory: str | None = text("a folder", ".", None, v1="codeDir")
-    class_file_name: str | None = must_be(
-        "the name of a Python file", "my_tuner.py", None, pattern=r"\.py$", only_v1=True
-    )
-    class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
+    The reader reports missing keys of either.
+    """
+
+    python_name = "AlgorithmConfig"
+    # fmt: off
+    code_directory: str | None = _folder(".", None, v1="codeDir",
+        about="the folder of [your own class](tuners.md#a-tuner-of-your-own)")
+    class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$", only_v1=True,
+        about="the file of your own class, in `codeDir`")
+    class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$",
+        about="your own class; in the second schema and in Python, module and class: `my_tuner.MyTuner`")
     # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None)
-    call_timeout: Duration = _duration("10m")
+    class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None, kind="open",
+        about="the arguments of the algorithm")
+    call_timeout: Duration = duration("10m", since="0.6", unset="`10m`",
+        about="the maximum duration of one call of your own class")
+    # fmt: on
 
 
 class TunerKeys(_AlgorithmKeys):
     """`tuner`."""
 
-    name: Annotated[str | None, _available("tuner")] = must_be(
-        "the name of a tuner", "TPE", None, v1="builtinTunerName"
-    )
-    include_intermediate_results: bool = flag("false", False)
+    # fmt: off
+    name: Annotated[str | None, _available("tuner")] = must_be("the name of a tuner", "TPE", None, v1="builtinTunerName",
+        unset="`Auto`, unless it is your own", about="a built-in [tuner](tuners.md), or one that you have registered")
+    include_intermediate_results: bool = flag("false", False, since="0.6",
+        about="if an assessor or `maxTrialDuration` stops a trial before a final result, its last intermediate result is its "
+        "result to the tuner; without it, see [assessors](assessors.md#rules-for-all-assessors)")
+    # fmt: on
 
 
 class AdvisorKeys(_AlgorithmKeys):
     """`advisor`: NNI's name for an algorithm that replaces both tuner and assessor."""
 
-    name: Annotated[str | None, _available("advisor")] = must_be(
-        "the name of an advisor", "Hyperband", None, v1="builtinAdvisorName"
-    )
-    gpu_indices: GpuIndices = must_be(GPUS, '"0,1"', None, only_v1=True)
+    # fmt: off
+    name: Annotated[str | None, _available("advisor")] = must_be("the name of an advisor", "Hyperband", None,
+        v1="builtinAdvisorName", unset="required, unless it is your own", about="a built-in advisor: `Hyperband` or `BOHB`")
+    gpu_indices: GpuIndices = gpus(only_v1=True, about="accepted, without effect")
+    # fmt: on
 
 
 class AssessorKeys(_AlgorithmKeys):
     """`assessor`."""
 
-    name: Annotated[str | None, _available("assessor")] = must_be(
-        "the name of an assessor", "Medianstop", None, v1="builtinAssessorName"
-    )
+    # fmt: off
+    name: Annotated[str | None, _available("assessor")] = must_be("the name of an assessor", "Medianstop", None,
+        v1="builtinAssessorName", unset="required, unless it is your own",
+        about="a built-in [assessor](assessors.md), which stops trials early")
+    # fmt: on
 
 
-class ObjectiveKeys(Schema):
-    """One of `objectives`: a metric of the final result."""
-
-    metric: str = line("the name of a metric", "accuracy")
-    mode: OptimizeMode = must_be("maximize or minimize", "maximize")
-
-
-class ConstraintKeys(Schema):
-    """One of `constraints`: bounds of a metric of the final result."""
-
-    metric: str = line("the name of a metric", "size_mb")
-    at_most: float | None = must_be("a number", "50", None, allow_inf_nan=False)
-    at_least: float | None = must_be("a number", "1", None, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _is_satisfiable(self) -> ConstraintKeys:
-        if self.at_most is None and self.at_least is None:
-            raise refusal(
-                f"cannot use the constraint of {shown(self.metric)}: it has no bound; write at_most, at_least or both"
-            )
-        if self.at_most is not None and self.at_least is not None and self.at_least > self.at_most:
-            raise refusal(
-                f"cannot use the constraint of {shown(self.metric)}: at_least {self.at_least:g} is above at_most "
-                f"{self.at_most:g}; swap them"
-            )
-        return self
+_WHERE = "where trials run: " + ", ".join(
+    f"`{row.name}` is {row.title}" + (f" (`{row.v1}` in the first schema)" if row.v1 != row.name else "")
+    for row in PLATFORMS.values()
+)
 
 
 class ServiceKeys(Schema):
-    """The keys of `trainingService` that all platforms share."""
+    """The training service that runs trials. Trial fields set here take precedence over those of the experiment."""
 
-    platform: str = must_be("a platform", "local", v1="/trainingServicePlatform")
-    reuse_mode: bool = flag("true", False, v1="reuse")
+    python_name = "TrainingServiceConfig"
+    # fmt: off
+    platform: str = must_be("a platform", "local", v1="/trainingServicePlatform", about=_WHERE)
+    reuse_mode: bool = flag("true", False, v1="reuse", unset="`false`; in the second schema `true` on a cluster",
+        about="a job runs many trials in sequence, see [reuse](reuse.md)")
+    # fmt: on
 
 
-class ExperimentKeys(Schema):
-    """The keys of a file that all platforms share. Paths are as written; durations are in seconds."""
+class ExperimentKeys(SharedKeys):
+    """The keys of a file that all platforms share. Paths are as written."""
 
-    author_name: str = text("a name", "your name", only_v1=True)
-    experiment_name: str = text("a name", "digits")
-    experiment_type: Literal["hpo"] | None = must_be("hpo", "hpo", None, v1="")
-    description: str | None = must_be("text", "what this searches for", None)
-    trial_concurrency: int = whole(1, 99999, "2")
-    max_experiment_duration: Duration = _duration("1h", v1="maxExecDuration")
-    max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum")
-    max_trial_duration: Duration = _duration("30m")
-    max_trial_retry: int = whole(0, 99, "2", 0)
-    # Each restart is on the cluster's word; the limit only ends a trial that a crowded cluster would never let finish.
-    max_preemptions: int = whole(0, 9999, "100", 100)
-    # NNI lacks this key: it starts every trial, however many fail.
-    fail_fast: FailFast = must_be(f"false, or a whole number from 1 to {_MOST_FAILURES}", "10", FAIL_FAST)
-    search_space_file: str | None = line(
-        "the path of a JSON file", "search_space.json", None, v1="searchSpacePath"
-    )
+    # fmt: off
+    experiment_type: Literal["hpo"] | None = must_be("hpo", "hpo", None, v1="",
+        about="`hpo`, hyper-parameter optimization, is the only supported type")
+    search_space_file: str | None = line("the path of a JSON file", "search_space.json", None, kind="file",
+        v1="searchSpacePath",
+        unset="required, except for annotated code and [a tuner of your own](tuners.md#a-tuner-of-your-own)",
+        about="a JSON file, or a YAML file (`.yml`, `.yaml`), see [search space](search-space.md)")
     # The reader checks the search space.
     search_space: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})] = must_be(
-        "a mapping of hyper-parameters", "{}", None, v1=""
-    )
-    use_annotation: bool = flag("false", False)
-    multi_phase: bool = flag("false", False, only_v1=True)
-    multi_thread: bool = flag("false", False, only_v1=True)
-    nni_manager_ip: str | None = must_be("an IPv4 address or a host name", "10.0.0.1", None)
-    experiment_working_directory: str = text("a folder", "~/nni-experiments", "", v1="logDir")
-    debug: bool = flag("false", False)
-    version_check: bool | None = flag("true", None)
-    log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"] = must_be(
-        "one of trace, debug, info, warning, error, fatal", "info", "info"
-    )
-    log_collection: Literal["none", "http"] = must_be("none or http", "none", "none")
-    tuner: TunerKeys | None = mapping("{name: TPE, classArgs: {optimize_mode: maximize}}", None)
-    # No effect: the tuners of this version do not use GPUs.
-    tuner_gpu_indices: GpuIndices = must_be(GPUS, '"0,1"', None, v1="tuner.gpuIndices")
-    assessor: AssessorKeys | None = mapping("{name: Medianstop}", None)
-    advisor: AdvisorKeys | None = mapping("{name: Hyperband}", None)
-    # NNI lacks these three keys: a reused job always exits after 600 idle seconds.
-    reuse_idle_timeout: Duration = _duration("10m")
-    max_trials_per_job: int = whole(0, 999999999, "0", 0)
-    warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
-    # NNI lacks this key, too: parameters that a person knows to be good.
-    initial_trials: list[dict[str, Any]] = must_be("a list of parameters of trials", "[{lr: 0.1}]", [])
-    # NNI lacks these keys, too: its trials have one number, `default`.
-    objectives: list[ObjectiveKeys] = must_be(
-        "a list of objectives", "[{metric: accuracy, mode: maximize}]", []
-    )
-    constraints: list[ConstraintKeys] = must_be(
-        "a list of constraints", "[{metric: size_mb, at_most: 50}]", []
-    )
-    trial_code_directory: str = text("a folder", ".", v1="trial.codeDir")
+        "a mapping of hyper-parameters", "{}", None, kind="open", v1="", unset="see `searchSpaceFile`",
+        about="the [search space](search-space.md) itself")
+    use_annotation: bool = flag("false", False, about="the search space is that of the [annotations](annotations.md) in the "
+        "code folder; if they name no hyper-parameter, that of the file is used")
+    multi_phase: bool = flag("false", False, only_v1=True, about="only `false`: NNI removed it")
+    multi_thread: bool = flag("false", False, only_v1=True, about="only `false`: NNI removed it")
+    experiment_working_directory: str = _folder("~/nni-experiments", "", v1="logDir", unset="`~/nni-experiments`",
+        about="the folder for the experiment's data")
+    tuner: TunerKeys | None = mapping("{name: TPE, classArgs: {optimize_mode: maximize}}", None,
+        unset="[`Auto`](tuners.md#auto)", about="the algorithm that proposes parameters")
+    tuner_gpu_indices: GpuIndices = gpus(v1="tuner.gpuIndices", about="accepted, without effect on these tuners")
+    assessor: AssessorKeys | None = mapping("{name: Medianstop}", None, about="the algorithm that stops trials early")
+    advisor: AdvisorKeys | None = mapping("{name: Hyperband}", None, about="an algorithm that replaces both tuner and assessor")
+    trial_code_directory: str = _folder(".", v1="trial.codeDir", unset="required; in the second schema `.`",
+        about="the folder with the training code")
     # Each platform has its own `trainingService`.
-    trial_command: str | None = text("a shell command", "python3 train.py", None, v1="trial.command")
-    trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum")
-    training_service: ServiceKeys = mapping("{platform: local}")
+    trial_command: str | None = text("a shell command", "python3 train.py", None, v1="trial.command",
+        unset="required, unless a job file has it", about=COMMAND)
+    trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum", unset="the trial sees what the machine shows",
+        about="GPUs per trial; `0` hides all GPUs from a trial")
+    training_service: ServiceKeys = mapping("{platform: local}", about="the platform that runs trials, and its keys")
+    # fmt: on
 
     @field_validator("experiment_type", mode="before")
     @classmethod
@@ -264,24 +222,6 @@ class ExperimentKeys(Schema):
         if kind not in ("hpo", None):
             raise refusal("architecture search is not supported; write hpo, or remove it")
         return kind
-
-    @field_validator("nni_manager_ip")
-    @classmethod
-    def _is_reachable(cls, text: str | None) -> str | None:
-        if text is None:
-            return None
-        # A last label of digits means an address, which must be valid; anything else must be a valid DNS name.
-        if not _HOST_NAME.fullmatch(text) or text.rpartition(".")[2].isdigit():
-            return str(ipaddress.IPv4Address(text))
-        return text
-
-    @field_validator("warm_imports")
-    @classmethod
-    def _are_modules(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if not all(part.isidentifier() for part in name.split(".")):
-                raise refusal(f"{shown(name)} is not the name of a module; write names as after `import`")
-        return names
 
     @field_validator("multi_phase", "multi_thread")
     @classmethod

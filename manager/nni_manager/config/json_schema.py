@@ -15,11 +15,11 @@ from pydantic.json_schema import models_json_schema
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 from nni_manager.config.dialect import EACH, SERVICE, Keys
-from nni_manager.config.keys import ALGORITHMS, Key, keys_on
+from nni_manager.config.keys import ALGORITHMS, keys_on
 from nni_manager.config.platform_file import file_of
 from nni_manager.config.platforms import PLATFORMS
-from nni_manager.config.schema import ONLY_V1, V1_PATHS, Schema
-from nni_manager.config.v2 import DURATION_PATTERN, DURATIONS, aliases_on, implicit_keys, keys_of_v2
+from nni_manager.config.schema import Key, Schema
+from nni_manager.config.v2 import DURATION_PATTERN, aliases_on, implicit_keys, keys_of_v2
 
 Json: TypeAlias = dict[str, Any]
 Version: TypeAlias = Literal["v1", "v2"]
@@ -70,8 +70,6 @@ def _tidy(schema: Json) -> Json:
     properties: dict[str, Json] = {}
     for key, value in schema.get("properties", {}).items():
         value.pop("title", None)
-        value.pop(V1_PATHS, None)
-        value.pop(ONLY_V1, None)
         if "examples" in value:
             value["examples"] = [yaml.safe_load(each) for each in value["examples"]]
         properties[key] = value
@@ -250,13 +248,13 @@ class _SchemaBuilder:
         found: Json = self.definitions[key.owner.__name__]["properties"][key.path[-1]]
         if self.version == "v1":
             return found
-        if key.path[-1] in DURATIONS:
+        if key.declared.kind == "duration":
             found = {
                 "anyOf": [
                     {"type": "integer", "exclusiveMinimum": 0},
                     {"type": "string", "pattern": DURATION_PATTERN},
                 ],
-                "description": "A number and s, m, h or d, or a number of seconds.",
+                "description": key.declared.described("a number and s, m, h or d, or a number of seconds"),
             }
         return found if is_required else {"anyOf": [found, _NULL]}
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
+from nni_manager.config import diagnostics
 from nni_manager.config.model import ExperimentSpec
-
-# Keys of NNI's first schema in the second one.
-_KEYS_OF_V2 = {
-    "trial.command": "trialCommand",
-    "trial.codeDir": "trialCodeDirectory",
-    "logDir": "experimentWorkingDirectory",
-}
 
 
 def key_of(config: ExperimentSpec, key: str) -> str:
@@ -18,7 +12,11 @@ def key_of(config: ExperimentSpec, key: str) -> str:
     A configuration in Python keeps the key: `to_python_names` translates it.
     """
     # Imported here: it takes 0.1 s, and other commands do not need it.
+    from nni_manager.config.keys import names_in_v1
     from nni_manager.config.python_document import CALLED
 
-    is_file_of_v2 = config.schema == "v2" and config.config_path.name != CALLED
-    return _KEYS_OF_V2[key] if is_file_of_v2 else key
+    if config.file_schema == "v1" or config.config_path.name == CALLED:
+        return key
+    return next(
+        diagnostics.key_of(v2) for v2, v1 in names_in_v1(None).items() if diagnostics.key_of(v1) == key
+    )

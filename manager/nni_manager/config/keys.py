@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from nni_manager.config.diagnostics import folded
-from nni_manager.config.dialect import EACH, Keys
+from nni_manager.config.dialect import Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
 from nni_manager.config.platform_file import file_of
-from nni_manager.config.schema import ONLY_V1, V1_PATHS, Schema, fields_of, schema_in
+from nni_manager.config.schema import Key, keys_in
 
 ALGORITHMS = ("tuner", "assessor", "advisor")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key of experiment files: its path in v2, its paths in v1 files, and its field in the schema `owner`.
-
-    `is_mapping`: its value has keys of its own.
-    """
-
-    path: Keys
-    v1: tuple[Keys, ...]
-    owner: type[Schema]
-    field: FieldInfo
-    is_in_v2: bool
-    is_mapping: bool
-
-
-@cache
 def keys_on(platform: str | None) -> tuple[Key, ...]:
     """All keys for a platform, by its name in v2, in the order of the schema; None: those that all platforms share."""
-
-    def within(schema: type[Schema], above: Keys, above_v1: Keys) -> Iterator[Key]:
-        for name, field in fields_of(schema).items():
-            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            v1 = tuple(_below(above_v1, each) for each in str(extra.get(V1_PATHS, name)).split())
-            path, inner = (*above, name), schema_in(field)
-            yield Key(path, v1, schema, field, ONLY_V1 not in extra, inner is not None)
-            if inner is not None:
-                each = (EACH,) if "list" in str(field.annotation) else ()
-                yield from within(inner, (*path, *each), (*v1[0], *each))
-
-    return tuple(within(ExperimentKeys if platform is None else file_of(platform).schema, (), ()))
-
-
-def _below(above: Keys, written: str) -> Keys:
-    if written == ".":
-        return above
-    steps = tuple(written.strip("/").split("."))
-    return steps if written.startswith("/") else (*above, *steps)
+    return keys_in(ExperimentKeys if platform is None else file_of(platform).schema)
 
 
 def names_in_v1(platform: str | None, kind: str | None = None) -> dict[Keys, Keys]:

@@ -1,51 +1,43 @@
 """A platform's part of an experiment file: its keys, its checks, and the section that is read from it.
 
-Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything but `schema` and `cluster` has a default
-that suits a platform whose keys are spelled alike in both of NNI's schemas.
+Each platform's package has a subclass `FILE` in its module `experiment_file`. Everything has a default that
+suits a platform whose keys are spelled alike in both of NNI's schemas.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.diagnostics import folded
 from nni_manager.config.dialect import Keys
 from nni_manager.config.experiment_schema import ExperimentKeys
-from nni_manager.config.model import LocalSpec
 from nni_manager.config.platforms import PLATFORMS
+from nni_manager.config.schema import PATHS, Schema, names_of_kind
 
 if TYPE_CHECKING:
     from nni_manager.config.reading import Reading
     from nni_manager.config.translation import Translation
 
 
-# Those of all platforms.
-_PATH_KEYS = ("searchSpaceFile", "experimentWorkingDirectory", "trialCodeDirectory", "codeDirectory")
+AnySection = TypeVar("AnySection")
 
 
-class PlatformFile(ABC):
+class PlatformFile:
     """The platform's part of one file. Class attributes and class methods describe all files of the platform."""
 
-    schema: ClassVar[type[ExperimentKeys]]
+    schema: ClassVar[type[ExperimentKeys]] = ExperimentKeys
     """The schema of a whole file."""
-    path_keys: ClassVar[tuple[str, ...]] = ()
-    """The keys of the platform whose values are paths on this machine, relative to the file."""
     open_keys: ClassVar[tuple[str, ...]] = ()
     """The keys of mappings whose keys are the user's names."""
 
     @classmethod
-    def all_path_keys(cls) -> tuple[str, ...]:
-        """The keys of any section whose values are paths."""
-        return (*_PATH_KEYS, *cls.path_keys)
-
-    @classmethod
     def is_path(cls, key: str, mapping: Mapping[str, Any]) -> bool:
         """True if the value of this key of a mapping, in any spelling, is a path on this machine."""
-        return folded(key) in map(folded, cls.all_path_keys())
+        return folded(key) in map(folded, names_of_kind(cls.schema, *PATHS))
 
     # ---- NNI's first schema
 
@@ -73,7 +65,7 @@ class PlatformFile(ABC):
         """The kind of storage of a v1 section; None without one."""
         return None
 
-    @classmethod  # noqa: B027 - most platforms write all keys alike
+    @classmethod
     def convert(cls, raw: dict[str, Any], service: dict[str, Any]) -> None:
         """Change what v2 writes differently, before the keys are dropped that v2 lacks."""
 
@@ -93,7 +85,7 @@ class PlatformFile(ABC):
         """The keys of the platform that this `trainingService` cannot have, because of its other values."""
         return frozenset()
 
-    @classmethod  # noqa: B027 - most platforms have none
+    @classmethod
     def apply_defaults(cls, file: Translation, service: dict[str, Any]) -> None:
         """Set the defaults that only v2 has."""
 
@@ -108,16 +100,19 @@ class PlatformFile(ABC):
         """The folder of the shared storage, which may lie in the code folder; None: unknown, or none."""
         return None
 
-    def check(self) -> None:  # noqa: B027 - a platform may have no such rule
+    def check(self) -> None:
         """Check what the schema cannot: rules over several keys, and the files and folders that keys name."""
 
-    @abstractmethod
-    def cluster(self, file: Any) -> ClusterConfig | None:
-        """The section of a file without diagnostics, an instance of `schema`; None if trials run on this machine."""
+    def cluster(self, file: Any) -> ClusterConfig:
+        """The section of a file without diagnostics, an instance of `schema`. By default each field is the key of its name."""
+        section: type[ClusterConfig] = PLATFORMS[file.training_service.platform].load("SECTION")
+        return self.same_named(section, file.training_service)
 
-    def local(self, file: Any) -> LocalSpec:
-        """The sharing of this machine's GPUs."""
-        return LocalSpec()
+    @staticmethod
+    def same_named(section: Callable[..., AnySection], keys: Schema, **resolved: Any) -> AnySection:
+        """The section with these fields; every other field has the value of the key of the same name."""
+        names = inspect.signature(section).parameters.keys() & type(keys).model_fields.keys()
+        return section(**{name: getattr(keys, name) for name in names} | resolved)
 
 
 def file_of(platform: str) -> type[PlatformFile]:

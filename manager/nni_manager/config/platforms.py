@@ -1,7 +1,7 @@
 """The table of platforms. Everything else finds a platform, its names and its package here.
 
 A package has up to three modules, each imported only for experiments on the platform: `experiment_file` (the keys and their
-checks), `section` (what is stored; none for this machine), and `platform` (all that runs). An installed distribution declares a
+checks), `section` (what is stored), and `platform` (all that runs). An installed distribution declares a
 platform of its own as an entry point: its name is the platform's, its value the package.
 """
 
@@ -18,7 +18,7 @@ from nni_manager.errors import UserError
 class PlatformRow:
     """A platform: its names in NNI's second and first schema and for people, and its section of v1 files besides `trial`.
 
-    `stored_as` is the key of its section in stored experiments; None: it has none. `key_of_section` is a key that shows which
+    `stored_as` is the key of its section in stored experiments. `key_of_section` is a key that shows which
     section a line of a v1 file belongs to, if the section's own line is lost. `package` is that of an installed platform, and
     `distribution` the name and version of what installs it; both are empty for a built-in one. `is_absent`: it was installed when
     an experiment was stored, and is not any more.
@@ -28,7 +28,7 @@ class PlatformRow:
     v1: str
     title: str
     section: str
-    stored_as: str | None = None
+    stored_as: str
     key_of_section: str | None = None
     package: str = ""
     distribution: str = ""
@@ -111,7 +111,7 @@ _MODULES = {"FILE": "experiment_file", "SECTION": "section", "platform": "platfo
 PLATFORMS = _Table(
     (row.name, row)
     for row in (
-        PlatformRow("local", "local", "this machine", "localConfig"),
+        PlatformRow("local", "local", "this machine", "localConfig", "local"),
         PlatformRow("openpai", "pai", "OpenPAI", "paiConfig", "pai", "userName"),
         PlatformRow(
             "frameworkcontroller",
@@ -177,4 +177,4 @@ def of_stored(name: str) -> PlatformRow:
 
 def stored_sections() -> set[str]:
     """The keys of the built-in platforms' sections in stored experiments."""
-    return {row.stored_as for row in PLATFORMS.values() if row.stored_as is not None}
+    return {row.stored_as for row in PLATFORMS.values()}

@@ -19,16 +19,16 @@ from pydantic.alias_generators import to_snake
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, Place, key_of, leaves
 from nni_manager.config.dialect import EACH, Dialect
 from nni_manager.config.document import Document
+from nni_manager.config.experiment_schema import ExperimentKeys
 from nni_manager.config.keys import names_in_v1
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.platforms import PLATFORMS
 from nni_manager.config.reader import read_document
+from nni_manager.config.schema import names_of_kind
 from nni_manager.config.v2 import from_v2
 
 CALLED = "experiment.config"
 """The label that replaces a file name in messages: a configuration in Python has no file."""
-# The keys of these mappings are the user's names.
-_OPEN = ("classArgs", "searchSpace")
 _NOT_TEXT = re.compile(r"without quotes YAML reads (.*) as (a \w+(?: \w+)?); put it in quotes")
 _REMEDY = "use only text, finite numbers, True, False, None, and lists and mappings of these"
 
@@ -44,7 +44,7 @@ class _Python(Dialect):
         is_open = False
         for step in self.path(place):
             steps.append(step if is_open or isinstance(step, int) else to_snake(step))
-            is_open = is_open or step in _OPEN
+            is_open = is_open or step in names_of_kind(ExperimentKeys, "open")
         return key_of(steps)
 
     def example(self, place: Place, written: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,6 @@ from nni_manager.config.schema import check
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
-from nni_manager.domain.objectives import Constraint, Objective
 
 # Those that every sweep of W&B has.
 _KEYS_OF_SWEEP = {"method", "parameters"}
@@ -43,7 +41,7 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.Experi
     document = _mapping_of(path)
     if is_v2(document.value):
         return read_document(path, from_v2(document), reads_code=reads_code)
-    return replace(read_document(path, from_v1(document), reads_code=reads_code), schema="v1")
+    return read_document(path, from_v1(document), reads_code=reads_code).replace(file_schema="v1")
 
 
 def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
@@ -115,7 +113,7 @@ class _ExperimentReading(AlgorithmReading):
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
         self.row = PLATFORMS[_platform_of(document)]
         file = file_of(self.row.name)
-        super().__init__(path, document, file.all_path_keys())
+        super().__init__(path, document, file.schema)
         self.reads_code = reads_code
         self._name_default_tuner()
         self._name_algorithms()
@@ -161,26 +159,12 @@ class _ExperimentReading(AlgorithmReading):
         assert log_dir is not None
         cluster = self.platform.cluster(file)
         proposer = file.tuner or file.advisor
-        return model.ExperimentSpec(
-            schema="v2",
-            experiment_name=file.experiment_name,
-            author_name=file.author_name,
-            description=file.description,
-            trial_concurrency=file.trial_concurrency,
-            max_exec_duration_s=file.max_experiment_duration,
-            max_trial_number=file.max_trial_number,
-            max_trial_duration_s=file.max_trial_duration,
-            max_trial_retry=file.max_trial_retry,
-            max_preemptions=file.max_preemptions,
-            fail_fast=file.fail_fast,
-            initial_trials=tuple(file.initial_trials),
+        return model.ExperimentSpec.of(
+            file,
+            file_schema="v2",
             training_service=self.row.v1,
             search_space=search_space,
             search_space_raw=search_space_raw,
-            objectives=tuple(Objective(each.metric, each.mode) for each in file.objectives),
-            constraints=tuple(
-                Constraint(each.metric, each.at_most, each.at_least) for each in file.constraints
-            ),
             tuner=model.TunerConfig(
                 name=self._name_of(self._proposer),
                 optimize_mode=self._mode_of(class_args),
@@ -199,29 +183,13 @@ class _ExperimentReading(AlgorithmReading):
                 None if assessor_args is None else self._mode_of_assessor(assessor_args, class_args),
             ),
             # Roles and job files have their own commands.
-            trial_command=""
-            if cluster is not None and cluster.has_commands
-            else self.raw.get("trialCommand") or "",
+            trial_command="" if cluster.has_commands else self.raw.get("trialCommand") or "",
             code_dir=code_dir,
-            gpu_num=file.trial_gpu_number
-            if cluster is None
-            else cluster.trial_gpu_number(file.trial_gpu_number),
-            nni_manager_ip=file.nni_manager_ip,
+            trial_gpu_number=cluster.trial_gpu_number(file.trial_gpu_number),
             log_dir=log_dir,
-            log_collection=file.log_collection,
-            log_level=file.log_level,
-            debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=self.platform.local(file),
-            reuse=model.ReuseConfig(
-                file.training_service.reuse_mode,
-                model.ReuseConfig().idle_timeout_s
-                if file.reuse_idle_timeout is None
-                else file.reuse_idle_timeout,
-                file.max_trials_per_job,
-                tuple(file.warm_imports),
-            ),
+            reuse_mode=file.training_service.reuse_mode,
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
             cluster=cluster,

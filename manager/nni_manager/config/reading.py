@@ -11,18 +11,15 @@ from nni_manager.config import model
 from nni_manager.config.diagnostics import Place, leaves, ref, shown
 from nni_manager.config.dialect import SERVICE
 from nni_manager.config.document import Document
-from nni_manager.config.schema import is_placeholder
+from nni_manager.config.schema import PATHS, Schema, is_placeholder, names_of_kind
 
 
 class Reading:
-    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema.
+    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema."""
 
-    `path_keys` are the keys whose values are paths on this machine.
-    """
-
-    def __init__(self, path: Path, document: Document, path_keys: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, document: Document, schema: type[Schema]) -> None:
         self.path = path
-        self.path_keys = path_keys
+        self.schema = schema
         self.document = document
         self.raw: dict[str, Any] = document.value
         self.service = self.within("trainingService")
@@ -51,14 +48,15 @@ class Reading:
     def refuse_placeholders(self, *exempt: str) -> None:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
         reported = {each.key for each in self.diagnostics}
+        paths = names_of_kind(self.schema, *PATHS)
         for place, value in leaves(self.service, SERVICE):
-            is_exempt = place[-1] in ("command", *self.path_keys, *exempt) or not is_placeholder(value)
+            is_exempt = place[-1] in ("command", *paths, *exempt) or not is_placeholder(value)
             if not is_exempt and self.document.dialect.key(place) not in reported:
                 self.refuse(place, f"{value} is a placeholder of an example; replace it")
 
     def refuse_absent(self, place: Place, path: Path) -> None:
         """Refuse a path without the file, or without the folder, that the key names."""
-        is_folder = place[-1] in ("path", "trialCodeDirectory")
+        is_folder = place[-1] not in names_of_kind(self.schema, "file")
         if path.is_dir() if is_folder else path.is_file():
             return
         noun = "folder" if is_folder else "file"

@@ -1,15 +1,19 @@
-"""The base of all file schemas: each field has a description, from which its errors become one-sentence messages."""
+"""The base of all file schemas. A field declares a key once: type, default, notation, description, and its name in v1 files.
+
+From it come the check and its one-sentence errors, the JSON schemas, the classes in Python, and the tables of the documentation.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -21,6 +25,7 @@ from nni_manager.config.diagnostics import (
     remedy_for_unknown,
     shown,
 )
+from nni_manager.config.dialect import EACH, Keys
 
 if TYPE_CHECKING:
     from nni_manager.config.document import Document
@@ -33,8 +38,10 @@ _PLACEHOLDER = re.compile(
 _SENTENCE = "sentence"
 # Without control characters, and with something else than blanks.
 _LINE = r"^[^\x00-\x1f\x7f]*[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$"
-# The metadata of a field about v1 files: its paths there, and a mark of keys that only v1 files have.
-V1_PATHS, ONLY_V1 = "x-v1", "x-only-v1"
+Kind: TypeAlias = Literal["", "folder", "file", "duration", "size", "gpus", "open"]
+"""What a value is besides its type: a path on this machine, seconds, MB, GPU numbers, or a mapping with names of the user."""
+PATHS: tuple[Kind, ...] = ("folder", "file")
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 # The types that YAML infers for unquoted scalars: 2024, 1.10, no, 2024-01-01.
 _READ_AS: dict[type, str] = {
     int: "a number",
@@ -45,12 +52,44 @@ _READ_AS: dict[type, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a field declares about its key besides type, default and notation, which pydantic's field has.
+
+    `about` is one sentence in Markdown, without capital and full stop. `unset` is what holds without the key, if that is not
+    simply the default. `since` is the version that added a key which NNI lacks; empty: NNI has it. `v1`: see `must_be`.
+    """
+
+    what: str
+    about: str = ""
+    unset: str = ""
+    since: str = ""
+    kind: Kind = ""
+    v1: str | None = None
+    only_v1: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The description without links."""
+        return _LINK.sub(r"\1", self.about)
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Complete the key's JSON schema."""
+        schema["description"] = self.described(self.what)
+
+    def described(self, what: str) -> str:
+        """The description, and `what` the value must be."""
+        about = self.sentence
+        return f"{about[0].upper()}{about[1:]}. Value: {what}" if about else what
+
+
 class Schema(BaseModel):
     """A mapping of the file. Unknown keys are refused; types are not converted.
 
-    Keys are in camelCase; NNI also accepts snake_case.
+    Keys are in camelCase; NNI also accepts snake_case. `python_name` is the name of its class in Python; empty: it has none.
     """
 
+    python_name: ClassVar[str] = ""
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
@@ -69,20 +108,24 @@ def must_be(
     example: str,
     default: Any = ...,
     *,
+    about: str = "",
+    unset: str = "",
+    since: str = "",
+    kind: Kind = "",
     v1: str | None = None,
     only_v1: bool = False,
     **rules: Any,
 ) -> Any:
     """A field that must be `what`; `example` is a value in the file's notation. `repr=False` marks a secret.
 
+    `about`, `unset`, `since` and `kind`: see `Declaration`.
+
     `v1` are the key's paths in NNI's first schema, separated by blanks: below the v1 mapping of the containing section, or
     below the file if it starts with /; "." is that mapping itself, "" means that v1 lacks the key, and None means the
     same name. `only_v1`: the second schema lacks the key.
     """
-    extra: JsonDict = {} if v1 is None else {V1_PATHS: v1}
-    if only_v1:
-        extra[ONLY_V1] = True
-    return Field(default, description=what, examples=[example], json_schema_extra=extra, **rules)
+    declared = Declaration(what, about, unset, since, kind, v1, only_v1)
+    return Field(default, description=what, examples=[example], json_schema_extra=declared, **rules)
 
 
 def text(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
@@ -146,6 +189,71 @@ def schema_in(field: FieldInfo) -> type[Schema] | None:
         if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Schema):
             return kind
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of experiment files: its path in v2, its paths in v1 files, and its field in the schema `owner`.
+
+    `inner` is the schema of its value, or of each item, if that has keys of its own.
+    """
+
+    path: Keys
+    v1: tuple[Keys, ...]
+    owner: type[Schema]
+    field: FieldInfo
+    inner: type[Schema] | None
+
+    @property
+    def declared(self) -> Declaration:
+        """The declaration of the key."""
+        return declaration(self.field)
+
+    @property
+    def is_mapping(self) -> bool:
+        """True if its value, or each item, has keys of its own."""
+        return self.inner is not None
+
+    @property
+    def is_list(self) -> bool:
+        """True if its value is a list of mappings."""
+        return self.inner is not None and "list" in str(self.field.annotation)
+
+
+def declaration(field: FieldInfo) -> Declaration:
+    """The declaration of a field."""
+    declared = field.json_schema_extra
+    return declared if isinstance(declared, Declaration) else Declaration(field.description or "")
+
+
+@cache
+def keys_in(schema: type[Schema]) -> tuple[Key, ...]:
+    """All keys of files with this schema, in its order."""
+
+    def within(schema: type[Schema], above: Keys, above_v1: Keys) -> Iterator[Key]:
+        for name, field in fields_of(schema).items():
+            declared = declaration(field).v1
+            v1 = tuple(_below(above_v1, each) for each in (name if declared is None else declared).split())
+            key = Key((*above, name), v1, schema, field, schema_in(field))
+            yield key
+            if key.inner is not None:
+                each = (EACH,) if key.is_list else ()
+                yield from within(key.inner, (*key.path, *each), (*v1[0], *each))
+
+    return tuple(within(schema, (), ()))
+
+
+def _below(above: Keys, written: str) -> Keys:
+    if written == ".":
+        return above
+    steps = tuple(written.strip("/").split("."))
+    return steps if written.startswith("/") else (*above, *steps)
+
+
+@cache
+def names_of_kind(schema: type[Schema], *kinds: Kind) -> frozenset[str]:
+    """The names of the keys of these kinds, in any section."""
+    return frozenset(key.path[-1] for key in keys_in(schema) if key.declared.kind in kinds)
 
 
 def _field_at(

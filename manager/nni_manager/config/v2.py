@@ -19,6 +19,7 @@ from nni_manager.config.document import Document
 from nni_manager.config.keys import get
 from nni_manager.config.platform_file import file_of
 from nni_manager.config.platforms import BY_V1, PLATFORMS, THIS_MACHINE
+from nni_manager.config.schema import Key
 from nni_manager.config.translation import Translation, put
 from nni_manager.config.units import SECONDS_OF
 
@@ -37,14 +38,13 @@ _HINTS = {
     "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
     "trainingService.reuse": "did you mean reuseMode?",
 }
-DURATIONS = ("maxExperimentDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 
 
 @cache
-def keys_of_v2(platform: str | None) -> tuple[table.Key, ...]:
+def keys_of_v2(platform: str | None) -> tuple[Key, ...]:
     """The keys of v2 files for a platform; None adds no keys."""
-    known = [key for key in table.keys_on(platform) if key.is_in_v2]
+    known = [key for key in table.keys_on(platform) if not key.declared.only_v1]
     if platform is None:
         proper = (SERVICE, (*SERVICE, "platform"))
         return tuple(key for key in known if key.path[:1] != SERVICE or key.path in proper)
@@ -101,6 +101,7 @@ class _FromV2(Translation):
         leaves |= {alias: to for alias, to in aliases.items() if to in leaves}
         super().__init__(document, document.dialect, leaves, sections)
         self.aliases = aliases
+        self.durations = {key.path for key in known if key.declared.kind == "duration"}
         self.sources: dict[Place, Place] = {}
         self.value |= {"authorName": "unknown", "experimentName": Path(document.file).stem}
 
@@ -141,7 +142,7 @@ class _FromV2(Translation):
         if place != v2:
             names = {**self.dialect.names, v2: place}
             self.dialect = dataclasses.replace(self.dialect, names=names)
-        put(self.value, target, self._duration(here, item) if v2[-1] in DURATIONS else item)
+        put(self.value, target, self._duration(here, item) if v2 in self.durations else item)
 
     def _duration(self, here: Place, item: Any) -> str:
         """The duration in v1's notation."""

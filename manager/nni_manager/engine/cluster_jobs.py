@@ -265,10 +265,10 @@ class ClusterJobs:
             token=self._admission.token(job.job_id),
             trial_id=job.trial_id,
             collect_logs=self._runtime.config.log_collection == "http",
-            version_check=self._runtime.config.version_check,
-            idle_timeout_s=self._runtime.config.reuse.idle_timeout_s,
-            max_trials=self._runtime.config.reuse.max_trials,
-            warm_imports=self._runtime.config.reuse.warm_imports,
+            version_check=bool(self._runtime.config.version_check),
+            idle_timeout_s=self._runtime.config.reuse_idle_timeout,
+            max_trials=self._runtime.config.max_trials_per_job,
+            warm_imports=tuple(self._runtime.config.warm_imports),
         )
 
     def cancel(self, trial: Trial, reason: ExitReason, *, ends_job: bool) -> None:

@@ -5,13 +5,14 @@ manager, v1.9 for the first schema, v2.10 and v3.0 for the second.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nni_manager.config.model import AssessorConfig, ExperimentSpec, TunerConfig, UserClass
 from nni_manager.config.platforms import of_stored
 from nni_manager.config.pruned_trials import lesson_of_early_stops
-from nni_manager.domain.search_budget import Limits
+from nni_manager.config.schema import Key, keys_in
+from nni_manager.config.shared_keys import SharedKeys
 from nni_manager.domain.trial import TrialState
 from nni_manager.engine.serializers import code_view, ms, problem_of, transport_view, without_none
 from nni_manager.engine.snapshot import ExperimentSnapshot
@@ -26,9 +27,9 @@ _WITH_NAMES_OF_USERS = ("class_args", "initial_trials", "parameters")
 def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The experiment's profile."""
     experiment = snapshot.experiment
-    limits, trials = experiment.budget.limits, experiment.scheduler.trials_with_jobs
+    trials = experiment.scheduler.trials_with_jobs
     transports = {trial.trial_id: transport_view(snapshot, trial) for trial in trials}
-    params_of = _params_of_v1 if snapshot.config.schema == "v1" else _params_of_v2
+    params_of = _params_of_v1 if snapshot.config.file_schema == "v1" else _params_of_v2
     return without_none(
         {
             "id": experiment.experiment_id,
@@ -39,91 +40,62 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
             "nextSequenceId": len(experiment.trials),
             "code": [code_view(each) for each in snapshot.code],
-            "params": params_of(snapshot.config, limits),
+            "params": params_of(snapshot.config),
             "trialTransports": transports,
             "trialRoads": transports,  # the name of `trialTransports` until 0.7; will be removed in 0.8
         }
     ) | problem_of(snapshot)
 
 
-def _params_of_v1(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
-    return {
-        "authorName": config.author_name,
-        "experimentName": config.experiment_name,
-        "description": config.description,
-        "trialConcurrency": limits.concurrency,
-        "maxExecDuration": limits.max_duration_s,
-        "maxTrialNum": limits.max_trials,
-        "maxTrialDuration": limits.max_trial_duration_s,
-        "maxTrialRetry": limits.max_retries,
-        "maxPreemptions": limits.max_preemptions,
-        "failFast": limits.fail_fast or False,
+def _params_of_v1(config: ExperimentSpec) -> dict[str, Any]:
+    return _shared_keys(config, lambda key: key.v1[0][-1]) | {
         "searchSpace": config.search_space_raw,
-        **_objectives_of(config),
         "trainingServicePlatform": config.training_service,
-        "versionCheck": config.version_check,
-        "logCollection": config.log_collection,
         "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
         "trial": {
             "command": config.trial_command,
             "codeDir": str(config.code_dir),
-            "gpuNum": config.gpu_num,
+            "gpuNum": config.trial_gpu_number,
         },
     }
 
 
-def _params_of_v2(config: ExperimentSpec, limits: Limits) -> dict[str, Any]:
+def _params_of_v2(config: ExperimentSpec) -> dict[str, Any]:
     of_trials = {
         "trialCommand": config.trial_command,
         "trialCodeDirectory": str(config.code_dir),
-        "trialGpuNumber": config.gpu_num,
+        "trialGpuNumber": config.trial_gpu_number,
     }
     return without_none(
-        {
-            "experimentName": config.experiment_name,
+        _shared_keys(config, lambda key: None if key.declared.only_v1 else key.path[-1])
+        | {
             "experimentType": "hpo",
-            "description": config.description,
             "searchSpace": config.search_space_raw,
             **of_trials,
-            "trialConcurrency": limits.concurrency,
-            "maxExperimentDuration": limits.max_duration_s,
-            "maxTrialNumber": limits.max_trials,
-            "maxTrialDuration": limits.max_trial_duration_s,
-            "maxTrialRetry": limits.max_retries,
-            "maxPreemptions": limits.max_preemptions,
-            "failFast": limits.fail_fast or False,
-            "nniManagerIp": config.nni_manager_ip,
             "useAnnotation": config.is_annotated,
-            "debug": config.debug,
-            "logLevel": config.log_level,
-            "logCollection": config.log_collection,
-            "versionCheck": config.version_check,
             "experimentWorkingDirectory": str(config.log_dir),
             "tuner": _algorithm_of_v2(config.tuner),
             "assessor": None if config.assessor is None else _algorithm_of_v2(config.assessor),
-            **_objectives_of(config),
             "trainingService": without_none(
                 {
                     "platform": of_stored(config.training_service).name,
                     **of_trials,
-                    "reuseMode": config.reuse.is_on,
+                    "reuseMode": config.reuse_mode,
                 }
-                | ({} if config.cluster is None else config.cluster.keys_of_profile())
+                | config.cluster.keys_of_profile()
             ),
         }
     )
 
 
-def _objectives_of(config: ExperimentSpec) -> dict[str, Any]:
-    """The objectives and constraints that the experiment file names."""
-    objectives = [{"metric": each.metric, "mode": each.mode} for each in config.objectives]
-    constraints = [
-        without_none({"metric": each.metric, "atMost": each.at_most, "atLeast": each.at_least})
-        for each in config.constraints
-    ]
-    return ({"objectives": objectives} if objectives else {}) | (
-        {"constraints": constraints} if constraints else {}
-    )
+def _shared_keys(config: ExperimentSpec, name_of: Callable[[Key], str | None]) -> dict[str, Any]:
+    """The keys of all platforms with their values, by the names of one schema. Durations are in seconds."""
+    document = config.model_dump(by_alias=True, exclude_none=True, include={*SharedKeys.model_fields})
+    document["failFast"] = config.fail_fast or False
+    names = {key.path[-1]: name_of(key) for key in keys_in(SharedKeys) if len(key.path) == 1}
+    return {
+        name: document.get(key) for key, name in names.items() if name is not None and document.get(key) != []
+    }
 
 
 def _algorithm_of_v2(algorithm: TunerConfig | AssessorConfig) -> dict[str, Any]:
@@ -208,7 +180,7 @@ def configuration_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "command": config.trial_command,
             "codeDirectory": str(config.code_dir),
             "codeVersion": code_view(snapshot.code[-1]) if snapshot.code else None,
-            "gpuNumber": config.gpu_num,
+            "gpuNumber": config.trial_gpu_number,
             "maxDurationS": limits.max_trial_duration_s,
         },
         "searchSpace": config.search_space_raw,

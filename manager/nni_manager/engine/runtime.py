@@ -119,7 +119,7 @@ class Runtime(ABC):
 
     def open_workspace(self) -> None:
         """Call `ExperimentFolder.open_workspace` as this experiment needs it. Blocks, and raises the same errors."""
-        is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse.is_on
+        is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse_mode
         if self.folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs):
             log.warning(
                 "%s was missing and has been created; what trials had written there is gone",

@@ -14,27 +14,29 @@ with required_extra("nni_manager.experiment"):
     from nni_manager.errors import NniManagerError, RetryableError, UserError
     from nni_manager.experiment.aliases import AliasHint
     from nni_manager.experiment.config import (
-        AlgorithmConfig,
         CustomAlgorithmConfig,
         ExperimentConfig,
-        FrameworkAttemptCompletionPolicy,
-        FrameworkControllerConfig,
-        FrameworkControllerRoleConfig,
         K8sAzureStorageConfig,
         K8sNfsConfig,
         K8sPvcConfig,
-        K8sStorageConfig,
-        KubeflowConfig,
-        KubeflowRoleConfig,
-        LocalConfig,
-        OpenpaiConfig,
-        TrainingServiceConfig,
         UnsupportedName,
         unsupported,
     )
     from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
     from nni_manager.experiment.experiment import Experiment, RunMode
     from nni_manager.experiment.search import Best, SearchResult, search
+    from nni_manager.experiment.sections import (
+        AlgorithmConfig,
+        FrameworkAttemptCompletionPolicy,
+        FrameworkControllerConfig,
+        FrameworkControllerRoleConfig,
+        K8sStorageConfig,
+        KubeflowConfig,
+        KubeflowRoleConfig,
+        LocalConfig,
+        OpenpaiConfig,
+        TrainingServiceConfig,
+    )
 
 __all__ = [
     "AlgorithmConfig",

@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from os import PathLike
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic.alias_generators import to_camel
 
@@ -17,6 +18,14 @@ from nni_manager.config.diagnostics import folded, remedy_for_unknown
 from nni_manager.errors import UserError
 
 Made = TypeVar("Made")
+
+
+PathOrText: TypeAlias = str | PathLike[str]
+"""A path; a relative path is relative to the current directory."""
+Seconds: TypeAlias = str | int
+"""A duration such as "90m" or "0.5h", or a number of seconds."""
+GpuIndices: TypeAlias = list[int] | int | str
+"""GPU indices: [0, 1], 0, or "0,1"."""
 
 
 class NoSuchField(UserError, AttributeError):

@@ -8,7 +8,6 @@ copy. Trials are forks of a process that has imported the installed modules whic
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib.util
 import inspect
 import json
@@ -27,7 +26,8 @@ from typing import Any
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
-from nni_manager.experiment.config import ExperimentConfig, LocalConfig
+from nni_manager.experiment.config import ExperimentConfig
+from nni_manager.experiment.sections import LocalConfig
 from nni_manager.store.folders import ExperimentFolder
 from nni_sdk.objective import DESCRIPTION, PICKLE, imported
 from trial_keeper.wire.workspace import replace_file
@@ -127,8 +127,7 @@ class Objective:
             contents[PICKLE] = self.pickled
         for name, content in contents.items():
             replace_file(folder.objective / name, content, 0o600)
-        return dataclasses.replace(
-            spec,
+        return spec.replace(
             objective=self.name,
             trial_command=shlex.join([sys.executable, str(folder.objective / _SCRIPT)]),
             # Archives contain the code folder on request: never that of a script whose function they do not need.
@@ -157,9 +156,8 @@ class Objective:
             closing(Store(folder.database, folder.collected_logs, lease)) as store,
         ):
             spec = self.stored(spec, folder)
-            if spec.reuse.is_on:
-                modules = tuple(dict.fromkeys((_WARM, *self.modules, *spec.reuse.warm_imports)))
-                spec = dataclasses.replace(spec, reuse=dataclasses.replace(spec.reuse, warm_imports=modules))
+            if spec.reuse_mode:
+                spec = spec.replace(warm_imports=[*dict.fromkeys((_WARM, *self.modules, *spec.warm_imports))])
             store.commit([config_row(spec.to_json())], time.time())
 
     def _is_importable_from_cwd(self) -> bool:

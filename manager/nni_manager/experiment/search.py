@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS
 from nni_manager.errors import UserError
-from nni_manager.experiment.config import AlgorithmConfig, ExperimentConfig
+from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob
 from nni_manager.experiment.experiment import Experiment, Function, Port
 from nni_manager.experiment.plots import Plots
+from nni_manager.experiment.sections import AlgorithmConfig
 
 if TYPE_CHECKING:
     import pandas

@@ -173,7 +173,7 @@ class Platform(ABC):
 
     # ---- archives
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
+    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
         """The platform's section of an experiment from an archive, with the paths and the login of this machine.
 
         Raises:

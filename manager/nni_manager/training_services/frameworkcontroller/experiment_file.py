@@ -31,45 +31,55 @@ _POLICY = (*SERVICE, "taskRoles", EACH, "frameworkAttemptCompletionPolicy")
 class CompletionPolicyKeys(Schema):
     """`frameworkAttemptCompletionPolicy` of a task role: the number of tasks that end the job; -1 disables the rule."""
 
-    min_failed_task_count: int = must_be("-1 or a whole number of at least 1", "1", ge=-1, le=99999)
-    min_succeed_task_count: int = must_be(
-        "-1 or a whole number of at least 1", "-1", ge=-1, le=99999, v1="minSucceededTaskCount"
-    )
+    python_name = "FrameworkAttemptCompletionPolicy"
+    # fmt: off
+    min_failed_task_count: int = must_be("-1 or a whole number of at least 1", "1", ge=-1, le=99999,
+        about="failed tasks that end the job as failed")
+    min_succeed_task_count: int = must_be("-1 or a whole number of at least 1", "-1", ge=-1, le=99999,
+        v1="minSucceededTaskCount", about="succeeded tasks that end the job as succeeded")
+    # fmt: on
 
 
 class TaskRoleKeys(PodKeys):
-    """An item of `taskRoles`."""
+    """An item of `taskRoles`: the identical tasks of one role of a job."""
 
-    name: str = must_be(
-        "a name of at most 63 lower-case letters and digits", "worker", pattern=r"^[a-z0-9]{1,63}$"
-    )
-    task_number: int = whole(1, 10000, "1", v1="taskNum")
-    framework_attempt_completion_policy: CompletionPolicyKeys = mapping(
-        "{minFailedTaskCount: 1, minSucceedTaskCount: -1}"
-    )
+    python_name = "FrameworkControllerRoleConfig"
+    # fmt: off
+    name: str = must_be("a name of at most 63 lower-case letters and digits", "worker", pattern=r"^[a-z0-9]{1,63}$",
+        about="the name of the role")
+    task_number: int = whole(1, 10000, "1", v1="taskNum", about="the number of tasks")
+    framework_attempt_completion_policy: CompletionPolicyKeys = mapping("{minFailedTaskCount: 1, minSucceedTaskCount: -1}",
+        about="when the job ends; `-1` disables a rule")
+    # fmt: on
 
 
 class FrameworkControllerServiceKeys(KubernetesServiceKeys):
-    """`trainingService` of FrameworkController."""
+    """The training service whose trials are Frameworks on Kubernetes."""
 
-    service_account_name: str | None = line("the name of a service account", "frameworkbarrier", None)
-    task_roles: list[TaskRoleKeys] | None = text("a list of roles", f"[{_ROLE}]", None, v1="/trial.taskRoles")
-    config_path: str | None = line("the path of a Framework template", "framework.yml", None)
+    python_name = "FrameworkControllerConfig"
+    # fmt: off
+    service_account_name: str | None = line("the name of a service account", "frameworkbarrier", None,
+        about="the service account of the pods")
+    task_roles: list[TaskRoleKeys] | None = text("a list of roles", f"[{_ROLE}]", None, v1="/trial.taskRoles",
+        unset="required, unless `configPath` is set", about="the roles of a job")
+    config_path: str | None = line("the path of a Framework template", "framework.yml", None, kind="file", since="0.6",
+        about="[a Framework of your own](frameworkcontroller.md#a-framework-of-your-own); it takes precedence over `taskRoles`")
+    # fmt: on
 
 
 class FrameworkControllerExperimentKeys(KubernetesExperimentKeys):
     """The experiment file for FrameworkController."""
 
-    training_service: FrameworkControllerServiceKeys = mapping(
-        "{platform: frameworkcontroller}", v1="frameworkcontrollerConfig"
-    )
+    # fmt: off
+    training_service: FrameworkControllerServiceKeys = mapping("{platform: frameworkcontroller}",
+        v1="frameworkcontrollerConfig", about="the cluster and its jobs")
+    # fmt: on
 
 
 class FrameworkControllerFile(KubernetesFile):
     """The part of FrameworkController."""
 
     schema = FrameworkControllerExperimentKeys
-    path_keys = (*KubernetesFile.path_keys, "configPath")
     examples_v1: ClassVar = {
         **KubernetesFile.examples_v1,
         "frameworkcontrollerConfig": f"storage: nfs, nfs: {{{EXAMPLE_OF_NFS}}}",
@@ -135,14 +145,17 @@ class FrameworkControllerFile(KubernetesFile):
     def cluster(self, file: FrameworkControllerExperimentKeys) -> KubernetesConfig:
         """The settings of Frameworks, from the template if there is one."""
         service, template = file.training_service, self._template
-        return KubernetesConfig(
-            "frameworkcontroller",
-            self.storage_of_jobs(service.storage),
-            tuple(self._role_of_task(index, task) for index, task in enumerate(service.task_roles or ()))
+        return self.same_named(
+            KubernetesConfig,
+            service,
+            operator="frameworkcontroller",
+            storage=self.storage_of_jobs(service.storage),
+            roles=tuple(
+                self._role_of_task(index, task) for index, task in enumerate(service.task_roles or ())
+            )
             if template is None
             else template.roles,
             service_account=service.service_account_name,
-            namespace=service.namespace,
             template=self.paths.get((*SERVICE, "configPath")),
             template_text=None if template is None else template.text,
         )

@@ -45,34 +45,49 @@ _ALL_VERSIONS = frozenset(version for each in _OPERATORS.values() for version in
 
 
 class ReplicaKeys(PodKeys):
-    """`worker`, `ps` and `master`. `codeDirectory` has no effect unless all roles have the same."""
+    """`worker`, `ps` or `master`: the identical tasks of one role of a job."""
 
-    replicas: int = whole(1, 10000, "1")
-    code_directory: Any = must_be("a folder", ".", None, v1="")
+    python_name = "KubeflowRoleConfig"
+    # fmt: off
+    replicas: int = whole(1, 10000, "1", about="the number of tasks")
+    code_directory: Any = must_be("a folder", ".", None, kind="folder", v1="",
+        about="the folder with the training code, if all roles have the same and `trialCodeDirectory` is not set")
+    # fmt: on
 
 
 class KubeflowServiceKeys(KubernetesServiceKeys):
-    """`trainingService` of Kubeflow. The reader checks which roles the operator has."""
+    """The training service whose trials are jobs of a Kubeflow operator, or plain Jobs.
 
+    The reader checks which roles the operator has.
+    """
+
+    python_name = "KubeflowConfig"
+    # fmt: off
     operator: Literal["tf-operator", "pytorch-operator", "trainjob", "job"] = must_be(
-        "one of tf-operator, pytorch-operator, trainjob, job", "pytorch-operator"
-    )
+        "one of tf-operator, pytorch-operator, trainjob, job", "pytorch-operator",
+        about="the [operator](kubeflow.md#operators) of the jobs")
     api_version: Literal["v1", "v1beta2", "v1beta1", "v1alpha2", "v1alpha1"] | None = must_be(
-        "one of v1, v1beta2, v1beta1, v1alpha2, v1alpha1", "v1", None
-    )
-    runtime: str | None = must_be(
-        "the name of a training runtime", _DEFAULT_RUNTIME, None, pattern=_RUNTIME, max_length=253
-    )
-    queue_name: str | None = must_be("the name of a queue of Kueue", "team-a", None, pattern=LABEL)
-    worker: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.worker")
-    ps: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.ps")
-    master: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.master")
+        "one of v1, v1beta2, v1beta1, v1alpha2, v1alpha1", "v1", None, unset="the newest of the operator",
+        about="the version of the resources: for TFJobs and PyTorchJobs `v1`, `v1beta2`, `v1beta1` or `v1alpha2`, for "
+        "TrainJobs `v1alpha1`, for Jobs `v1`")
+    runtime: str | None = must_be("the name of a training runtime", _DEFAULT_RUNTIME, None, pattern=_RUNTIME, max_length=253,
+        since="0.6", unset=f"`{_DEFAULT_RUNTIME}`",
+        about="of `trainjob`: a ClusterTrainingRuntime, or `TrainingRuntime/NAME` for one of the jobs' namespace")
+    queue_name: str | None = must_be("the name of a queue of Kueue", "team-a", None, pattern=LABEL, since="0.6",
+        about="a LocalQueue of [Kueue](https://kueue.sigs.k8s.io/) in the namespace, in which all jobs wait")
+    worker: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.worker", about="the role `worker`")
+    ps: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.ps", about="the role `ps`")
+    master: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.master", about="the role `master`")
+    # fmt: on
 
 
 class KubeflowExperimentKeys(KubernetesExperimentKeys):
     """The experiment file for Kubeflow."""
 
-    training_service: KubeflowServiceKeys = mapping("{platform: kubeflow}", v1="kubeflowConfig")
+    # fmt: off
+    training_service: KubeflowServiceKeys = mapping("{platform: kubeflow}", v1="kubeflowConfig",
+        about="the cluster and its jobs")
+    # fmt: on
 
 
 class KubeflowFile(KubernetesFile):
@@ -142,16 +157,16 @@ class KubeflowFile(KubernetesFile):
         """The settings of the operator's jobs."""
         service = file.training_service
         replicas: dict[str, ReplicaKeys | None] = {name: getattr(service, name) for name in _REPLICAS}
-        return KubernetesConfig(
-            service.operator,
-            self.storage_of_jobs(service.storage),
-            tuple(
+        return self.same_named(
+            KubernetesConfig,
+            service,
+            storage=self.storage_of_jobs(service.storage),
+            roles=tuple(
                 self.role((name,), name, pod.replicas, pod)
                 for name, pod in replicas.items()
                 if pod is not None
             ),
             api_version=service.api_version or _OPERATORS[service.operator].versions[0],
-            namespace=service.namespace,
             runtime=(service.runtime or _DEFAULT_RUNTIME) if service.operator == "trainjob" else None,
             queue=service.queue_name,
         )

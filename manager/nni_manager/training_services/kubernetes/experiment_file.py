@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nni_manager.config.diagnostics import Place, ref
 from nni_manager.config.dialect import SERVICE, Keys
-from nni_manager.config.experiment_schema import IMAGE, ExperimentKeys, ServiceKeys, Size
+from nni_manager.config.experiment_schema import COMMAND, IMAGE, ExperimentKeys, ServiceKeys, Size, size
 from nni_manager.config.keys import get
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.reading import Reading
@@ -40,71 +40,73 @@ _STORAGE_KEYS = {
 _OPTIONAL_STORAGE_KEYS = ("claimName", "uploadRetryCount")
 
 
+_REQUIRED_BY_NFS, _REQUIRED_BY_AZURE = "required by `nfs`", "required by `azureStorage`"
+_OF_ROLES = "without effect: each role has its own"
+
+
 class PodKeys(Schema):
     """The container settings of one role."""
 
-    command: str = text("a shell command", "python3 train.py")
-    gpu_number: int = whole(0, 99999, "0", v1="gpuNum")
-    cpu_number: int = whole(1, 99999, "1", v1="cpuNum")
-    memory_size: Size = must_be("a whole number of MB, or a size such as 8gb", "8192", v1="memoryMB")
-    docker_image: str = line("the name of an image", IMAGE, v1="image")
-    private_registry_auth_path: str | None = line(
-        "the path of a Docker login file", "~/.docker/config.json", None
-    )
-    shared_memory_size: Size | None = must_be(
-        "a whole number of MB, or a size such as 1gb", "1024", None, v1="shmMB"
-    )
+    # fmt: off
+    command: str = text("a shell command", "python3 train.py", about=COMMAND)
+    gpu_number: int = whole(0, 99999, "0", v1="gpuNum", about="the GPUs of each task")
+    cpu_number: int = whole(1, 99999, "1", v1="cpuNum", about="the CPUs of each task")
+    memory_size: Size = size("8192", v1="memoryMB", about="the memory of each task")
+    docker_image: str = line("the name of an image", IMAGE, v1="image", about="an image with the keeper",
+        unset="required; in the second schema NNI's image, which has no keeper")
+    private_registry_auth_path: str | None = line("the path of a Docker login file", "~/.docker/config.json", None, kind="file",
+        since="0.6", about="the login for the image's registry")
+    shared_memory_size: Size | None = size("1024", None, what="a whole number of MB, or a size such as 1gb", v1="shmMB",
+        since="0.6", unset="the cluster's", about="the shared memory of each task")
+    # fmt: on
 
 
 class StorageKeys(Schema):
-    """The shared storage for code and output of trials. This schema accepts the keys of
-    all storage types; `KubernetesFile` checks which belong to each.
+    """The shared storage for code and output of trials.
+
+    This schema accepts the keys of all storage types; `KubernetesFile` checks which belong to each.
     """
 
-    storage_type: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
-        "one of nfs, azureStorage, pvc", "nfs", None, v1="storage"
-    )
-    server: str | None = line("the address of an NFS server", "10.10.10.10", None, v1="nfs.server")
-    path: str | None = line(
-        "the path that the server exports, or the mount point of the claim's volume on this machine",
-        "/var/nfs/nni",
-        None,
-        v1="nfs.path pvc.path",
-    )
-    claim_name: str | None = must_be("the name of a claim", "nni", None, pattern=LABEL, v1="pvc.name")
-    azure_account: str | None = must_be(
-        "the name of a storage account",
-        "mystorage",
-        None,
-        pattern=r"^[0-9a-zA-Z-]{3,31}$",
-        v1="azureStorage.accountName",
-    )
-    azure_share: str | None = must_be(
-        "the name of a file share", "nni", None, pattern=_AZURE_NAME, v1="azureStorage.azureShare"
-    )
-    key_vault_name: str | None = must_be(
-        "the name of a vault", "my-vault", None, pattern=_VAULT_NAME, v1="keyVault.vaultName"
-    )
-    key_vault_key: str | None = must_be(
-        "the name of a secret in the vault", "storage-key", None, pattern=_VAULT_NAME, v1="keyVault.name"
-    )
-    upload_retry_count: int | None = whole(1, 99999, "3", None)
+    python_name = "K8sStorageConfig"
+    # fmt: off
+    storage_type: Literal["nfs", "azureStorage", "pvc"] | None = must_be("one of nfs, azureStorage, pvc", "nfs", None,
+        v1="storage", unset="the one that is described", about="the kind of [storage](frameworkcontroller.md#storage)")
+    server: str | None = line("the address of an NFS server", "10.10.10.10", None, v1="nfs.server", unset=_REQUIRED_BY_NFS,
+        about="the server that exports the folder")
+    path: str | None = line("the path that the server exports, or the mount point of the claim's volume on this machine",
+        "/var/nfs/nni", None, v1="nfs.path pvc.path", unset="required by `nfs` and `pvc`",
+        about="the folder that all tasks share")
+    claim_name: str | None = must_be("the name of a claim", "nni", None, pattern=LABEL, v1="pvc.name", since="0.6",
+        about="the PersistentVolumeClaim that containers mount")
+    azure_account: str | None = must_be("the name of a storage account", "mystorage", None, pattern=r"^[0-9a-zA-Z-]{3,31}$",
+        v1="azureStorage.accountName", unset=_REQUIRED_BY_AZURE, about="the account of the share")
+    azure_share: str | None = must_be("the name of a file share", "nni", None, pattern=_AZURE_NAME,
+        v1="azureStorage.azureShare", unset=_REQUIRED_BY_AZURE, about="the share; it is created if it is missing")
+    key_vault_name: str | None = must_be("the name of a vault", "my-vault", None, pattern=_VAULT_NAME, v1="keyVault.vaultName",
+        unset=_REQUIRED_BY_AZURE, about="the vault with the account's key")
+    key_vault_key: str | None = must_be("the name of a secret in the vault", "storage-key", None, pattern=_VAULT_NAME,
+        v1="keyVault.name", unset=_REQUIRED_BY_AZURE, about="the account's key in the vault")
+    upload_retry_count: int | None = whole(1, 99999, "3", None, since="0.6", unset="`1`",
+        about="how often an upload to the share is retried")
+    # fmt: on
 
 
 class KubernetesServiceKeys(ServiceKeys):
     """The keys of `trainingService` that all operators share."""
 
-    storage: StorageKeys | None = mapping(
-        "{storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}", None, v1="."
-    )
-    namespace: str | None = must_be("the name of a namespace", "default", None, pattern=LABEL)
+    # fmt: off
+    storage: StorageKeys | None = mapping("{storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}", None, v1=".",
+        unset="required", about="the storage that this machine and all tasks share")
+    namespace: str | None = must_be("the name of a namespace", "default", None, pattern=LABEL, unset="that of the login",
+        about="the namespace of the jobs")
+    # fmt: on
 
 
 class KubernetesExperimentKeys(ExperimentKeys):
     """The experiment file for Kubernetes. `trialCommand` and `trialGpuNumber` have no effect: each role has its own."""
 
-    trial_command: Any = must_be("a shell command", "python3 train.py", None, v1="")
-    trial_gpu_number: Any = must_be("a number of GPUs", "0", None, v1="")
+    trial_command: Any = must_be("a shell command", "python3 train.py", None, v1="", about=_OF_ROLES)
+    trial_gpu_number: Any = must_be("a number of GPUs", "0", None, v1="", about=_OF_ROLES)
 
 
 def _refuse_storage(storage: Any, refuse: Callable[..., None]) -> None:
@@ -133,10 +135,9 @@ def _kind_of(storage: Mapping[str, Any]) -> str | None:
     return next(kinds, None)
 
 
-class KubernetesFile(PlatformFile):
+class KubernetesFile(PlatformFile, ABC):
     """The part of one operator."""
 
-    path_keys: ClassVar[tuple[str, ...]] = ("privateRegistryAuthPath",)
     parts_by_kind: ClassVar = {"nfs": ("nfs",), "azureStorage": ("azureStorage", "keyVault"), "pvc": ("pvc",)}
     key_of_kind = (*STORAGE, "storageType")
     examples_of_values_v1: ClassVar = {STORAGE: f"storage: nfs and nfs: {{{EXAMPLE_OF_NFS}}}"}
@@ -243,10 +244,11 @@ class KubernetesFile(PlatformFile):
 
     def role(self, place: Place, name: str, tasks: int, pod: PodKeys) -> RoleConfig:
         """The settings of a role at `place`."""
-        return RoleConfig(
+        return self.same_named(
+            RoleConfig,
+            pod,
             name=name,
             tasks=tasks,
-            command=pod.command,
             image=pod.docker_image,
             gpu=pod.gpu_number,
             cpu=pod.cpu_number,

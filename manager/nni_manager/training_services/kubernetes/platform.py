@@ -158,7 +158,7 @@ class KubernetesPlatform(Platform):
             return f"{error}. The share still has folder {workspace.root.name}; delete the folder in Azure's portal"
         return ""
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
+    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
         """The section with the path of a claim's volume, from the user or the archive. An NFS mount is detected instead."""
         storage = self.kubernetes.storage
         if not isinstance(storage, ClaimStorage):

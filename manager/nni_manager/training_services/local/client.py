@@ -23,6 +23,7 @@ from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import ForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.safe_open import open_beneath
@@ -70,7 +71,8 @@ class LocalTrainingService(TrainingService):
         self._config = config
         self._workspace = workspace
         self._jobs = jobs
-        self._gpus = GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
+        assert isinstance(config.cluster, LocalSection)
+        self._gpus = GpuShares.of(config.cluster, config.trial_gpu_number, gpus_of_this_machine())
         self._gpus_were_freed = asyncio.Event()
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
@@ -84,13 +86,15 @@ class LocalTrainingService(TrainingService):
 
     async def place(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
-        while self._config.gpu_num and self._gpus.take(job_id, self._config.gpu_num) is None:
+        while (
+            self._config.trial_gpu_number and self._gpus.take(job_id, self._config.trial_gpu_number) is None
+        ):
             self._gpus_were_freed.clear()
             await self._gpus_were_freed.wait()
 
     def placement(self, job_id: str) -> Placement:
         """The user's own code folder, and the job's GPUs."""
-        held = None if self._config.gpu_num is None else self._gpus.held_by(job_id)
+        held = None if self._config.trial_gpu_number is None else self._gpus.held_by(job_id)
         return Placement(str(self._config.code_dir), held)
 
     async def submit(self, settings: KeeperSettings) -> None:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from nni_manager.config.experiment_schema import GPUS, ExperimentKeys, GpuIndices, ServiceKeys
-from nni_manager.config.model import LocalSpec
+from nni_manager.config.experiment_schema import COMMAND, ExperimentKeys, GpuIndices, ServiceKeys, gpus
 from nni_manager.config.platform_file import PlatformFile
-from nni_manager.config.schema import flag, mapping, must_be, text, whole
+from nni_manager.config.schema import flag, mapping, text, whole
+from nni_manager.training_services.local.section import LocalSection
 
 
 class LocalServiceKeys(ServiceKeys):
-    """`trainingService` of this machine."""
+    """The training service whose trials run on this machine."""
 
-    gpu_indices: GpuIndices = must_be(GPUS, '"0,1"', None)
-    max_trial_number_per_gpu: int = whole(1, 99999, "1", 1, v1="maxTrialNumPerGpu")
-    use_active_gpu: bool = flag("false", False)
+    python_name = "LocalConfig"
+    # fmt: off
+    gpu_indices: GpuIndices = gpus(unset="all", about="the GPUs to use")
+    max_trial_number_per_gpu: int = whole(1, 99999, "1", 1, v1="maxTrialNumPerGpu",
+        about="the number of trials that share one GPU")
+    use_active_gpu: bool = flag("false", False, about="checked, and without effect on this version")
+    # fmt: on
 
 
 class LocalExperimentKeys(ExperimentKeys):
     """The experiment file for this machine."""
 
-    trial_command: str = text("a shell command", "python3 train.py", v1="trial.command")
-    training_service: LocalServiceKeys = mapping("{platform: local}", v1="localConfig")
+    trial_command: str = text("a shell command", "python3 train.py", v1="trial.command", about=COMMAND)
+    training_service: LocalServiceKeys = mapping(
+        "{platform: local}",
+        v1="localConfig",
+        unset="none; required in the second schema",
+        about="how trials share this machine",
+    )
 
 
 class LocalFile(PlatformFile):
@@ -33,22 +42,32 @@ class LocalFile(PlatformFile):
     hints_v1: ClassVar = dict.fromkeys(
         (
             f"trial.{key}"
-            for key in ("cpuNum", "memoryMB", "image", "virtualCluster", "nniManagerNFSMountPath", "containerNFSMountPath",
-                        "paiStorageConfigName", "paiConfigPath", "shmMB")
+            for key in (
+                "cpuNum",
+                "memoryMB",
+                "image",
+                "virtualCluster",
+                "nniManagerNFSMountPath",
+                "containerNFSMountPath",
+                "paiStorageConfigName",
+                "paiConfigPath",
+                "shmMB",
+            )
         ),
         "it applies only to jobs on a cluster; remove it",
-    )  # fmt: skip
+    )
     hints: ClassVar = {"trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?"}
     reuses_jobs = False
 
-    def cluster(self, file: Any) -> None:
-        """None: there is no cluster."""
-        return
-
-    def local(self, file: LocalExperimentKeys) -> LocalSpec:
+    def cluster(self, file: LocalExperimentKeys) -> LocalSection:
         """The sharing of GPUs that the file names."""
         service = file.training_service
-        return LocalSpec(service.gpu_indices, service.max_trial_number_per_gpu, service.use_active_gpu)
+        return self.same_named(
+            LocalSection,
+            service,
+            max_trials_per_gpu=service.max_trial_number_per_gpu,
+            may_use_active_gpu=service.use_active_gpu,
+        )
 
 
 FILE = LocalFile

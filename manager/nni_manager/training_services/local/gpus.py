@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nni_manager.config.model import LocalSpec
 from nni_manager.errors import UserError
+from nni_manager.training_services.local.section import LocalSection
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -25,13 +25,13 @@ class GpuShares:
     _held: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, local: LocalSpec, gpu_num: int | None, present: tuple[int, ...]) -> "GpuShares":
+    def of(cls, section: LocalSection, gpu_num: int | None, present: tuple[int, ...]) -> "GpuShares":
         """Returns the allocator of one experiment.
 
         Raises:
             UserError: a trial needs more GPUs than the experiment may use here.
         """
-        usable = present if local.gpu_indices is None else local.gpu_indices
+        usable = present if section.gpu_indices is None else section.gpu_indices
         absent = sorted(set(usable) - set(present))
         if gpu_num and absent:
             raise UserError(
@@ -43,7 +43,7 @@ class GpuShares:
                 f"cannot run trials on this machine: trial.gpuNum is {gpu_num} and the experiment may use {len(usable)} GPUs; "
                 "lower gpuNum (0 hides all GPUs from trials; without gpuNum, GPUs are not managed)"
             )
-        return cls(usable, local.max_trials_per_gpu)
+        return cls(usable, section.max_trials_per_gpu)
 
     def take(self, job_id: str, count: int) -> tuple[int, ...] | None:
         """Allocate the `count` least loaded GPUs to the job; None if too few are free."""

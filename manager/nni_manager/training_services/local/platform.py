@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.local.section import LocalSection
 from nni_manager.training_services.platform import Platform, PlatformCheck, ServiceFactory
 
 
@@ -29,7 +30,8 @@ class LocalPlatform(Platform):
         from nni_manager.training_services.local.command import check_command
         from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 
-        GpuShares.of(self.config.local, self.config.gpu_num, gpus_of_this_machine())
+        assert isinstance(self.config.cluster, LocalSection)
+        GpuShares.of(self.config.cluster, self.config.trial_gpu_number, gpus_of_this_machine())
         check_command(self.config)
 
     def check(self) -> PlatformCheck:

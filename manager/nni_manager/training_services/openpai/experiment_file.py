@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -14,10 +15,10 @@ from nni_manager.config.diagnostics import Place, ref
 from nni_manager.config.dialect import SERVICE, Keys
 from nni_manager.config.experiment_schema import (
     IMAGE,
-    SIZE_FROM_100,
     ExperimentKeys,
     ServiceKeys,
     SizeFrom100,
+    size,
 )
 from nni_manager.config.keys import keys_on
 from nni_manager.config.platform_file import PlatformFile
@@ -25,50 +26,51 @@ from nni_manager.config.schema import example_of, flag, line, mapping, must_be, 
 from nni_manager.config.translation import Translation
 from nni_manager.training_services.openpai.section import LOCAL_HOST, PaiConfig
 
+_IN_JOB_FILE = "required, unless a job file has it"
+_WITHOUT_EFFECT = "accepted, without effect: OpenPAI gives each job its own GPUs"
+_size = partial(size, "8192", what="a whole number of MB, at least 100, or a size such as 8gb")
+
 
 class OpenpaiServiceKeys(ServiceKeys):
-    """`trainingService` of OpenPAI. The reader checks which keys are required, with and without a job file.
+    """The training service whose trials are jobs on OpenPAI.
 
-    The first schema's GPU, CPU and memory numbers in `paiConfig` are defaults for those of `trial`.
+    The reader checks which keys are required, with and without a job file. The first schema's GPU, CPU and memory numbers in
+    `paiConfig` are defaults for those of `trial`.
     """
 
-    host: str = must_be(
-        "the host of OpenPAI, or local for the built-in cluster on this machine",
-        "https://openpai.example.com",
-        pattern=r"^\S+$",
-    )
-    username: str | None = line("the name of your account there", "ada", None, v1="userName")
-    token: str | None = must_be(
-        "a token from your OpenPAI profile page, without blanks",
-        "eyJhbGciOi...",
-        None,
-        pattern=r"^\S+$",
-        repr=False,
-    )
-    password: str | None = text("your password there", "'...'", None, repr=False, v1="passWord")
-    trial_cpu_number: int | None = whole(1, 99999, "1", None, v1="/trial.cpuNum")
-    trial_memory_size: SizeFrom100 | None = must_be(SIZE_FROM_100, "8192", None, v1="/trial.memoryMB")
-    docker_image: str | None = line("the name of an image", IMAGE, None, v1="/trial.image")
-    virtual_cluster: str | None = line(
-        "the name of a virtual cluster", "default", None, v1="/trial.virtualCluster"
-    )
-    local_storage_mount_point: str = line(
-        "a folder of this machine", "/local/mnt", v1="/trial.nniManagerNFSMountPath"
-    )
-    container_storage_mount_point: str = line(
-        "an absolute path in the container", "/mnt/confignfs-data", v1="/trial.containerNFSMountPath"
-    )
-    storage_config_name: str | None = line(
-        "the name of a storage of OpenPAI", "confignfs-data", None, v1="/trial.paiStorageConfigName"
-    )
-    openpai_config_file: str | None = line(
-        "the path of an OpenPAI job file", "job.yml", None, v1="/trial.paiConfigPath"
-    )
-    gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True)
-    cpu_num: int | None = whole(1, 99999, "1", None, only_v1=True)
-    memory_mb: SizeFrom100 | None = must_be(SIZE_FROM_100, "8192", None, alias="memoryMB", only_v1=True)
-    max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, only_v1=True)
-    use_active_gpu: bool = flag("false", False, only_v1=True)
+    python_name = "OpenpaiConfig"
+    # fmt: off
+    host: str = must_be("the host of OpenPAI, or local for the built-in cluster on this machine", "https://openpai.example.com",
+        pattern=r"^\S+$", about="the cluster, with or without `http://` or `https://`; the default scheme is `http`, in the "
+        "second schema `https`. `local`: this machine")
+    username: str | None = line("the name of your account there", "ada", None, v1="userName",
+        unset="required, except with `host: local`", about="your account on OpenPAI")
+    token: str | None = must_be("a token from your OpenPAI profile page, without blanks", "eyJhbGciOi...", None,
+        pattern=r"^\S+$", repr=False, unset="required, or a password", about="your token on OpenPAI")
+    password: str | None = text("your password there", "'...'", None, repr=False, v1="passWord", since="0.6",
+        unset="required, or a token", about="your password on OpenPAI; tokens are fetched and renewed as needed")
+    trial_cpu_number: int | None = whole(1, 99999, "1", None, v1="/trial.cpuNum", unset=_IN_JOB_FILE,
+        about="the CPUs of each job")
+    trial_memory_size: SizeFrom100 | None = _size(None, v1="/trial.memoryMB", unset=_IN_JOB_FILE,
+        about="the memory of each job")
+    docker_image: str | None = line("the name of an image", IMAGE, None, v1="/trial.image",
+        unset=f"{_IN_JOB_FILE}; in the second schema NNI's image, which has no keeper", about="an image with the keeper")
+    virtual_cluster: str | None = line("the name of a virtual cluster", "default", None, v1="/trial.virtualCluster",
+        unset="OpenPAI's `default`", about="the virtual cluster of the jobs")
+    local_storage_mount_point: str = line("a folder of this machine", "/local/mnt", kind="folder",
+        v1="/trial.nniManagerNFSMountPath", about="where this machine has the shared storage")
+    container_storage_mount_point: str = line("an absolute path in the container", "/mnt/confignfs-data",
+        v1="/trial.containerNFSMountPath", about="where containers have the same folder")
+    storage_config_name: str | None = line("the name of a storage of OpenPAI", "confignfs-data", None,
+        v1="/trial.paiStorageConfigName", unset=_IN_JOB_FILE, about="the name of the shared storage on OpenPAI")
+    openpai_config_file: str | None = line("the path of an OpenPAI job file", "job.yml", None, kind="file",
+        v1="/trial.paiConfigPath", about="[a job file of your own](openpai.md#a-job-file-of-your-own)")
+    gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True, about="the default of `trial.gpuNum`")
+    cpu_num: int | None = whole(1, 99999, "1", None, only_v1=True, about="the default of `trial.cpuNum`")
+    memory_mb: SizeFrom100 | None = _size(None, alias="memoryMB", only_v1=True, about="the default of `trial.memoryMB`")
+    max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, only_v1=True, about=_WITHOUT_EFFECT)
+    use_active_gpu: bool = flag("false", False, only_v1=True, about=_WITHOUT_EFFECT)
+    # fmt: on
 
     @field_validator("host")
     @classmethod
@@ -90,7 +92,13 @@ class OpenpaiServiceKeys(ServiceKeys):
 class OpenpaiExperimentKeys(ExperimentKeys):
     """The experiment file for OpenPAI."""
 
-    training_service: OpenpaiServiceKeys = mapping("{platform: openpai}", v1="paiConfig")
+    # fmt: off
+    trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum", unset=_IN_JOB_FILE,
+        about="the GPUs of each job")
+    # fmt: on
+    training_service: OpenpaiServiceKeys = mapping(
+        "{platform: openpai}", v1="paiConfig", about="the cluster and its jobs"
+    )
 
 
 # The keys without which OpenPAI has no job, with the key that v1 also has in `paiConfig`.
@@ -155,7 +163,6 @@ class OpenpaiFile(PlatformFile):
     """The part of OpenPAI."""
 
     schema = OpenpaiExperimentKeys
-    path_keys = ("localStorageMountPoint", "openpaiConfigFile")
     open_keys = ("openpaiConfig",)
     examples_v1: ClassVar = {"paiConfig": "userName: ada, token: ..., host: openpai.example.com"}
     storage_in_v1 = "trial.nniManagerNFSMountPath on OpenPAI"
@@ -252,16 +259,14 @@ class OpenpaiFile(PlatformFile):
         assert self._storage is not None
         service, gpu = file.training_service, file.trial_gpu_number
         cpu, memory_mb = service.trial_cpu_number, service.trial_memory_size
-        return PaiConfig(
-            host=service.host,
+        return self.same_named(
+            PaiConfig,
+            service,
             user=service.username or "",
-            token=service.token,
-            password=service.password,
             storage=self._storage,
             mount=service.container_storage_mount_point.rstrip("/") or "/",
             image=service.docker_image,
             storage_name=service.storage_config_name,
-            virtual_cluster=service.virtual_cluster,
             gpu=service.gpu_num if gpu is None else gpu,
             cpu=service.cpu_num if cpu is None else cpu,
             memory_mb=service.memory_mb if memory_mb is None else memory_mb,

@@ -122,7 +122,7 @@ class OpenPaiPlatform(Platform):
         """The path in containers of the experiment file."""
         return self.pai.mount
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig | None:
+    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
         """The section with the storage and the login of this machine."""
         storage = storage_for_archive(places.storage or self.pai.storage, archive)
         token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig, hidden
 
@@ -21,7 +21,6 @@ class PaiConfig(ClusterConfig):
     `storage_name`, `cpu`, `gpu` and `memory_mb` are None only if `job_text`, the content of `job_file`, describes the job.
     """
 
-    stored_before: ClassVar[str] = "assessor"
     host: str
     user: str
     token: str | None = field(repr=False)
