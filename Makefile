@@ -82,8 +82,9 @@ test-bare: .venv/.installed-test ## the tests that depend on the machine, as on 
 test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
 	TEST_KUBECONFIG="$${KUBECONFIG:-$$HOME/.kube/config}" pytest -m any_cluster $$(grep -rl --include='test_*.py' mark.any_cluster tests)
 
-golden: .venv/.installed-test ## write tests/golden/nnictl and tests/golden/errors anew (what nnictl prints), and the state diagrams of docs/internals.md
-	GOLDEN=write pytest -q tests/unit/test_cli_golden.py tests/unit/test_cli_errors.py tests/unit/test_internals_page.py
+golden: .venv/.installed-test ## write tests/golden anew (what nnictl prints, verdicts on experiment files), the state diagrams of docs/internals.md, and the tables of docs/tuners.md and docs/assessors.md
+	GOLDEN=write pytest -q tests/unit/test_cli_golden.py tests/unit/test_cli_errors.py tests/unit/test_internals_page.py tests/unit/test_algorithm_pages.py
+	python tests/fakes/config_corpus.py
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile

@@ -38,8 +38,8 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the first
-# fork of the fork server. Without a thread of its own, the server forks it as usual.
+# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the
+# first fork of the fork server. Without a thread of its own, the server forks it as usual.
 HANGS = """
 import os, sys
 from trial_keeper.wire.fork_requests import FORK_SERVER

@@ -14,8 +14,7 @@ from void_service import Void
 from nni_manager.engine.engine import Engine
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.local.client import LocalTrainingService
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 
 # Bad trials block after their first result.
 TRAIN = """

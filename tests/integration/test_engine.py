@@ -21,7 +21,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, Placement
-from nni_manager.tuner.assessors import Medianstop
+from nni_manager.tuner.assessors.medianstop import Medianstop
 from nni_sdk.frame import frame, frame_head
 from nni_sdk.records import encode
 from trial_keeper import __version__

@@ -21,9 +21,8 @@ from random import Random
 from statistics import NormalDist
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-
-from nni_manager.config.algorithms import PbtArgs
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import must_be, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
     JsonScalar,
@@ -34,13 +33,26 @@ from nni_manager.tuner.base import (
     natural,
     reading_metadata_of,
 )
-from nni_manager.tuner.optuna_backed import PROBABILITY, SeededTuner, seed_of_trial
+from nni_manager.tuner.lazy import BaseDistribution, optuna
+from nni_manager.tuner.optuna_backed import PROBABILITIES, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
 LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
 
 Draws = dict[str, JsonScalar]
 _NORMAL = NormalDist()
+
+
+class PbtArgs(RandomArgs):
+    """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints are in the experiment's workspace."""
+
+    all_checkpoint_dir: str | None = must_be(
+        "an absolute path that trials can access", "/mnt/checkpoints", None, pattern=r"^/"
+    )
+    population_size: int = whole(1, 99999, "10", 10)
+    factor: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
+    resample_probability: float = must_be("a number from 0 to 1", "0.25", 0.25, ge=0, le=1)
+    fraction: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +189,28 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
     def _moved(self, distribution: BaseDistribution, drawn: Any, *, up: bool) -> Any:
         sign = 1 if up else -1
         match distribution:
-            case _ if distribution == PROBABILITY:
+            case optuna.distributions.FloatDistribution(low=low, high=high) if (low, high) == PROBABILITIES:
                 # A normal variable moves by sigmas: multiplication would push a likely value to the end of the tail.
                 moved = _NORMAL.cdf(_NORMAL.inv_cdf(drawn) + sign * self._args.factor)
-                return min(max(moved, PROBABILITY.low), PROBABILITY.high)
-            case CategoricalDistribution(choices=choices):
+                return min(max(moved, low), high)
+            case optuna.distributions.CategoricalDistribution(choices=choices):
                 return choices[min(max(choices.index(drawn) + sign, 0), len(choices) - 1)]
-            case IntDistribution(low=low, high=high):
+            case optuna.distributions.IntDistribution(low=low, high=high):
                 return min(max(drawn + sign, low), high)
-        assert isinstance(distribution, FloatDistribution)
+        assert isinstance(distribution, optuna.distributions.FloatDistribution)
         return min(max(drawn * (1 + sign * self._args.factor), distribution.low), distribution.high)
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
         # The position is the seed, so the draws do not depend on the trial's key.
         place = 2 * (number * self._args.population_size + member) + for_plan
         return Random(seed_of_trial(self.seed, place))
+
+
+DECLARED = BuiltInTuner(
+    "PBTTuner",
+    "a generation after the other; the worst trials continue from checkpoints of the best",
+    lambda space, args, checkpoints, _: PopulationTuner(space, args, checkpoints),
+    PbtArgs,
+    aliases=("PBT",),
+    adds_parameters=True,
+)

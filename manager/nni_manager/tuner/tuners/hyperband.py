@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any, Literal
 
-from nni_manager.config.algorithms import HyperbandArgs
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import must_be, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
     JsonScalar,
@@ -31,6 +33,14 @@ from nni_manager.tuner.optuna_backed import SeededTuner, seed_of_trial
 BUDGET = "TRIAL_BUDGET"
 # Powers of a third are not exact: 81 * (1/3)**4 is a little below 1.
 _ROUNDING = 1e-9
+
+
+class HyperbandArgs(RandomArgs):
+    """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is rejected: serial execution leaves jobs idle."""
+
+    R: int = whole(1, 99999, "60", 60)
+    eta: int = whole(2, 100, "3", 3)
+    exec_mode: Literal["parallelism"] = must_be("parallelism", "parallelism", "parallelism")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +193,19 @@ class Hyperband(SeededTuner[_Place]):
         ]
         self._brackets.append(_Bracket(number, rounds))
         return self._brackets[-1]
+
+
+def without_budget(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the search space."""
+    return {key: value for key, value in parameters.items() if key != BUDGET}
+
+
+DECLARED = BuiltInTuner(
+    "Hyperband",
+    "random parameters with a small budget, the best of them again with more",
+    lambda space, args, *_: Hyperband(space, args),
+    HyperbandArgs,
+    is_advisor=True,
+    adds_parameters=True,
+    in_space=without_budget,
+)

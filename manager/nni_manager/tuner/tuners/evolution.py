@@ -1,0 +1,59 @@
+"""Evolution: changes one hyper-parameter of a good trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import whole
+from nni_manager.tuner.lazy import BaseDistribution, FrozenTrial, Study
+from nni_manager.tuner.optuna_backed import over_a_study
+from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds, Space, best_first, loss_of
+
+
+class EvolutionArgs(RandomArgs):
+    """classArgs of Evolution."""
+
+    population_size: int = whole(2, 99999, "32", 32)
+
+
+class Evolution(LearningSampler):
+    """Copies the better of two trials of the population, and changes one hyper-parameter.
+
+    The population is the best trials so far. Trials are random until there are `population_size` results.
+    Source: E. Real et al., Large-Scale Evolution of Image Classifiers, 2017, as NNI's Evolution.
+    """
+
+    def __init__(self, seeds: SamplerSeeds, _: Space, args: EvolutionArgs) -> None:
+        """Apply the settings of the experiment file."""
+        super().__init__(seeds)
+        self._population_size = args.population_size
+        self._inherited: dict[str, Any] = {}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Choose the parent, and the hyper-parameter that changes."""
+        population = best_first(study)[: self._population_size]
+        if len(population) == self._population_size:
+            first, second = self.random.sample(population, 2)
+            parent = min(first, second, key=lambda each: loss_of(study, each))
+            may_change = [name for name, each in parent.distributions.items() if not each.single()]
+            self._inherited = dict(parent.params)
+            if may_change:
+                del self._inherited[self.random.choice(may_change)]
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The parent's draw, or a random one if the parent has none to inherit."""
+        if param_name in self._inherited:
+            return self._inherited[param_name]
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+DECLARED = BuiltInTuner(
+    "Evolution",
+    "the better of two trials of the population, with one hyper-parameter changed",
+    over_a_study(Evolution),
+    EvolutionArgs,
+)
