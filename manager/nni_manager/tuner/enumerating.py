@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.tuner.base import KeyedTuner, PastTrial, Suggestion, natural, reading_metadata_of
-from nni_manager.tuner.refining_grid import RefiningGrid
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """A list of values that need not fit into memory. `at` returns the value at an index below `count`."""
+class Points(ABC):
+    """A list of parameters that need not fit into memory."""
 
-    count: int
-    at: Callable[[int], Any]
-
+    @abstractmethod
     def has(self, index: int) -> bool:
-        """True if there is a value at the index."""
-        return index < self.count
+        """True if there are parameters at the index."""
+
+    @abstractmethod
+    def at(self, index: int) -> dict[str, Any]:
+        """The parameters at an index."""
 
     def is_repeated(self, index: int) -> bool:
-        """True if an earlier index has the same value."""
+        """True if an earlier index has the same parameters."""
         return False
 
 
@@ -37,7 +36,7 @@ class EnumeratingTuner(KeyedTuner[int]):
 
     learns = False
 
-    def __init__(self, points: Points | RefiningGrid) -> None:
+    def __init__(self, points: Points) -> None:
         """The points are requested one by one, in order."""
         super().__init__()
         self._points = points

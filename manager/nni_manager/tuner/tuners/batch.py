@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nni_manager.config.algorithm import BuiltInTuner
 from nni_manager.config.search_space import Choice, SearchSpace
 from nni_manager.tuner.enumerating import EnumeratingTuner, Points
 
 
-def _points(space: SearchSpace) -> Points:
+class _Entries(Points):
     """The options of the only choice, unchanged. `_reason_against` must accept the space."""
-    (choice,) = space.parameters.values()
-    assert isinstance(choice, Choice)
-    return Points(len(choice.options), choice.options.__getitem__)
+
+    def __init__(self, space: SearchSpace) -> None:
+        (choice,) = space.parameters.values()
+        assert isinstance(choice, Choice)
+        self._entries: tuple[Any, ...] = choice.options
+
+    def has(self, index: int) -> bool:
+        """See `Points`."""
+        return index < len(self._entries)
+
+    def at(self, index: int) -> dict[str, Any]:
+        """See `Points`."""
+        return dict(self._entries[index])
 
 
 def _reason_against(space: SearchSpace) -> str | None:
@@ -31,7 +43,7 @@ def _reason_against(space: SearchSpace) -> str | None:
 DECLARED = BuiltInTuner(
     "BatchTuner",
     "the entries of a list, in order",
-    lambda space, *_: EnumeratingTuner(_points(space)),
+    lambda space, *_: EnumeratingTuner(_Entries(space)),
     aliases=("Batch",),
     learns=False,
     has_several_objectives=True,
