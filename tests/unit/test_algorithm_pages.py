@@ -35,7 +35,8 @@ def row(declared: BuiltIn, page: str) -> str:
     has_section = f"\n## {declared.name}\n" in page
     name = f"[`{declared.name}`](#{declared.name.lower()})" if has_section else f"`{declared.name}`"
     mode = declared.args.model_fields["optimize_mode"].default or "the tuner's"
-    cells = [name, declared.summary, arguments(declared)]
+    what = str(declared.doc).partition("\n")[0].removeprefix(f"{declared.name}: ").rstrip(".")
+    cells = [name, what, arguments(declared)]
     if isinstance(declared, BuiltInTuner):
         objectives = "several" if declared.has_several_objectives else "one"
         cells += [mode if declared.learns else ""]

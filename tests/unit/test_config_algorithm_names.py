@@ -119,7 +119,7 @@ def test_tpe_args_with_a_meaning_are_optunas_settings_and_the_others_give_a_warn
 
 def sampler_of(config):
     """The number of random trials, and of candidates, of the TPE sampler."""
-    sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0), {})
+    sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0))
     return sampler._n_startup_trials, sampler._n_ei_candidates
 
 

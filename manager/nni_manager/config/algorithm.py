@@ -71,13 +71,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A built-in algorithm. `summary` is its row in the documentation: what it proposes, or which trials it stops.
+    """A built-in algorithm. The first line of `doc`, without its name, is in the documentation: what it proposes or stops.
 
     `make` creates it; see the subclasses. `origin`: whose name and arguments it has; empty: ours.
     """
 
     name: str
-    summary: str
+    doc: str | None
     make: Callable[..., Any]
     args: type[Schema]
     origin: Literal["NNI", "Optuna", ""] = "NNI"

@@ -64,7 +64,7 @@ class ModelSampler(samplers.LearningSampler):
     def acquisition(self, points: Floats) -> Floats:
         """The acquisition function at each of the points; higher is better."""
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Choose the point of the trial, once there are `cold_start` results."""
         past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
         ended = [each for each in past if each.state is optuna.trial.TrialState.COMPLETE]
@@ -74,15 +74,12 @@ class ModelSampler(samplers.LearningSampler):
             running = [each for each in past if each.state is optuna.trial.TrialState.RUNNING][-MAX_TRIALS:]
             losses = _standardised([samplers.loss_of(study, each) for each in ended])
             self._positions = self._most_promising(*bounded(ended, losses), running)
-        return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
         """The draw at the chosen point, or a random one."""
         if self._positions is None:
-            return super().sample_independent(study, trial, param_name, param_distribution)
-        return self._space.draw_at(self._positions, param_name, param_distribution)
+            return super().draw(study, name, distribution)
+        return self._space.draw_at(self._positions, name, distribution)
 
     def _most_promising(self, ended: list[FrozenTrial], losses: Floats, running: list[FrozenTrial]) -> Floats:
         points = self._flat_study.points_of([*ended, *running])

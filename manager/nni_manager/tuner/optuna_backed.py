@@ -19,17 +19,19 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
 from nni_manager.config import search_space
+from nni_manager.config.algorithm import RandomArgs
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.objectives import Objectives, OptimizeMode, Outcome
 from nni_manager.tuner import base
 from nni_manager.tuner.lazy import BaseDistribution, BaseSampler, FrozenTrial, optuna
-from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, Space, from_unit
+from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
@@ -42,11 +44,8 @@ _DRAWS_OF_TPE = "tpe:relative_params"
 # Optuna 5 keeps each constraint of a trial under this prefix and its name; `Trial.set_constraint` needs a trial in progress.
 _CONSTRAINTS = "constraints"
 
-
-MakeSampler: TypeAlias = Callable[[SamplerSeeds, Space], BaseSampler]
-"""Makes the sampler of one trial from its seeds and the hyper-parameters that every trial has."""
-MakeTuner: TypeAlias = Callable[[search_space.SearchSpace, Any, Path, Objectives], base.BaseTuner]
-"""Makes a tuner: `make` of a `BuiltInTuner`."""
+MakeSampler: TypeAlias = Callable[[SamplerSeeds, Any, Any], BaseSampler]
+"""Makes the sampler of one trial from its seeds, the hyper-parameters that every trial has, and the tuner's classArgs."""
 
 
 class SeededTuner(base.KeyedTuner[base.Place]):
@@ -60,6 +59,18 @@ class SeededTuner(base.KeyedTuner[base.Place]):
         self.sampling = Sampling(space)
         self.seed = secrets.randbits(32) if seed is None else seed
         self._sign = -1.0 if optimize_mode == "maximize" else 1.0
+        self.trial_ids: dict[base.Place, str] = {}
+        """The ended trials, by place, for tuners whose trials continue from others."""
+
+    def tell_result(self, trial_key: int, result: base.Observation) -> None:
+        """See `BaseTuner`."""
+        self.note_id(trial_key, result.trial_id)
+        super().tell_result(trial_key, result)
+
+    def note_id(self, trial_key: int, trial_id: str) -> None:
+        """Store the id of a trial."""
+        if trial_id and trial_key in self.place_of:
+            self.trial_ids[self.place_of[trial_key]] = trial_id
 
     def loss_of(self, value: float | None) -> float:
         """The result as a loss: lower is better; infinite if the trial failed."""
@@ -85,34 +96,41 @@ class OptunaTuner(SeededTuner[int]):
     def __init__(
         self,
         space: search_space.SearchSpace,
+        args: RandomArgs,
+        _: Path,
         objectives: Objectives,
-        seed: int | None,
-        make_sampler: MakeSampler,
         *,
+        make_sampler: MakeSampler,
+        shared: Callable[[search_space.SearchSpace], object] | None = None,
         learns: bool = True,
         takes_imports: bool = True,
     ) -> None:
-        """`seed` None: a random seed. `make_sampler` makes the sampler of one trial.
+        """`shared`: makes, for all trials, what `make_sampler` gets in place of the hyper-parameters.
 
         `takes_imports`: True if the sampler uses trials that another kind of sampler has proposed.
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
-        super().__init__(space, objectives.first.mode, seed)
+        super().__init__(space, objectives.first.mode, args.seed)
         self._objectives = objectives
-        self._make_sampler = make_sampler
+        over = self.sampling.always_there if shared is None else shared(space)
+
+        def make_one(seeds: SamplerSeeds) -> BaseSampler:
+            return make_sampler(seeds, over, args)
+
+        self._make_sampler = make_one
         self._storage = optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(
             storage=self._storage,
             directions=[each.mode for each in objectives.all],
-            sampler=make_sampler(SamplerSeeds(self.seed, 0), self.sampling.always_there),
+            sampler=self._make_sampler(SamplerSeeds(self.seed, 0)),
         )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
 
     def propose(self, trial_key: int) -> base.Suggestion:
         """See `KeyedTuner`. Never exhausted: a space of one point yields that point again."""
         seeds = SamplerSeeds(self.seed, seed_of_trial(self.seed, trial_key))
-        self._study.sampler = self._make_sampler(seeds, self.sampling.always_there)
+        self._study.sampler = self._make_sampler(seeds)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
         parameters = self.sampling.sample(lambda name, distribution: draw(trial, name, distribution))
@@ -235,26 +253,12 @@ def _noted(trial: base.PastTrial, name: str) -> dict[str, Any]:
 
 
 def over_a_study(
-    make_sampler: Callable[[SamplerSeeds, Any, Any], BaseSampler],
+    make_sampler: MakeSampler,
     shared: Callable[[search_space.SearchSpace], object] | None = None,
-    *,
-    learns: bool = True,
-    takes_imports: bool = True,
-) -> MakeTuner:
-    """Makes a tuner over a study. `make_sampler` makes the sampler of a trial as `MakeSampler`, with the tuner's classArgs.
-
-    `shared`: makes, for all trials, what `make_sampler` gets in place of the hyper-parameters. The others: see `OptunaTuner`.
-    """
-
-    def make(space: search_space.SearchSpace, args: Any, _: Path, objectives: Objectives) -> OptunaTuner:
-        of_all = None if shared is None else shared(space)
-
-        def make_one(seeds: SamplerSeeds, always_there: Space) -> BaseSampler:
-            return make_sampler(seeds, of_all or always_there, args)
-
-        return OptunaTuner(space, objectives, args.seed, make_one, learns=learns, takes_imports=takes_imports)
-
-    return make
+    **settings: Any,
+) -> Callable[..., OptunaTuner]:
+    """`make` of a `BuiltInTuner` over a study; see `OptunaTuner`."""
+    return partial(OptunaTuner, make_sampler=make_sampler, shared=shared, **settings)
 
 
 class Sampling:

@@ -7,7 +7,7 @@ Samplers that learn model the raw draws of hyper-parameters, see `optuna_backed`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
@@ -41,24 +41,26 @@ class LearningSampler(BaseSampler):
         """Create a generator from the trial's seed."""
         self.random = Random(seeds.trial)
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """No parameters: by default nothing is sampled together."""
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Read the past trials, before anything is drawn."""
+
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
+        """Draw a hyper-parameter; here at random."""
+        return from_unit(distribution, self.random.random())
+
+    def infer_relative_search_space(self, *_: object) -> dict[str, BaseDistribution]:
+        """No parameters are sampled together."""
         return {}
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """No draws: by default nothing is sampled together."""
+    def sample_relative(self, *_: object) -> dict[str, Any]:
+        """See `infer_relative_search_space`."""
         return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """A random draw; subclasses may override it."""
-        return from_unit(param_distribution, self.random.random())
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Nothing to prepare."""
+        """See `draw`."""
+        return self.draw(study, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, *_: object) -> None:
         """Nothing to note."""
@@ -67,13 +69,6 @@ class LearningSampler(BaseSampler):
 def settings_of(args: RandomArgs) -> dict[str, Any]:
     """The classArgs that are passed to the Optuna sampler under the same names."""
     return args.model_dump(exclude={"optimize_mode", "seed", "warm_start"})
-
-
-def draws_at(space: Space, point: Iterable[float]) -> dict[str, Any]:
-    """The draws at a point that has a position, 0 to 1, for each hyper-parameter."""
-    return {
-        name: from_unit(each, float(unit)) for (name, each), unit in zip(space.items(), point, strict=True)
-    }
 
 
 def without_single(space: Space) -> dict[str, BaseDistribution]:

@@ -1,4 +1,4 @@
-"""Curvefitting: extrapolates learning curves."""
+"""Curvefitting: whose learning curve, extrapolated to its last step, ends below the best final value."""
 
 from __future__ import annotations
 
@@ -92,9 +92,4 @@ def _fit(
     return error, start + slope * float(bend(np.array([float(epoch)]), shape)[0])
 
 
-DECLARED = BuiltInAssessor(
-    "Curvefitting",
-    "whose learning curve, extrapolated to its last step, ends below the best final value",
-    Curvefitting,
-    CurvefittingArgs,
-)
+DECLARED = BuiltInAssessor("Curvefitting", __doc__, Curvefitting, CurvefittingArgs)

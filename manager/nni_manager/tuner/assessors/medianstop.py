@@ -1,4 +1,4 @@
-"""Medianstop: compares a trial with the median of earlier ones."""
+"""Medianstop: whose best result so far is worse than the median of the averages of succeeded trials."""
 
 from __future__ import annotations
 
@@ -54,9 +54,4 @@ class Medianstop(BaseAssessor):
             insort(self._averages[step - 1], average)
 
 
-DECLARED = BuiltInAssessor(
-    "Medianstop",
-    "whose best result so far is worse than the median of the averages of succeeded trials",
-    Medianstop,
-    MedianstopArgs,
-)
+DECLARED = BuiltInAssessor("Medianstop", __doc__, Medianstop, MedianstopArgs)

@@ -140,7 +140,7 @@ def _patient(wrapped_pruner: str | None, **settings: Any) -> BasePruner:
 
 def _declared(
     name: str,
-    summary: str,
+    doc: str,
     args: type[AssessorArgs],
     make_pruner: Callable[..., BasePruner] | None = None,
     *,
@@ -157,7 +157,7 @@ def _declared(
             )
         return Pruner(optimize_mode, pruner)
 
-    return BuiltInAssessor(name, summary, make, args, origin="Optuna", has_direction=has_direction)
+    return BuiltInAssessor(name, doc, make, args, origin="Optuna", has_direction=has_direction)
 
 
 DECLARED = (

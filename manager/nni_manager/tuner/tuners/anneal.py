@@ -1,4 +1,4 @@
-"""Anneal: draws near good results, as hyperopt's."""
+"""Anneal: draws near one of the best results, nearer with each trial, as hyperopt's."""
 
 from __future__ import annotations
 
@@ -22,33 +22,25 @@ class Anneal(LearningSampler):
     _MEAN_RANK = 2.0
     _SHRINKING = 0.1
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Rank the past trials once for all hyper-parameters."""
         self._ranked = best_first(study)
-        return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
         """A draw near that of a good trial that has this hyper-parameter."""
-        seen = [past for past in self._ranked if param_name in past.params]
+        seen = [past for past in self._ranked if name in past.params]
         anywhere = self.random.random()
         if not seen:
-            return from_unit(param_distribution, anywhere)
+            return from_unit(distribution, anywhere)
         beyond = math.log(1 - self.random.random()) / math.log(1 - 1 / self._MEAN_RANK)
-        anchor = seen[min(int(beyond), len(seen) - 1)].params[param_name]
+        anchor = seen[min(int(beyond), len(seen) - 1)].params[name]
         width = 1 / (1 + self._SHRINKING * len(seen))
-        if isinstance(param_distribution, optuna.distributions.CategoricalDistribution):
+        if isinstance(distribution, optuna.distributions.CategoricalDistribution):
             is_kept = self.random.random() >= width
-            return anchor if is_kept else from_unit(param_distribution, anywhere)
-        middle = to_unit(param_distribution, anchor)
+            return anchor if is_kept else from_unit(distribution, anywhere)
+        middle = to_unit(distribution, anchor)
         low, high = max(0.0, middle - width / 2), min(1.0, middle + width / 2)
-        return from_unit(param_distribution, low + (high - low) * anywhere)
+        return from_unit(distribution, low + (high - low) * anywhere)
 
 
-DECLARED = BuiltInTuner(
-    "Anneal",
-    "draws near one of the best results, nearer with each trial",
-    over_a_study(Anneal),
-    MinimizingArgs,
-)
+DECLARED = BuiltInTuner("Anneal", __doc__, over_a_study(Anneal), MinimizingArgs)

@@ -1,4 +1,4 @@
-"""`Auto`, the default tuner: a Gaussian process over the whole search space, nested hyper-parameters included.
+"""Auto: the most promising points of a Gaussian process over the whole space, nested parameters included.
 
 The first trials are points of a scrambled Sobol sequence. Then a model is fitted to the results, and the most promising of
 many candidates is proposed. What counts as promising alternates from trial to trial, because no acquisition function is best
@@ -47,7 +47,7 @@ class Auto(LearningSampler):
         self._experiment_seed = seeds.experiment
         self._numbers = np.random.Generator(np.random.PCG64(seeds.trial))
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Choose the point of the trial."""
         past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
         results = sum(each.state is optuna.trial.TrialState.COMPLETE for each in past)
@@ -58,13 +58,10 @@ class Auto(LearningSampler):
         else:
             sign = -1.0 if study.direction is optuna.study.StudyDirection.MAXIMIZE else 1.0
             self._positions = self._most_promising(past, sign, trial.number)
-        return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
         """The draw at the chosen point."""
-        return self._space.draw_at(self._positions, param_name, param_distribution)
+        return self._space.draw_at(self._positions, name, distribution)
 
     def _sobol(self, number: int) -> Floats:
         from scipy.stats import qmc  # half a second, needed for eight trials only
@@ -178,10 +175,4 @@ def _scaled(losses: Floats) -> Floats:
     return centred / deviation if deviation > 1e-12 else centred
 
 
-DECLARED = BuiltInTuner(
-    "Auto",
-    "the most promising points of a Gaussian process over the whole space, nested parameters included",
-    over_a_study(Auto, FlatStudy),
-    origin="",
-    counts_failures=True,
-)
+DECLARED = BuiltInTuner("Auto", __doc__, over_a_study(Auto, FlatStudy), origin="", counts_failures=True)

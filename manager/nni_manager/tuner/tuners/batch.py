@@ -1,4 +1,4 @@
-"""BatchTuner: a list of parameters, one trial each."""
+"""BatchTuner: the entries of a list, in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _reason_against(space: SearchSpace) -> str | None:
 
 DECLARED = BuiltInTuner(
     "BatchTuner",
-    "the entries of a list, in order",
+    __doc__,
     lambda space, *_: EnumeratingTuner(_Entries(space)),
     aliases=("Batch",),
     learns=False,

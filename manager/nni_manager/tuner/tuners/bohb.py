@@ -1,4 +1,4 @@
-"""BOHB: Hyperband whose new parameter sets come from a model of past results, and not only from random draws.
+"""BOHB: as Hyperband, with new parameters from a model of past results.
 
 The model is fitted to the results of the largest budget that has enough results.
 
@@ -55,7 +55,7 @@ class BohbArgs(RandomArgs):
 class Bohb(Hyperband):
     """Runs brackets one after another, without end; parameter sets come from a model once there are enough results."""
 
-    def __init__(self, space: SearchSpace, args: BohbArgs) -> None:
+    def __init__(self, space: SearchSpace, args: BohbArgs, *_: object) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             space,
@@ -110,11 +110,5 @@ class Bohb(Hyperband):
 
 
 DECLARED = BuiltInTuner(
-    "BOHB",
-    "as Hyperband, with new parameters from a model of past results",
-    lambda space, args, *_: Bohb(space, args),
-    BohbArgs,
-    is_advisor=True,
-    adds_parameters=True,
-    in_space=without_budget,
+    "BOHB", __doc__, Bohb, BohbArgs, is_advisor=True, adds_parameters=True, in_space=without_budget
 )

@@ -1,4 +1,4 @@
-"""CmaEs: Optuna's covariance matrix adaptation, over the numbers that every trial has."""
+"""CmaEs: draws of Optuna's covariance matrix adaptation, which moves to the best results; choices at random."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _sampler(seeds: SamplerSeeds, always_there: Space, args: CmaEsArgs) -> BaseS
 
 DECLARED = BuiltInTuner(
     "CmaEs",
-    "draws of a normal distribution that moves to the best results; choices at random",
+    __doc__,
     over_a_study(_sampler, takes_imports=False),
     CmaEsArgs,
     origin="Optuna",

@@ -1,4 +1,4 @@
-"""Evolution: changes one hyper-parameter of a good trial."""
+"""Evolution: the better of two trials of the population, with one hyper-parameter changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Evolution(LearningSampler):
         self._population_size = args.population_size
         self._inherited: dict[str, Any] = {}
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Choose the parent, and the hyper-parameter that changes."""
         population = best_first(study)[: self._population_size]
         if len(population) == self._population_size:
@@ -40,20 +40,12 @@ class Evolution(LearningSampler):
             self._inherited = dict(parent.params)
             if may_change:
                 del self._inherited[self.random.choice(may_change)]
-        return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
         """The parent's draw, or a random one if the parent has none to inherit."""
-        if param_name in self._inherited:
-            return self._inherited[param_name]
-        return super().sample_independent(study, trial, param_name, param_distribution)
+        if name in self._inherited:
+            return self._inherited[name]
+        return super().draw(study, name, distribution)
 
 
-DECLARED = BuiltInTuner(
-    "Evolution",
-    "the better of two trials of the population, with one hyper-parameter changed",
-    over_a_study(Evolution),
-    EvolutionArgs,
-)
+DECLARED = BuiltInTuner("Evolution", __doc__, over_a_study(Evolution), EvolutionArgs)

@@ -1,4 +1,4 @@
-"""GP: Optuna's Gaussian process."""
+"""GP: the largest expected improvement of Optuna's Gaussian process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sampler(seeds: SamplerSeeds, _: Space, args: GpSamplerArgs) -> BaseSampler:
 
 DECLARED = BuiltInTuner(
     "GP",
-    "the largest expected improvement of Optuna's Gaussian process",
+    __doc__,
     over_a_study(_sampler),
     GpSamplerArgs,
     origin="Optuna",

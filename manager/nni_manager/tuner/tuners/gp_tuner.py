@@ -1,4 +1,4 @@
-"""GPTuner: a Gaussian process, with NNI's settings."""
+"""GPTuner: the best acquisition value of a Gaussian process with NNI's settings."""
 
 from __future__ import annotations
 
@@ -102,9 +102,5 @@ def _matern(distances: Floats, nu: float) -> Floats:
 
 
 DECLARED = BuiltInTuner(
-    "GPTuner",
-    "the best acquisition value of a Gaussian process with NNI's settings",
-    over_a_study(GaussianProcess, FlatStudy),
-    GpArgs,
-    shares_name_of="GP",
+    "GPTuner", __doc__, over_a_study(GaussianProcess, FlatStudy), GpArgs, shares_name_of="GP"
 )

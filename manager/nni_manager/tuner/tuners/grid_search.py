@@ -1,4 +1,4 @@
-"""GridSearch: every combination of values, or a grid that becomes finer, without an end.
+"""GridSearch: every combination of values; without lists of values, a grid that becomes finer.
 
 If each hyper-parameter has a list of values, there is one grid. Else the first grid has only the middle of each one that is no
 choice and no randint. Each further grid divides all intervals, at the quantile between their ends. A grid repeats the points of
@@ -284,7 +284,7 @@ def _value_of(parameter: Parameter) -> Callable[[float], float]:
 
 DECLARED = BuiltInTuner(
     "GridSearch",
-    "every combination of values",
+    __doc__,
     lambda space, *_: EnumeratingTuner(Grid(space)),
     learns=False,
     has_several_objectives=True,

@@ -1,4 +1,4 @@
-"""MetisTuner: GPTuner's model, which explores or exploits."""
+"""MetisTuner: the best prediction of GPTuner's model or, more often, its largest expected improvement."""
 
 from __future__ import annotations
 
@@ -41,10 +41,4 @@ class Metis(GaussianProcess):
         return super().acquisition(points) if self._explores else -self.predict(points)[0]
 
 
-DECLARED = BuiltInTuner(
-    "MetisTuner",
-    "the best prediction of GPTuner's model or, more often, its largest expected improvement",
-    over_a_study(Metis, FlatStudy),
-    MetisArgs,
-    aliases=("Metis",),
-)
+DECLARED = BuiltInTuner("MetisTuner", __doc__, over_a_study(Metis, FlatStudy), MetisArgs, aliases=("Metis",))

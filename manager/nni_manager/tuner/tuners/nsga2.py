@@ -1,4 +1,4 @@
-"""NSGAII: Optuna's genetic algorithm for several objectives."""
+"""NSGAII: children of the best trials of a generation, by Optuna's genetic algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NsgaIiArgs(RandomArgs):
 
 DECLARED = BuiltInTuner(
     "NSGAII",
-    "children of the best trials of a generation",
+    __doc__,
     over_a_study(
         lambda seeds, _, args: optuna.samplers.NSGAIISampler(seed=seeds.trial, **settings_of(args)),
         takes_imports=False,  # it learns only from trials of its own generations

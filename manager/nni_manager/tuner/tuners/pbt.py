@@ -1,4 +1,4 @@
-"""Population based training: trials continue from checkpoints, and the worst trials copy the checkpoints of the best.
+"""PBTTuner: population based training: the worst trials continue from checkpoints of the best.
 
 A generation has one trial of each member. The next generation starts when all trials of the current one have ended. Most
 members continue from their own checkpoint with their own parameters. The worst members continue from the checkpoint of one of
@@ -27,7 +27,6 @@ from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
     JsonScalar,
     Later,
-    Observation,
     PastTrial,
     Suggestion,
     natural,
@@ -79,13 +78,11 @@ class _Generation:
 class PopulationTuner(SeededTuner[tuple[int, int]]):
     """Runs generations one after another, without end. A trial's place is its generation and member."""
 
-    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
+    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path, *_: object) -> None:
         """`checkpoints`: the checkpoint folder as trials access it; the experiment file may name another."""
         super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
-        self._trial_ids: dict[tuple[int, int], str] = {}
-        """The ended trials, by generation and member."""
         self._generations = [_Generation([_Plan("", None)] * args.population_size)]
 
     def propose(self, trial_key: int) -> Suggestion | Later:
@@ -109,16 +106,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
     def _parent_of(self, plan: _Plan) -> str | None:
         """The id of the trial whose checkpoint a member loads."""
         parent, _, generation = plan.loads.partition("/")
-        return self._trial_ids.get((int(generation), int(parent))) if plan.loads else None
-
-    def tell_result(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner`."""
-        self._note_id(trial_key, result.trial_id)
-        super().tell_result(trial_key, result)
-
-    def _note_id(self, trial_key: int, trial_id: str) -> None:
-        if trial_id and trial_key in self.place_of:
-            self._trial_ids[self.place_of[trial_key]] = trial_id
+        return self.trial_ids.get((int(generation), int(parent))) if plan.loads else None
 
     def learn(self, place: tuple[int, int], value: float | None) -> None:
         """See `KeyedTuner`."""
@@ -137,7 +125,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 self._begin_next(len(self._generations) - 1)
             self._start(trial.key, number, member, plan)
             if trial.ended:
-                self._note_id(trial.key, trial.trial_id)
+                self.note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
     def _start(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
@@ -206,11 +194,4 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         return Random(seed_of_trial(self.seed, place))
 
 
-DECLARED = BuiltInTuner(
-    "PBTTuner",
-    "a generation after the other; the worst trials continue from checkpoints of the best",
-    lambda space, args, checkpoints, _: PopulationTuner(space, args, checkpoints),
-    PbtArgs,
-    aliases=("PBT",),
-    adds_parameters=True,
-)
+DECLARED = BuiltInTuner("PBTTuner", __doc__, PopulationTuner, PbtArgs, aliases=("PBT",), adds_parameters=True)

@@ -1,4 +1,4 @@
-"""QMC: a sequence that fills the space evenly."""
+"""QMC: the next point of a sequence that fills the space evenly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
 from nni_manager.config.schema import flag, must_be
 from nni_manager.tuner.lazy import BaseDistribution, FrozenTrial, Study
 from nni_manager.tuner.optuna_backed import over_a_study
-from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds, Space, draws_at, without_single
+from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds, Space, from_unit, without_single
 
 
 class QmcArgs(RandomArgs):
@@ -30,29 +30,27 @@ class Qmc(LearningSampler):
         self._always_there = without_single(always_there)
         self._seed, self._type, self._scramble = seeds.experiment, args.qmc_type, args.scramble
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The hyper-parameters that every trial has."""
-        return self._always_there
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Choose the point of this trial's number."""
+        self._point: dict[str, Any] = {}
+        if self._always_there:
+            from scipy.stats import qmc  # half a second
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """The point of this trial's number."""
-        if not search_space:
-            return {}
-        from scipy.stats import qmc  # an extra
+            make = {"sobol": qmc.Sobol, "halton": qmc.Halton}[self._type]
+            sequence = make(len(self._always_there), scramble=self._scramble, rng=self._seed)
+            if trial.number:
+                sequence.fast_forward(trial.number)
+            units = zip(self._always_there.items(), sequence.random(1)[0], strict=True)
+            self._point = {name: from_unit(each, float(unit)) for (name, each), unit in units}
 
-        make = {"sobol": qmc.Sobol, "halton": qmc.Halton}[self._type]
-        sequence = make(len(search_space), scramble=self._scramble, rng=self._seed)
-        if trial.number:
-            sequence.fast_forward(trial.number)
-        (point,) = sequence.random(1)
-        return draws_at(search_space, point)
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
+        """The draw at the chosen point; a random one of a nested hyper-parameter."""
+        return self._point[name] if name in self._point else super().draw(study, name, distribution)
 
 
 DECLARED = BuiltInTuner(
     "QMC",
-    "the next point of a sequence that fills the space evenly",
+    __doc__,
     over_a_study(Qmc, learns=False),
     QmcArgs,
     origin="Optuna",

@@ -8,7 +8,7 @@ from nni_manager.tuner.optuna_backed import over_a_study
 
 DECLARED = BuiltInTuner(
     "Random",
-    "independent draws",
+    __doc__,
     over_a_study(lambda seeds, space, args: optuna.samplers.RandomSampler(seed=seeds.trial), learns=False),
     learns=False,
     has_several_objectives=True,

@@ -1,4 +1,4 @@
-"""SMAC: a random forest."""
+"""SMAC: the largest expected improvement of a random forest; one trial in five at random."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import NormalDist
 from nni_manager.config.algorithm import BuiltInTuner, Need, RandomArgs
 from nni_manager.config.schema import flag
 from nni_manager.tuner.flat_study import FlatStudy
-from nni_manager.tuner.lazy import BaseDistribution, Floats, FrozenTrial, Study, np
+from nni_manager.tuner.lazy import Floats, FrozenTrial, Study, np
 from nni_manager.tuner.model_sampler import ModelSampler, expected_improvement
 from nni_manager.tuner.optuna_backed import over_a_study
 from nni_manager.tuner.samplers import SamplerSeeds
@@ -34,9 +34,10 @@ class Forest(ModelSampler):
         self._seed = seeds.trial
         self._is_random = self.random.random() < self._RANDOM_SHARE
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """See `ModelSampler`."""
-        return {} if self._is_random else super().infer_relative_search_space(study, trial)
+        if not self._is_random:
+            super().before_trial(study, trial)
 
     def fit(self, points: Floats, losses: Floats) -> None:
         """See `ModelSampler`."""
@@ -64,7 +65,7 @@ def _scores(losses: Floats) -> Floats:
 
 DECLARED = BuiltInTuner(
     "SMAC",
-    "the largest expected improvement of a random forest; one trial in five at random",
+    __doc__,
     over_a_study(Forest, FlatStudy),
     SmacArgs,
     need=Need("sklearn", "scikit-learn", "tuners", "Auto"),

@@ -1,4 +1,4 @@
-"""TPE: a tree-structured Parzen estimator, Optuna's."""
+"""TPE: parameters that are frequent among good results and rare among bad ones, by Optuna's Parzen estimator."""
 
 from __future__ import annotations
 
@@ -58,17 +58,14 @@ def tpe(seeds: SamplerSeeds, always_there: Space, **settings: Any) -> BaseSample
 
 def _settings(given: TpeArguments | None) -> dict[str, int]:
     """NNI's `tpe_args` as Optuna's settings. Source: NNI v2.10, tpe_tuner.py; Optuna v5, TPESampler."""
-    settings = (
-        {}
-        if given is None
-        else {"n_startup_trials": given.n_startup_jobs, "n_ei_candidates": given.n_ei_candidates}
-    )
+    given = given or TpeArguments()
+    settings = {"n_startup_trials": given.n_startup_jobs, "n_ei_candidates": given.n_ei_candidates}
     return {name: value for name, value in settings.items() if value is not None}
 
 
 DECLARED = BuiltInTuner(
     "TPE",
-    "parameters that are frequent among good results and rare among bad ones",
+    __doc__,
     over_a_study(lambda seeds, space, args: tpe(seeds, space, **_settings(args.tpe_args))),
     TpeArgs,
     has_several_objectives=True,
