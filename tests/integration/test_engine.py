@@ -26,6 +26,7 @@ from nni_sdk.frame import frame, frame_head
 from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
@@ -42,7 +43,6 @@ from trial_keeper.wire.messages import (
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
 
