@@ -482,6 +482,12 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
     assert [again.ask(key).parameters for key in range(2)][1] == {"lr": 0.2, "n": [1]}
 
 
+@pytest.mark.parametrize("name", names_in(TUNERS))
+def test_a_tuner_depends_on_results_as_its_file_declares(name):
+    tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
+    assert tuner.learns == TUNERS[name].learns
+
+
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns and not each.adds_parameters))
 def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_search(name):
     trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations

@@ -56,7 +56,6 @@ class Bohb(Hyperband):
     """Runs brackets one after another, without end; parameter sets come from a model once there are enough results."""
 
     def __init__(self, space: SearchSpace, args: BohbArgs, *_: object) -> None:
-        """Apply the settings of the experiment file."""
         super().__init__(
             space,
             HyperbandArgs(

@@ -25,7 +25,6 @@ class Evolution(LearningSampler):
     """
 
     def __init__(self, seeds: SamplerSeeds, _: Space, args: EvolutionArgs) -> None:
-        """Apply the settings of the experiment file."""
         super().__init__(seeds)
         self._population_size = args.population_size
         self._inherited: dict[str, Any] = {}

@@ -40,7 +40,6 @@ class GaussianProcess(ModelSampler):
     """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
     def __init__(self, seeds: SamplerSeeds, flat_study: FlatStudy, args: GpArgs) -> None:
-        """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
             flat_study,

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from nni_manager.config.algorithm import BuiltInTuner
 from nni_manager.config.search_space import (
@@ -38,22 +38,6 @@ MAX_POINTS = 2**20
 _STANDARD = NormalDist()
 _FINEST = 2**-52
 _MAX_EXPONENT = math.log(sys.float_info.max)
-
-
-class _Axis(Protocol):
-    """What one or more hyper-parameters contribute to each grid; `level` 0 is the first grid."""
-
-    def count(self, level: int) -> int:
-        """The number of values in a grid."""
-        ...
-
-    def at(self, level: int, index: int) -> tuple[Any, bool]:
-        """A value of a grid, and True if a coarser grid has it."""
-        ...
-
-    def is_last(self, level: int) -> bool:
-        """True if no finer grid has more values."""
-        ...
 
 
 class Grid(Points):
@@ -95,7 +79,11 @@ class Grid(Points):
 
 
 class _Combined:
-    """All combinations of the hyper-parameters of a space; the last one changes first."""
+    """All combinations of the hyper-parameters of a space; the last one changes first.
+
+    As of each hyper-parameter: `count` is the number of values in a grid, `at` a value and True if a coarser grid has it, and
+    `is_last` True if no finer grid has more values. `level` 0 is the first grid.
+    """
 
     def __init__(self, space: SearchSpace, *, is_listed: bool) -> None:
         self._axes = {
@@ -208,6 +196,9 @@ class _Quantiles:
             self._last = len(self._counts) - 1
         self._divisible = divisible
         self._counts.append(len(self._values))
+
+
+_Axis: TypeAlias = _Options | _Listed | _Quantiles
 
 
 def is_countable(space: SearchSpace) -> bool:

@@ -25,7 +25,6 @@ class Metis(GaussianProcess):
     """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
     def __init__(self, seeds: SamplerSeeds, flat_study: FlatStudy, args: MetisArgs) -> None:
-        """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
             flat_study,

@@ -28,7 +28,6 @@ class Forest(ModelSampler):
     _RANDOM_SHARE = 0.2
 
     def __init__(self, seeds: SamplerSeeds, flat_study: FlatStudy, args: SmacArgs) -> None:
-        """Apply the settings of the experiment file."""
         super().__init__(seeds, flat_study, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
         self._seed = seeds.trial
