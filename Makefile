@@ -82,8 +82,9 @@ test-bare: .venv/.installed-test ## the tests that depend on the machine, as on 
 test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
 	TEST_KUBECONFIG="$${KUBECONFIG:-$$HOME/.kube/config}" pytest -m any_cluster $$(grep -rl --include='test_*.py' mark.any_cluster tests)
 
-golden: .venv/.installed-test ## write tests/golden/nnictl and tests/golden/errors anew (what nnictl prints), the state diagrams of docs/internals.md, the tables of keys in docs/ and the classes of sections in Python
-	GOLDEN=write pytest -q tests/unit/test_cli_golden.py tests/unit/test_cli_errors.py tests/unit/test_internals_page.py tests/unit/test_key_tables.py tests/unit/test_python_sections.py
+golden: .venv/.installed-test ## write tests/golden anew (what nnictl prints, verdicts on experiment files), and what docs/ and the Python API have from declarations and tables
+	GOLDEN=write pytest -q tests/unit/test_cli_golden.py tests/unit/test_cli_errors.py tests/unit/test_internals_page.py tests/unit/test_key_tables.py tests/unit/test_python_sections.py tests/unit/test_algorithm_pages.py
+	python tests/fakes/config_corpus.py
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile

@@ -14,13 +14,14 @@ from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismat
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.attempt_ids import sort_key
+from trial_keeper.wire.documents import ManagerDocument, exit_to_bytes
 from trial_keeper.wire.fork_requests import FORK_SERVER
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file
 from trial_keeper.wire.versions import mismatch_message, versions_agree
-from trial_keeper.wire.workspace import AttemptFolder, ManagerDocument, Workspace, exit_to_bytes
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 GRACE_S = f"{PREFIX}GRACE_S"
 HELP = """\

@@ -37,8 +37,7 @@ from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.platform import platform_of
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.backend_reads import ExperimentBackend
 from nni_manager.web.session_auth import SessionAuth

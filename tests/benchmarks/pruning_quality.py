@@ -14,9 +14,8 @@ from made_tuner import made_tuner
 from scipy.stats import mannwhitneyu
 from table import Row
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS
+from nni_manager.config.algorithms import ASSESSORS
 from nni_manager.tuner.assessment import Assessment
-from nni_manager.tuner.assessors import ASSESSORS
 from nni_manager.tuner.base import Observation, Suggestion
 
 STEPS_OF_TRIAL = 20
@@ -34,7 +33,8 @@ def curve(parameters: dict[str, float]) -> list[float]:
 def of_tuner(seed: int, *, teaches: bool = True) -> float:
     """The best final loss with our TPE and MedianPruner; `teaches`: pruned trials are reported as such."""
     tuner = made_tuner("TPE", {name: {"_type": "uniform", "_value": [-1, 1]} for name in NAMES}, seed=seed)
-    assessment = Assessment(ASSESSORS["MedianPruner"]("minimize", ASSESSOR_ARGS["MedianPruner"]()))
+    pruner = ASSESSORS["MedianPruner"]
+    assessment = Assessment(pruner.make("minimize", pruner.args()))
     best, left, key = math.inf, BUDGET, 0
     while left > 0:
         suggestion = tuner.ask(key)

@@ -24,8 +24,8 @@ from pruning_quality import quality_with_pruning
 from scipy.stats import mannwhitneyu
 from table import Row, render
 
-from nni_manager.config.algorithms import reason_against
-from nni_manager.tuner.hyperband import BUDGET
+from nni_manager.config.algorithms import TUNERS
+from nni_manager.tuner.tuners.hyperband import BUDGET
 
 TRIALS = 100
 SEEDS = 20
@@ -41,9 +41,14 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "QMC": lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True),
     "GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
 }
-WITHOUT_SAMPLER = ("Auto", "Anneal", "Evolution", "GPTuner", "MetisTuner", "SMAC")
-WITH_BUDGET = {"Hyperband": {}, "BOHB": {"min_budget": 1, "max_budget": 27}}
-"""The classArgs of each."""
+# Tuners that learn nothing and have no sampler enumerate; those without a budget that add parameters continue from checkpoints.
+MEASURED = [
+    name
+    for name, each in TUNERS.items()
+    if (each.learns or name in SAMPLERS) and (each.is_advisor or not each.adds_parameters)
+]
+# The classArgs of a tuner that divides a budget.
+WITH_BUDGET = {"BOHB": {"min_budget": 1, "max_budget": 27}}
 
 
 @dataclass(frozen=True)
@@ -155,8 +160,7 @@ def _found(which: str, name: str, function: str, seed: int, trials: int) -> floa
 
 def tuners_here() -> list[str]:
     """The tuners whose libraries are installed."""
-    names = (*SAMPLERS, *WITHOUT_SAMPLER, *WITH_BUDGET)
-    return [name for name in names if reason_against("tuner", name) is None]
+    return [name for name in MEASURED if (need := TUNERS[name].need) is None or need.is_met]
 
 
 def quality(

@@ -3,17 +3,17 @@
 import math
 
 import pytest
+import yaml
+from built_in import names_in
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS, NEEDS
+from nni_manager.config.algorithms import ASSESSORS
+from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
-from nni_manager.tuner.assessors import ASSESSORS, forecast
+from nni_manager.tuner.assessors.curvefitting import forecast
 
-# Arguments as in an experiment file, for learning curves of twenty steps.
-NEEDED = {
-    "Curvefitting": {"epoch_num": 20},
+# Arguments as in an experiment file, for learning curves of twenty steps; others that are required have their example.
+GIVEN = {
     "PercentilePruner": {"percentile": 50},
-    "HyperbandPruner": {"max_resource": 20},
-    "PatientPruner": {"patience": 3},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
 }
 GOOD = [0.8 + 0.005 * number for number in range(20)]
@@ -21,21 +21,11 @@ LEARN_FROM_SUCCESS = ("Medianstop", "Curvefitting", "MedianPruner", "PercentileP
 
 
 def make_of(name, optimize_mode="maximize", **class_args):
-    args = ASSESSOR_ARGS[name].model_validate({**NEEDED.get(name, {}), **class_args})
-    return Assessment(ASSESSORS[name](optimize_mode, args))
-
-
-def kinds(*left_out):
-    """The names of all assessors but these; an assessor without its library is skipped."""
-    return [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
-            ),
-        )
-        for name in sorted(ASSESSORS.keys() - {*left_out})
-    ]
+    schema = ASSESSORS[name].args
+    required = {key: each for key, each in schema.model_fields.items() if each.is_required()}
+    examples = {key: yaml.safe_load(example_of(each)) for key, each in required.items()}
+    args = schema.model_validate({**examples, **GIVEN.get(name, {}), **class_args})
+    return Assessment(ASSESSORS[name].make(optimize_mode, args))
 
 
 def learning_curve(end):
@@ -61,7 +51,7 @@ def after_good_ones(assessment, sign=1, has_succeeded=True):
     ]
 
 
-@pytest.fixture(params=kinds())
+@pytest.fixture(params=names_in(ASSESSORS))
 def an_assessment(request):
     """Makes an assessment with each assessor."""
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
@@ -71,7 +61,7 @@ def an_assessment(request):
 LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 
-@pytest.mark.parametrize("name", kinds(*LOOK_ELSEWHERE))
+@pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
 def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize_mode, sign):
     assessment = make_of(name, optimize_mode)
@@ -93,7 +83,7 @@ def test_a_restored_assessor_stops_a_trial_at_the_same_step(an_assessment):
     assert refused_at(rebuilt, 20, bad[1:]) == refused_at(unbroken, 20, bad[1:])
 
 
-@pytest.mark.parametrize("name", kinds(*LOOK_ELSEWHERE))
+@pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
 def test_a_new_attempt_starts_a_new_learning_curve(name):
     assessment = make_of(name)
     after_good_ones(assessment)
@@ -204,7 +194,7 @@ def test_threshold_pruner_stops_above_and_below_its_bounds():
 @pytest.mark.parametrize("class_args", [{}, {"lower": 2.0, "upper": 1.0}])
 def test_threshold_pruner_refuses_missing_or_reversed_bounds(class_args):
     with pytest.raises(ValueError, match="lower"):
-        ASSESSOR_ARGS["ThresholdPruner"].model_validate(class_args)
+        ASSESSORS["ThresholdPruner"].args.model_validate(class_args)
 
 
 def test_nop_pruner_never_stops_a_trial():

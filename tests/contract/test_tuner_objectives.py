@@ -5,19 +5,14 @@ from pathlib import Path
 
 import optuna
 import pytest
+from built_in import names_in
 
-from nni_manager.config.algorithms import (
-    CLASS_ARGS,
-    FOR_SEVERAL_OBJECTIVES,
-    LEARN_CONSTRAINTS,
-    NEEDS,
-    WITHOUT_DIRECTION,
-)
+from nni_manager.config.algorithms import TUNERS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.objectives import Constraint, Objective, Objectives
 from nni_manager.tuner.base import BaseTuner, Observation, PastTrial
-from nni_manager.tuner.registry import TUNERS, make_tuner
+from nni_manager.tuner.registry import make_tuner
 from nni_manager.tuner.tuner_session import TunerSession
 
 UNIT = {name: {"_type": "uniform", "_value": [0, 1]} for name in ("x", "y")}
@@ -25,19 +20,6 @@ CHOICES = {name: {"_type": "choice", "_value": [0.0, 0.25, 0.5, 0.75]} for name 
 TWO = (Objective("gain", "maximize"), Objective("cost", "minimize"))
 BOUND = (Constraint("size", at_most=0.5),)
 FEW = {"NSGAII": {"population_size": 4}}
-
-
-def needing(*names: str) -> list[object]:
-    """The names as parameters; a tuner without its library is skipped."""
-    return [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
-            ),
-        )
-        for name in names
-    ]
 
 
 def spec_of(folder: Path, name: str, objectives: Objectives, space: object = UNIT) -> ExperimentSpec:
@@ -80,7 +62,9 @@ def play(tuner: BaseTuner | TunerSession, keys: range, objectives: Objectives) -
     return past
 
 
-@pytest.fixture(params=needing(*sorted(set(FOR_SEVERAL_OBJECTIVES) - {"BatchTuner"})))
+@pytest.fixture(
+    params=names_in(TUNERS, lambda each: each.has_several_objectives and each.name != "BatchTuner")
+)
 def name(request):
     return request.param
 
@@ -98,7 +82,7 @@ def test_a_tuner_continues_after_a_restart_as_without_one(name, constraints, tmp
     assert len({json.dumps(each.parameters) for each in past}) > 6
 
 
-@pytest.mark.parametrize("name", needing(*LEARN_CONSTRAINTS))
+@pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns_constraints))
 def test_the_study_has_all_values_and_violations(name, tmp_path) -> None:
     objectives = Objectives(TWO, BOUND)
     spec = spec_of(tmp_path, name, objectives)
@@ -122,7 +106,7 @@ def test_a_result_without_all_numbers_counts_as_failed(tmp_path) -> None:
     assert {each.state for each in tuner._study.get_trials()} == {optuna.trial.TrialState.FAIL}
 
 
-@pytest.mark.parametrize("name", needing("TPE", "NSGAII"))
+@pytest.mark.parametrize("name", ["TPE", "NSGAII"])
 def test_our_tuner_finds_as_good_a_front_as_optunas_own_study(name, tmp_path) -> None:
     """The same sampler with the same settings and budget; the area dominated by the front, beyond the point (0, 2)."""
     objectives, count = Objectives(TWO, BOUND), 60
@@ -167,19 +151,15 @@ def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", needing(*sorted(TUNERS.keys() - {"BatchTuner", "PBTTuner"})))
+@pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.name not in ("BatchTuner", "PBTTuner")))
 def test_with_one_objective_no_tuner_proposes_only_what_violates_the_constraint(name, tmp_path) -> None:
     """The best values violate it. What learns it proposes feasible parameters; to others, such trials have failed."""
     objectives = Objectives((Objective("default", "maximize"),), BOUND)
     spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
     tuner = TunerSession(spec, make_tuner)
-    past = play(tuner, range(30 if name in LEARN_CONSTRAINTS else 12), objectives)
+    past = play(tuner, range(30 if TUNERS[name].learns_constraints else 12), objectives)
     assert any(each.parameters["x"] <= 0.5 for each in past)
-    if name in LEARN_CONSTRAINTS:
+    if TUNERS[name].learns_constraints:
         late = [each.parameters["x"] for each in past[15:]]
         assert sum(x <= 0.5 for x in late) > len(late) / 2
     TunerSession(spec, make_tuner).restore(past, [])
-
-
-def test_the_lists_of_tuners_name_tuners() -> None:
-    assert {*FOR_SEVERAL_OBJECTIVES, *LEARN_CONSTRAINTS, *WITHOUT_DIRECTION} <= CLASS_ARGS.keys()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from amounts import amount
+from built_in import names_in
 from drawn_spaces import spaces_raw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nni_manager.config.algorithms import CLASS_ARGS, NEEDS
+from nni_manager.config.algorithms import TUNERS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.reader import read_experiment_file
@@ -20,11 +21,11 @@ from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.domain.objectives import single
 from nni_manager.errors import InternalError
 from nni_manager.tuner.base import Later, Observation, PastTrial
-from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner, Sampling
-from nni_manager.tuner.population import PopulationTuner
-from nni_manager.tuner.registry import TUNERS, make_tuner
+from nni_manager.tuner.registry import make_tuner
 from nni_manager.tuner.tuner_session import TunerSession
+from nni_manager.tuner.tuners.hyperband import Hyperband
+from nni_manager.tuner.tuners.pbt import PopulationTuner
 
 TWO_FLOATS = {
     "x": {"_type": "uniform", "_value": [-5, 5]},
@@ -56,22 +57,9 @@ ALL_TYPES = {
 
 
 ENUMERATING = ("BatchTuner", "GridSearch")
-DIVIDE_A_BUDGET = ("BOHB", "Hyperband", "PBTTuner")
+DRAWING = names_in(TUNERS, lambda each: each.name not in ENUMERATING)
 CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def kinds(*left_out):
-    """The names of all tuners but these; a tuner without its library is skipped."""
-    return [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
-            ),
-        )
-        for name in sorted(TUNERS.keys() - {*left_out})
-    ]
 
 
 # Arguments as in an experiment file, so small that a dozen trials show an effect.
@@ -88,11 +76,11 @@ SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
 
 
 def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
-    args = CLASS_ARGS[name].model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
-    return TUNERS[name](parse_search_space(raw), args, CHECKPOINTS, single(args.optimize_mode))
+    args = TUNERS[name].args.model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
+    return TUNERS[name].make(parse_search_space(raw), args, CHECKPOINTS, single(args.optimize_mode))
 
 
-@pytest.fixture(params=kinds(*ENUMERATING))
+@pytest.fixture(params=DRAWING)
 def a_tuner(request):
     """Makes a tuner of each kind for a search space."""
 
@@ -346,7 +334,7 @@ def test_tpe_minimises_a_quadratic_function_faster_than_random_search(optimize_m
     assert medians["TPE"] < medians["Random"] / 2
 
 
-@pytest.mark.parametrize("name", kinds(*ENUMERATING))
+@pytest.mark.parametrize("name", DRAWING)
 def test_the_experiment_file_selects_the_tuner(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
@@ -494,13 +482,21 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
     assert [again.ask(key).parameters for key in range(2)][1] == {"lr": 0.2, "n": [1]}
 
 
-@pytest.mark.parametrize("name", kinds(*ENUMERATING, "Random", "QMC", *DIVIDE_A_BUDGET))
+@pytest.mark.parametrize("name", names_in(TUNERS))
+def test_a_tuner_depends_on_results_as_its_file_declares(name):
+    tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
+    assert tuner.learns == TUNERS[name].learns
+
+
+@pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns and not each.adds_parameters))
 def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_search(name):
     trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations
     assert best_of_bowl(name, trials, seeds=3) < best_of_bowl("Random", trials, seeds=9)
 
 
-@pytest.mark.parametrize("name", kinds(*(TUNERS.keys() - {"GPTuner", "MetisTuner", "SMAC"})))
+@pytest.mark.parametrize(
+    "name", names_in(TUNERS, lambda each: each.name in ("GPTuner", "MetisTuner", "SMAC"))
+)
 def test_nested_parameters_are_modelled_as_those_of_the_same_name_in_other_options(name):
     """The best is rbf with C = gamma = 0.3. If nested parameters were random, the median distance would be 0.4."""
     unit = {"_type": "uniform", "_value": [0, 1]}
@@ -572,7 +568,7 @@ def test_a_member_of_a_population_continues_its_parent():
     assert continued_parents(tuner, range(8)) == [(4, 0), (5, 1), (6, 2), (7, 0)]
 
 
-@pytest.mark.parametrize("name", DIVIDE_A_BUDGET)
+@pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.adds_parameters))
 def test_a_restored_tuner_knows_the_trials_that_others_continue(name):
     def new():
         return (
@@ -791,7 +787,13 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-LEARN_FROM_OTHERS = {"Auto", "TPE", "Anneal", "Evolution", "GP", "GPTuner", "MetisTuner", "SMAC"}
+# Their generations, and budgets and checkpoints, are of their own trials.
+LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
+
+
+def learns_from_others(declared):
+    """True if the tuner uses imported results."""
+    return declared.learns and not declared.adds_parameters and declared.name not in LEARN_FROM_OWN_TRIALS
 
 
 def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
@@ -801,7 +803,7 @@ def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
     outside = known_to_be({**known[0].parameters, "randint": 2}, 1.0)
     less = known_to_be({"uniform": 0.5}, 1.0)
     used = tuner.import_results([*known, outside, less])
-    assert used == (len(known) if a_tuner.name in LEARN_FROM_OTHERS else 0)
+    assert used == (len(known) if learns_from_others(TUNERS[a_tuner.name]) else 0)
     history = run(tuner, range(8), lambda parameters: parameters["normal"])
     again = a_tuner(ALL_TYPES)
     again.restore(stored(history))
@@ -809,7 +811,7 @@ def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
     assert contains(parse_search_space(ALL_TYPES), plain(again.ask(8).parameters)) == []
 
 
-@pytest.mark.parametrize("name", sorted(LEARN_FROM_OTHERS - {"GP"}))  # GP's library is optional
+@pytest.mark.parametrize("name", names_in(TUNERS, learns_from_others))
 def test_a_tuner_with_imported_results_searches_near_the_good_ones(name):
     space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}
     tuner = make_of(name, space, **SMALL.get(name, {}))

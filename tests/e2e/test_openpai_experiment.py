@@ -12,8 +12,8 @@ from attempts import AttemptNumbers, attempt_id
 from fake_pai import USER, FakePai
 from openpai_place import make_place, run_nnictl, workspace_of
 
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import ManagerDocument
 
 TRAIN = """\
 import os

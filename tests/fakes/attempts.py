@@ -11,8 +11,9 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import MetricRow, Stored, UsageRow, Write, attempt_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.attempt_ids import start_ms_of
+from trial_keeper.wire.documents import AttemptDocument
 from trial_keeper.wire.messages import AttemptKey
-from trial_keeper.wire.workspace import AttemptDocument, AttemptFolder, Workspace
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 
 def attempt_id(number: int) -> str:

@@ -28,6 +28,7 @@ from nni_manager.store.certificate import Certificate
 from nni_sdk.records import Record
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.wire.documents import ManagerDocument, TrialDocument, exit_from_bytes
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
@@ -44,14 +45,8 @@ from trial_keeper.wire.messages import (
     Usage,
     Welcome,
 )
-from trial_keeper.wire.workspace import (
-    AttemptFolder,
-    ManagerDocument,
-    TrialDocument,
-    Workspace,
-    exit_from_bytes,
-    replace_file,
-)
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 T = TypeVar("T")
 TOKEN = "a-very-secret-token"

@@ -32,8 +32,7 @@ from nni_manager.store.rows import MetricRow
 from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.platform import platform_of
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 

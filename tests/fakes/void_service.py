@@ -4,8 +4,7 @@ import asyncio
 
 from nni_manager.engine.engine import Engine
 from nni_manager.training_services.base import JobPresence, Placement, TrainingService
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 
 
 class Void(TrainingService):

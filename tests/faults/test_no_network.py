@@ -24,9 +24,10 @@ from nni_manager.domain import transports as transports_module
 from nni_manager.engine import profiles, serializers, storage_executor, storage_poller
 from nni_manager.training_services.base import JobEnded
 from nni_sdk.records import encode
+from trial_keeper.wire.documents import exit_from_bytes, exit_to_bytes
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes, exit_to_bytes, replace_file
+from trial_keeper.wire.small_files import replace_file
 
 NO_MANAGER = "127.0.0.1:9"  # the discard port: no program listens there in a test
 TRAIN = """

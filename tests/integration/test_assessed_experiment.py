@@ -14,8 +14,8 @@ from void_service import Void
 from nni_manager.engine.engine import Engine
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.local.client import LocalTrainingService
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner import lazy
+from nni_manager.tuner.registry import make_assessment, make_tuner
 
 # Bad trials block after their first result.
 TRAIN = """
@@ -100,7 +100,7 @@ def test_trials_that_a_pruner_stops_are_pruned_trials_of_the_study(
             studies.append(study)
         return study
 
-    monkeypatch.setattr(optuna, "create_study", recorded)
+    monkeypatch.setattr(lazy.optuna, "create_study", recorded)
     jobs = partial(
         LocalTrainingService, experiment.config, experiment.folder.workspace, experiment.folder.jobs
     )

@@ -20,9 +20,10 @@ from nni_manager.training_services.kubernetes.azure_share import AzureShare
 from nni_manager.training_services.kubernetes.section import AzureStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import StorageUnavailable
+from trial_keeper.wire.documents import AttemptDocument, ManagerDocument, exit_to_bytes
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import AttemptDocument, ManagerDocument, Workspace, exit_to_bytes
+from trial_keeper.wire.workspace import Workspace
 
 STORAGE = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET)
 QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)

@@ -21,11 +21,12 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, Placement
-from nni_manager.tuner.assessors import Medianstop
+from nni_manager.tuner.assessors.medianstop import Medianstop
 from nni_sdk.frame import frame, frame_head
 from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,
@@ -42,7 +43,6 @@ from trial_keeper.wire.messages import (
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
 

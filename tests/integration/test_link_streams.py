@@ -23,6 +23,7 @@ from trial_keeper.host.link import (
 )
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import keeper_messages_from_bytes, manager_messages_to_bytes
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import (
     AttemptKey,
     Chunk,
@@ -35,7 +36,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1 import keeper_pb2
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
-from trial_keeper.wire.workspace import ManagerDocument, Workspace
+from trial_keeper.wire.workspace import Workspace
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
 ROUNDS = 30

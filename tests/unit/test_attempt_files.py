@@ -22,15 +22,11 @@ from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, r
 from trial_keeper.host.process import TrialProcess
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.attempt_ids import is_attempt_id, new_attempt_id, sort_key, start_ms_of
+from trial_keeper.wire.documents import AttemptDocument, TrialDocument
 from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import (
-    AttemptDocument,
-    AttemptFolder,
-    TrialDocument,
-    Workspace,
-    replace_file,
-)
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 TRIAL = TrialDocument("trial1", 0, "true", "/code")
 PARAMETERS = b'{"parameter_id": 0, "parameters": {}}'

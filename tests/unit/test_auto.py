@@ -11,19 +11,18 @@ import pytest
 from amounts import amount
 from optuna.trial import TrialState, create_trial
 
-from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.algorithms import TUNERS
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import contains, parse_search_space
 from nni_manager.domain.objectives import single
 from nni_manager.tuner import gaussian_process
-from nni_manager.tuner.auto import SOBOL_TRIALS, ranked, standardised
 from nni_manager.tuner.base import Observation, PastTrial
 from nni_manager.tuner.flat_space import FlatSpace
 from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy
 from nni_manager.tuner.gaussian_process import MAX_FITTED, MaternProcess
 from nni_manager.tuner.optuna_backed import Sampling
-from nni_manager.tuner.registry import TUNERS
 from nni_manager.tuner.tuner_session import TunerSession
+from nni_manager.tuner.tuners.auto import SOBOL_TRIALS, ranked, standardised
 
 UNIT = {"_type": "uniform", "_value": [0, 1]}
 NESTED = {
@@ -40,8 +39,8 @@ NESTED = {
 
 
 def auto(raw, seed=1, optimize_mode="minimize"):
-    args = CLASS_ARGS["Auto"].model_validate({"optimize_mode": optimize_mode, "seed": seed})
-    return TUNERS["Auto"](parse_search_space(raw), args, Path("checkpoints"), single(args.optimize_mode))
+    args = TUNERS["Auto"].args.model_validate({"optimize_mode": optimize_mode, "seed": seed})
+    return TUNERS["Auto"].make(parse_search_space(raw), args, Path("checkpoints"), single(args.optimize_mode))
 
 
 def run(tuner, keys, value_of):
@@ -355,7 +354,7 @@ def test_the_points_kept_of_10_000_trials_are_bounded():
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }
     for raw, most in (({"x": UNIT}, 0), (NESTED, 8), (mixed, 8)):
-        study, random = FlatStudy(FlatSpace(parse_search_space(raw))), Random(2)
+        study, random = FlatStudy(parse_search_space(raw)), Random(2)
         sampling = Sampling(parse_search_space(raw))
         trials = []
         for number in range(10_000):

@@ -21,9 +21,10 @@ from trial_keeper.wire.checkpoints import (
     checkpoints_to_bytes,
     newest_first,
 )
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.signatures import DocumentInvalid, SignatureInvalid
-from trial_keeper.wire.workspace import TrialDocument, Workspace
+from trial_keeper.wire.workspace import Workspace
 
 TRIAL = TrialDocument("trial1", 0, "true", "/code")
 TOKENS = {"job": "f00d", "earlier": "f00f"}

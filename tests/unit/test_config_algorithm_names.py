@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, NEEDS
+from nni_manager.config.algorithm import Need
+from nni_manager.config.algorithms import ASSESSORS, TUNERS
 from nni_manager.config.changes import changed
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
@@ -42,11 +43,9 @@ def read(tmp_path, monkeypatch):
     return read_file
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CLASS_ARGS if name not in ("BatchTuner", "GridSearch", "GP")]
-)
+@pytest.mark.parametrize("name", [name for name in TUNERS if name not in ("BatchTuner", "GridSearch", "GP")])
 def test_a_tuner_is_known_in_any_case(read, monkeypatch, name):
-    monkeypatch.setattr("nni_manager.config.algorithms.NEEDS", {})
+    monkeypatch.setattr(Need, "is_met", True)
     for written in (name, name.lower(), name.upper()):
         config = read(f"tuner: {{name: {written}, {CHOSEN}}}}}")
         assert (config.tuner.name, config.warnings) == (name, ())
@@ -65,17 +64,17 @@ def test_the_shorter_names_of_nni_2_10_are_known(read, tmp_path, name, ours):
 def test_advisors_and_assessors_are_known_in_any_case(read):
     for written, name in (("hyperband", "Hyperband"), ("bohb", "BOHB")):
         assert read(f"advisor: {{name: {written}, {CHOSEN}}}}}").tuner.name == name
-    for name, args in ASSESSOR_ARGS.items():
+    for name, declared in ASSESSORS.items():
         needs_arguments = name == "ThresholdPruner" or any(
-            each.is_required() for each in args.model_fields.values()
+            each.is_required() for each in declared.args.model_fields.values()
         )
-        if not needs_arguments and (name not in NEEDS or NEEDS[name].is_met):
+        if not needs_arguments and (declared.need is None or declared.need.is_met):
             tuner = "tuner: {name: Random}"
             assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
 
 
 def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypatch):
-    monkeypatch.setattr("nni_manager.config.algorithms.NEEDS", {})
+    monkeypatch.setattr(Need, "is_met", True)
     for written in ("GP", "gp"):
         for arguments in (
             "utility: ucb, kappa: 5",
@@ -120,7 +119,7 @@ def test_tpe_args_with_a_meaning_are_optunas_settings_and_the_others_give_a_warn
 
 def sampler_of(config):
     """The number of random trials, and of candidates, of the TPE sampler."""
-    sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0), {})
+    sampler = make_tuner(config)._make_sampler(SamplerSeeds(0, 0))
     return sampler._n_startup_trials, sampler._n_ei_candidates
 
 

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+from nni_manager.config.algorithms import ASSESSORS, TUNERS
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 
 V1 = """\
 authorName: ada
@@ -69,9 +68,7 @@ def test_a_tuner_has_nnis_own_direction_and_a_warning_says_so(read, name, mode):
 
 
 def test_every_tuner_of_nni_that_learns_is_compared():
-    # Tuners that learn nothing, or that NNI does not have.
-    others = {"Auto", "Random", "BatchTuner", "GridSearch", "QMC", "CmaEs", "NSGAII", "GP"}
-    assert CLASS_ARGS.keys() == OF_NNI.keys() | others
+    assert {name for name, each in TUNERS.items() if each.origin == "NNI" and each.learns} == OF_NNI.keys()
 
 
 def test_a_tuner_without_a_direction_gives_no_warning(read):
@@ -119,5 +116,5 @@ def test_a_stored_experiment_keeps_its_directions(read):
 
 
 def test_every_assessor_follows_the_tuner_unless_nni_has_another_default():
-    defaults = {name: args.model_fields["optimize_mode"].default for name, args in ASSESSOR_ARGS.items()}
+    defaults = {name: each.args.model_fields["optimize_mode"].default for name, each in ASSESSORS.items()}
     assert {name for name, mode in defaults.items() if mode is not None} == {"Medianstop", "Curvefitting"}

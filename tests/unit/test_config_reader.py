@@ -1,10 +1,12 @@
 """The experiment file: its values, and one error message for each possible error."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nni_manager.config import algorithms
+from nni_manager.config.algorithm import Need
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import (
     AssessorConfig,
@@ -18,8 +20,7 @@ from nni_manager.config.registered_algorithms import RegisteredAlgorithm, regist
 from nni_manager.config.search_space import SearchSpace, Uniform
 from nni_manager.errors import InternalError, UserError
 from nni_manager.training_services.local.section import LocalSection
-from nni_manager.tuner.assessors import make_assessment
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.tuner.registry import make_assessment, make_tuner
 
 SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
 GOOD = """\
@@ -184,8 +185,7 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
-        "did you mean TPE? (known: Auto, TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
-        "MetisTuner, SMAC, CmaEs, NSGAII, QMC, GP, BOHB, PBTTuner)",
+        f"did you mean TPE? (known: {', '.join(algorithms.TUNERS)})",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
@@ -327,9 +327,8 @@ def test_contradictory_class_args_are_one_sentence(diagnostics):
 
 
 def test_the_error_for_a_tuner_without_its_library_contains_the_install_command(monkeypatch):
-    monkeypatch.setitem(
-        algorithms.NEEDS, "CmaEs", algorithms.Need("no_such_module_here", "cmaes", "tuners", "TPE")
-    )
+    need = Need("no_such_module_here", "cmaes", "tuners", "TPE")
+    monkeypatch.setitem(algorithms.TUNERS, "CmaEs", replace(algorithms.TUNERS["CmaEs"], need=need))
     reason = algorithms.reason_against("tuner", "CmaEs")
     assert reason is not None
     assert "CmaEs requires cmaes, which is not installed; run `pip install 'trial-keeper[tuners]'`" in reason

@@ -6,7 +6,8 @@ import pytest
 
 from trial_keeper.core.environment import trial_environ
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.documents import TrialDocument
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
 FOLDER = AttemptFolder(Path("/mnt/exp/trials/abcde/attempts/0/worker-0"))

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from real_experiment import RealExperiment
 
+from nni_manager.config.algorithms import ASSESSORS
 from nni_manager.config.model import AssessorConfig, UserClass
-from nni_manager.config.pruned_trials import OPTUNA_PRUNERS, lesson_of_early_stops, reports_pruned
+from nni_manager.config.pruned_trials import lesson_of_early_stops, reports_pruned
 
 
 @pytest.fixture(scope="module")
@@ -76,5 +77,6 @@ def test_a_users_assessor_is_no_pruner_of_optuna(config):
 
 
 def test_nnis_own_assessors_are_none_of_optunas():
-    assert {"Medianstop", "Curvefitting"}.isdisjoint(OPTUNA_PRUNERS)
-    assert all(name.endswith("Pruner") for name in OPTUNA_PRUNERS)
+    pruners = {name for name, each in ASSESSORS.items() if each.origin == "Optuna"}
+    assert {"Medianstop", "Curvefitting"}.isdisjoint(pruners)
+    assert all(name.endswith("Pruner") for name in pruners)

@@ -7,8 +7,9 @@ import pytest
 import nni_sdk as nni
 from nni_sdk.errors import EnvironmentIncomplete
 from nni_sdk.trial import TrialContext
+from trial_keeper.wire.documents import stop_notice_to_bytes
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import AttemptFolder, stop_notice_to_bytes
+from trial_keeper.wire.workspace import AttemptFolder
 
 
 @pytest.fixture

@@ -21,16 +21,10 @@ from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import Placement
 from nni_sdk.records import encode
+from trial_keeper.wire.documents import AttemptDocument, ManagerDocument, TrialDocument, exit_to_bytes
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import (
-    AttemptDocument,
-    AttemptFolder,
-    ManagerDocument,
-    TrialDocument,
-    Workspace,
-    exit_to_bytes,
-)
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 DOCUMENT = ManagerDocument("expABCDE", "0.6.0", ("127.0.0.1:1",))
 KEY = AttemptKey("abcde", attempt_id(0), "main-0")

@@ -14,8 +14,8 @@ from nni_manager.engine.trial_logs import LogReplaced, attempts_of, read_range, 
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.rows import attempt_row
 from nni_manager.store.writer import Store, log_path
+from trial_keeper.wire.documents import AttemptDocument
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import AttemptDocument
 
 SECRET = b"secret"
 KEYS = [AttemptKey("t1", attempt_id(number), "main-0") for number in range(10)]

@@ -14,7 +14,8 @@ from trial_keeper.host.attempt_files import Tail
 from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.safe_open import UnsafePath, open_beneath
-from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 SECRET = b"root:secret"
 

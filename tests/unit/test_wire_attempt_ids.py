@@ -11,7 +11,7 @@ from trial_keeper.wire.attempt_ids import (
     sort_key,
     start_ms_of,
 )
-from trial_keeper.wire.workspace import is_safe_name
+from trial_keeper.wire.safe_open import is_safe_name
 
 TIMES = st.floats(0, MAX_START_MS / 1000)
 

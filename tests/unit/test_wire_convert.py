@@ -27,8 +27,8 @@ from trial_keeper.wire.convert import (
     manager_messages_to_bytes,
 )
 from trial_keeper.wire.reasons import STOP_MESSAGE_REASONS, ExitReason
+from trial_keeper.wire.safe_open import is_safe_name
 from trial_keeper.wire.v1 import keeper_pb2 as pb
-from trial_keeper.wire.workspace import is_safe_name
 
 UINT32 = 2**32 - 1
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -11,6 +11,15 @@ from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trial_keeper.wire.documents import (
+    AttemptDocument,
+    ManagerDocument,
+    TrialDocument,
+    exit_from_bytes,
+    exit_to_bytes,
+    stop_from_bytes,
+    stop_to_bytes,
+)
 from trial_keeper.wire.messages import (
     LATEST_S,
     MAX_CHARACTERS_OF_WARNING,
@@ -22,20 +31,10 @@ from trial_keeper.wire.messages import (
     TrialEnded,
 )
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
-from trial_keeper.wire.signatures import SignatureInvalid, check_signature
-from trial_keeper.wire.workspace import (
-    AttemptDocument,
-    DocumentInvalid,
-    ManagerDocument,
-    TrialDocument,
-    Workspace,
-    exit_from_bytes,
-    exit_to_bytes,
-    is_safe_name,
-    replace_file,
-    stop_from_bytes,
-    stop_to_bytes,
-)
+from trial_keeper.wire.safe_open import is_safe_name
+from trial_keeper.wire.signatures import DocumentInvalid, SignatureInvalid, check_signature
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import Workspace
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

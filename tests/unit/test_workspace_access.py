@@ -12,8 +12,9 @@ from trial_keeper.host.attempt_files import claim_attempt
 from trial_keeper.host.doctor import Outcome, check_manager_document
 from trial_keeper.host.mount import check_mounted, unpack_code
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import Stream
-from trial_keeper.wire.workspace import AttemptFolder, ManagerDocument, Workspace
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 SETTINGS = KeeperSettings("EXPT", "job", "/unused", "f00d")
 SIGNER = Signer("EXPT", "job", lambda _: SETTINGS.token)

@@ -1,11 +1,13 @@
 """The state of one attempt inside its keeper."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from trial_keeper.core.events import TrialExited
 from trial_keeper.core.replication import Replication
-from trial_keeper.exit_codes import known
+from trial_keeper.exit_codes import known, of_signal
+from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import (
     NO_ENVIRONMENT,
     AttemptKey,
@@ -92,6 +94,48 @@ class Attempt:
     def started(self) -> TrialStarted | None:
         """The message that reports the start to the manager; None if the command has not started."""
         return TrialStarted(self.key, self.started_at_s, self.environment) if self.started_at_s else None
+
+    def end_of(self, event: TrialExited) -> TrialEnded:
+        """The record of the end of the command."""
+        if event.signal is not None:
+            exit_code, reason = of_signal(event.signal), ExitReason.SIGNAL
+        else:
+            exit_code = event.exit_code or 0
+            reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
+        message = event.stderr_tail
+        if event.out_of_memory and exit_code:
+            # A shell or a parent process passes the failure of a killed process on as its own exit code.
+            reason = ExitReason.OUT_OF_MEMORY
+            message = f"{event.out_of_memory}\n{message}".strip()
+        return TrialEnded(
+            event.key,
+            # A command that exits with 0 after a stop request has not failed: the stop reason says why it ended.
+            self.stop_reason or reason,
+            exit_code,
+            self.started_at_s,
+            self.started_at_s + event.ran_s,
+            self.replication.final_sizes(event.sizes),
+            message if exit_code else "",
+            self.metrics_size_at_stop,
+            tuple(self.warnings.values()),
+            event.environment,
+        )
+
+    def amend(self, ended: TrialEnded) -> TrialEnded:
+        """Change the record of the end after a change to the attempt's files. Returns the new record."""
+        sizes = self.replication.final_sizes(ended.final_sizes)
+        self.ended = replace(ended, final_sizes=sizes, warnings=tuple(self.warnings.values()))
+        return self.ended
+
+    def new_limits(self) -> list[str]:
+        """A sentence about each stream that has reached its quota since the last call."""
+        new = [stream for stream in self.replication.over_quota if stream not in self.over_quota]
+        self.over_quota.update(new)
+        return [
+            f"{stream.value} has reached its quota of {QUOTA_BYTES[stream]} bytes; "
+            "later bytes stay in the file and are not sent"
+            for stream in new
+        ]
 
 
 def never_started(

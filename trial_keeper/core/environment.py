@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 
 from trial_keeper.settings import without_settings
-from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialDocument, TrialFolder, Workspace
+from trial_keeper.wire.documents import TrialDocument
+from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialFolder, Workspace
 
 RESULT_METRICS = "NNI_RESULT_METRICS"
 """The metrics that a final result must have, as a JSON list. nni_sdk, which cannot import this, has the same name."""

@@ -18,7 +18,6 @@ A keeper that never connected lingers for a shorter time, unless an exit.json co
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
-from dataclasses import replace
 from itertools import islice
 
 from trial_keeper.core import events
@@ -26,11 +25,10 @@ from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState, never
 from trial_keeper.core.events import Effect, LogDecision, Send
 from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
 from trial_keeper.core.replication import Replication, SendChunk
-from trial_keeper.exit_codes import KeeperExit, of_signal
+from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange, file_warning
-from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
@@ -140,7 +138,7 @@ class Keeper:
                 return self._note_leftovers(event, now_s)
             case events.TrialExited():
                 warnings = self._warn_of_truncation(self._running(event.key), event.sizes)
-                return [*warnings, *self._note_end(self._ended(event), now_s)]
+                return [*warnings, *self._note_end(self._running(event.key).end_of(event), now_s)]
             case m.StopTrial(reason=ExitReason.PREEMPTED):
                 # The cluster's signal follows, or has been received: then the stop has its reason.
                 if self.current is None or self.current.key.trial_id != event.trial_id:
@@ -253,32 +251,6 @@ class Keeper:
             )
         return effects + (self._taint(KeeperExit.TAINTED.meaning, now_s) if event.leftovers else [])
 
-    def _ended(self, event: events.TrialExited) -> TrialEnded:
-        attempt = self._running(event.key)
-        if event.signal is not None:
-            exit_code, reason = of_signal(event.signal), ExitReason.SIGNAL
-        else:
-            exit_code = event.exit_code or 0
-            reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
-        message = event.stderr_tail
-        if event.out_of_memory and exit_code:
-            # A shell or a parent process passes the failure of a killed process on as its own exit code.
-            reason = ExitReason.OUT_OF_MEMORY
-            message = f"{event.out_of_memory}\n{message}".strip()
-        return TrialEnded(
-            event.key,
-            # A command that exits with 0 after a stop request has not failed: the stop reason says why it ended.
-            attempt.stop_reason or reason,
-            exit_code,
-            attempt.started_at_s,
-            attempt.started_at_s + event.ran_s,
-            attempt.replication.final_sizes(event.sizes),
-            message if exit_code else "",
-            attempt.metrics_size_at_stop,
-            tuple(attempt.warnings.values()),
-            event.environment,
-        )
-
     def _note_end(self, ended: TrialEnded, now_s: float) -> list[Effect]:
         attempt = self._running(ended.key)
         attempt.apply(AttemptEvent.EXITED)
@@ -387,12 +359,8 @@ class Keeper:
         """Log a change to the attempt's files. If the attempt has ended, record and report its end again."""
         if attempt.ended is None:
             return [LogDecision(attempt.key, text)]
-        attempt.ended = replace(
-            attempt.ended,
-            final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes),
-            warnings=tuple(attempt.warnings.values()),
-        )
-        return [LogDecision(None, text), events.RecordExit(attempt.ended), *self._report(attempt.ended)]
+        ended = attempt.amend(attempt.ended)
+        return [LogDecision(None, text), events.RecordExit(ended), *self._report(ended)]
 
     def _note_change(self, event: events.StreamChanged) -> list[Effect]:
         attempt = self.attempts.get(event.key)
@@ -401,16 +369,7 @@ class Keeper:
         return self._warn(attempt, event.stream, event.change)
 
     def _report_limits(self, attempt: Attempt, key: AttemptKey | None) -> list[Effect]:
-        new = [stream for stream in attempt.replication.over_quota if stream not in attempt.over_quota]
-        attempt.over_quota.update(new)
-        return [
-            LogDecision(
-                key,
-                f"{stream.value} has reached its quota of {QUOTA_BYTES[stream]} bytes; "
-                "later bytes stay in the file and are not sent",
-            )
-            for stream in new
-        ]
+        return [LogDecision(key, text) for text in attempt.new_limits()]
 
     def is_due(self, chunk: SendChunk) -> bool:
         """True if the chunk is still to be sent after the earlier chunks of the same round."""

@@ -13,18 +13,13 @@ from typing import BinaryIO, TypeVar
 from trial_keeper import errors
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.attempt_ids import new_attempt_id, start_ms_of
+from trial_keeper.wire.documents import AttemptDocument, TrialDocument
 from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.safe_open import UnsafePath, open_beneath, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file, write_all
-from trial_keeper.wire.workspace import (
-    MAX_ATTEMPT_JSON_BYTES,
-    AttemptDocument,
-    AttemptFolder,
-    TrialDocument,
-    Workspace,
-)
+from trial_keeper.wire.workspace import MAX_ATTEMPT_JSON_BYTES, AttemptFolder, Workspace
 
 # An NFS client may report "no such file" for this long after another client has created the file; twice the measured 3 s.
 SHARED_STORAGE_LAG_S = 6.0

@@ -14,11 +14,12 @@ from trial_keeper.wire.checkpoints import (
     newest_first,
     sources_to_bytes,
 )
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.safe_open import read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 _SUFFIX = ".json"
 
@@ -31,6 +32,16 @@ class CheckpointSigner:
         self._key = key
         self._folder = folder
         self._signed: dict[str, Manifest] = {}
+        self._problem = ""
+
+    def problem(self) -> str:
+        """Sign the new checkpoints. Returns why that fails; empty if it succeeds, or fails as in the previous call."""
+        before, self._problem = self._problem, ""
+        try:
+            self.sign_new()
+        except OSError as error:
+            self._problem = str(error)
+        return "" if self._problem == before else self._problem
 
     def sign_new(self) -> list[str]:
         """Sign the checkpoints that were saved since the last call. Returns their names, and removes those of removed ones.

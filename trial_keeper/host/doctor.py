@@ -26,13 +26,14 @@ from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.programs import foreign_nnictl
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.safe_open import UnsafePath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.versions import mismatch_message, versions_agree
-from trial_keeper.wire.workspace import ManagerDocument, Workspace
+from trial_keeper.wire.workspace import Workspace
 
 # Below the check's own limit, so that the step reports the failure, also on a busy machine.
 MAX_STEP_S = 4.5

@@ -15,7 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
 from trial_keeper.host.attempt_files import FOLDER_MODE, not_readable, not_writable, open_shared
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
+from trial_keeper.wire.documents import TrialDocument
+from trial_keeper.wire.safe_open import is_safe_name
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 # Healthy storage is available within this time; a longer wait is logged.
 _LOG_AFTER_S = 5.0

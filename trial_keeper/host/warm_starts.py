@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from trial_keeper.core.warm_command import warm_command
 from trial_keeper.errors import WarmStartRefused
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.messages import Stream
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
+from trial_keeper.wire.workspace import AttemptFolder
 
 
 class WarmStarts:

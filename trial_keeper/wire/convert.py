@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.reasons import STOP_MESSAGE_REASONS, ExitReason
+from trial_keeper.wire.safe_open import is_safe_name
 from trial_keeper.wire.v1 import keeper_pb2 as pb
-from trial_keeper.wire.workspace import is_safe_name
 
 _Batch = TypeVar("_Batch", pb.ConnectRequest, pb.ConnectResponse)
 # A keeper batches at most 64 messages, and a manager all messages that accumulated during a write.

@@ -6,12 +6,15 @@ reads a bounded number of bytes.
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import NamedTuple
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """The bound of documents that the manager writes. Parameters and commands need a few KiB; the margin is for unusual ones."""
+# An id names a folder, so path separators and ".." are excluded.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 # One read for nearly every document.
 _READ_BYTES = 16 * 1024
 # ELOOP, ENOTDIR: a link; ENXIO: a pipe without a reader, or a socket; EAGAIN: the file's owner holds a lease on it.
@@ -29,6 +32,24 @@ class UnsafePath(OSError):
 
 class OthersMayWrite(UnsafePath):
     """Users other than the owner can write to a file or a folder, so its content proves nothing."""
+
+
+def is_safe_name(name: str) -> bool:
+    """True if the name can be a single path component in a workspace."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def safe_name(name: str) -> str:
+    """Return the name unchanged.
+
+    Raises:
+        ValueError: the name could escape its parent folder.
+    """
+    if not is_safe_name(name):
+        raise ValueError(
+            f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only"
+        )
+    return name
 
 
 class Content(NamedTuple):

@@ -47,8 +47,8 @@ from nni_manager.store.untrusted_store import copy_tables
 from nni_manager.training_services.platform import Places, platform_of
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__
-from trial_keeper.wire.safe_open import UnsafePath, open_beneath
-from trial_keeper.wire.workspace import Workspace, is_safe_name
+from trial_keeper.wire.safe_open import UnsafePath, is_safe_name, open_beneath
+from trial_keeper.wire.workspace import Workspace
 
 _FORMAT = 1
 _MANIFEST, _STORE, _CODE = "manifest.json", "experiment.sqlite", "code.tar.gz"

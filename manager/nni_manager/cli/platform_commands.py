@@ -9,7 +9,8 @@ from nni_manager.cli.options import config_option, confirm, example, group, json
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments
 from nni_manager.errors import NniManagerError, UserError
-from trial_keeper.wire.workspace import Workspace, is_safe_name
+from trial_keeper.wire.safe_open import is_safe_name
+from trial_keeper.wire.workspace import Workspace
 
 platform = group(
     "platform",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import folders
-from trial_keeper.wire.workspace import is_safe_name
+from trial_keeper.wire.safe_open import is_safe_name
 
 if TYPE_CHECKING:
     from nni_manager.client.stored import StoredDocuments

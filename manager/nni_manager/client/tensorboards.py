@@ -13,7 +13,7 @@ from pathlib import Path
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder
 from trial_keeper.processes import ProcessIdentity, terminate
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 HOST = "127.0.0.1"
 PORT = 6006

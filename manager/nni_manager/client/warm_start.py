@@ -18,7 +18,7 @@ from typing import Any
 
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, resolve
-from nni_manager.config.algorithms import CLASS_ARGS, WITH_PARAMETERS_OF_THEIR_OWN, problems_within
+from nni_manager.config.algorithms import TUNERS, problems_within
 from nni_manager.config.diagnostics import key_of
 from nni_manager.config.document import read_json
 from nni_manager.config.model import ExperimentSpec, PriorPoint
@@ -70,7 +70,7 @@ def print_points(config: ExperimentSpec) -> None:
 def _asked(config: ExperimentSpec) -> str | list[str] | None:
     if config.tuner.own is not None:
         return None  # the classArgs are those of a user's class
-    return CLASS_ARGS[config.tuner.name].model_validate(config.tuner.class_args).warm_start
+    return TUNERS[config.tuner.name].args.model_validate(config.tuner.class_args).warm_start
 
 
 class _Choice:
@@ -132,7 +132,8 @@ class _Choice:
                 raise refuse(
                     f"it has to {modes[each.metric]} {each.metric}, and this one to {each.mode} it; name one with the same goal"
                 )
-        own = source.search_space.parameters if source.tuner.name in WITH_PARAMETERS_OF_THEIR_OWN else None
+        tuner = TUNERS.get(source.tuner.name)
+        own = source.search_space.parameters if tuner is not None and tuner.adds_parameters else None
         known.stored.read(
             lambda reader: self._add(
                 f"experiment {name}", ((_only(own, each), text) for _, each, text in reader.results())

@@ -11,17 +11,13 @@ from typing import Any, Literal
 from pydantic_core import PydanticCustomError
 
 from nni_manager.config import model
+from nni_manager.config.algorithm import AssessorArgs, RandomArgs
 from nni_manager.config.algorithms import (
-    ASSESSORS_WITHOUT_DIRECTION,
+    ASSESSORS,
     CLASS_ARGS,
     DEFAULT_FOR_SEVERAL,
     DEFAULT_TUNER,
-    FOR_SEVERAL_OBJECTIVES,
-    WITH_PARAMETERS_OF_THEIR_OWN,
-    WITHOUT_DIRECTION,
-    AssessorArgs,
-    RandomArgs,
-    TpeArgs,
+    TUNERS,
     name_of,
     problems_within,
     reason_against_space,
@@ -70,8 +66,9 @@ class AlgorithmReading(Reading):
         proposer = self._proposer
         if self._own(proposer) is None and class_args is not None:
             name = self._name_of(proposer)
-            if len(metrics) > 1 and name not in FOR_SEVERAL_OBJECTIVES:
-                others = ", ".join(FOR_SEVERAL_OBJECTIVES)
+            if len(metrics) > 1 and not TUNERS[name].has_several_objectives:
+                several = [each for each in TUNERS.values() if each.has_several_objectives]
+                others = ", ".join(each.name for each in sorted(several, key=lambda each: not each.learns))
                 why = f"{name} can search for one objective only; use one of {others}, or your own class"
                 self.refuse((proposer, "name"), why)
             if "optimize_mode" in class_args.model_fields_set:
@@ -149,36 +146,30 @@ class AlgorithmReading(Reading):
     def _warn_of_directions(self, tuner: RandomArgs, assessor: AssessorArgs | None) -> None:
         """Name the direction that nobody has chosen, and an assessor that stops the better trials."""
         name, mode = self.within(self._proposer).get("name"), self._mode_of(tuner)
-        is_chosen = "optimize_mode" in tuner.model_fields_set or name in WITHOUT_DIRECTION or self._objectives
-        if name in CLASS_ARGS and not is_chosen:
+        is_chosen = "optimize_mode" in tuner.model_fields_set or self._objectives
+        if name in TUNERS and TUNERS[name].learns and not is_chosen:
             place = ref((self._proposer, "classArgs", "optimize_mode"))
             self.warn(
                 f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
             )
-        assessor_name = self.within("assessor").get("name")
+        assessor_name = str(self.within("assessor").get("name"))
         other = None if assessor is None else self._mode_of_assessor(assessor, tuner)
-        if other not in (None, mode) and assessor_name not in ASSESSORS_WITHOUT_DIRECTION:
+        if other not in (None, mode) and ASSESSORS[assessor_name].has_direction:
             place = ref(("assessor", "classArgs", "optimize_mode"))
             self.warn(
                 f"{assessor_name} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
                 f"write {mode} as {place}"
             )
 
-    def _warn_of_tpe_args(self, tuner: RandomArgs | None) -> None:
-        given = tuner.tpe_args if isinstance(tuner, TpeArgs) else None
-        for name in (
-            () if given is None else sorted(given.model_fields_set - {"n_startup_jobs", "n_ei_candidates"})
-        ):
-            place = ref(("tuner", "classArgs", "tpe_args", name))
-            self.warn(
-                f"{place} has no effect: the sampler of TPE is Optuna's, which has no such setting; remove it"
-            )
+    def _warn_of_ignored_args(self, tuner: RandomArgs | None) -> None:
+        for path, why in () if tuner is None else tuner.ignored():
+            self.warn(f"{ref((self._proposer, 'classArgs', *path))} has no effect: {why}; remove it")
 
     def _check_warm_start(self, class_args: RandomArgs | None) -> None:
         if class_args is None or not class_args.warm_start:
             return
         proposer, name = self._proposer, self._name_of(self._proposer)
-        if name in WITH_PARAMETERS_OF_THEIR_OWN:
+        if name in TUNERS and TUNERS[name].adds_parameters:
             why = f"{name} adds parameters to those of the search space, which earlier trials lack; remove warmStart"
             self.refuse((proposer, "classArgs", "warmStart"), why)
 

@@ -127,7 +127,7 @@ class _ExperimentReading(AlgorithmReading):
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
         self._warn_of_timeouts_of_built_ins()
-        self._warn_of_tpe_args(class_args)
+        self._warn_of_ignored_args(class_args)
         self._check_warm_start(class_args)
         assessor_args = self._checked_args("assessor", ASSESSOR_ARGS)
         if class_args is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
 from nni_manager.config.schema import Schema, check, must_be
 from nni_manager.errors import UserError
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 if TYPE_CHECKING:
     from nni_manager.config.document import Document

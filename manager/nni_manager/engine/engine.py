@@ -33,10 +33,10 @@ from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
 from trial_keeper import __version__
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Shutdown
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 

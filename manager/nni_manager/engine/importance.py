@@ -55,13 +55,11 @@ def importance_of(
         why = f"{len(known)} trials have a number {metric!r}; {MIN_TRIALS} are needed"
         return Importance({}, len(known), why)
     # The import takes a second, so it is done only on demand.
-    import optuna
     from optuna.importance import get_param_importances
     from optuna.trial import create_trial
 
-    from nni_manager.tuner.optuna_log import configure_logging
+    from nni_manager.tuner.lazy import optuna
 
-    configure_logging()
     values: dict[str, list[Any]] = {}
     for parameters, _ in known:
         for name, value in parameters.items():

@@ -30,21 +30,18 @@ from trial_keeper.wire.checkpoints import (
     checkpoints_from_bytes,
     newest_first,
 )
+from trial_keeper.wire.documents import (
+    AttemptDocument,
+    ManagerDocument,
+    TrialDocument,
+    exit_from_bytes,
+    stop_to_bytes,
+)
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.safe_open import OthersMayWrite, UnsafePath, open_beneath, read_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.workspace import (
-    MAX_ATTEMPT_JSON_BYTES,
-    MAX_PACKAGES_BYTES,
-    AttemptDocument,
-    AttemptFolder,
-    ManagerDocument,
-    TrialDocument,
-    Workspace,
-    exit_from_bytes,
-    replace_file,
-    stop_to_bytes,
-)
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import MAX_ATTEMPT_JSON_BYTES, MAX_PACKAGES_BYTES, AttemptFolder, Workspace
 
 log = logging.getLogger(__name__)
 

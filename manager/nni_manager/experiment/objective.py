@@ -30,7 +30,7 @@ from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.sections import LocalConfig
 from nni_manager.store.folders import ExperimentFolder
 from nni_sdk.objective import DESCRIPTION, PICKLE, imported
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 _SCRIPT = "trial.py"
 _CODE = """\

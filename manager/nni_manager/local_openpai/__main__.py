@@ -26,7 +26,7 @@ from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.errors import ApiError
 from trial_keeper import __version__
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 log = logging.getLogger("nni_manager.local_openpai")
 

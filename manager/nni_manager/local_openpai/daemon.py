@@ -29,7 +29,7 @@ from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_unusable
 from trial_keeper import __version__
 from trial_keeper.processes import ProcessIdentity, terminate
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 T = TypeVar("T")
 

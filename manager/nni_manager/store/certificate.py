@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nni_manager.store.torn_files import read_state
 from trial_keeper.wire.metadata import MANAGER_NAME
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 # Clients pin the certificate itself, so its dates are not checked. The last one is RFC 5280's for "no expiration".
 _FROM = datetime(2000, 1, 1, tzinfo=timezone.utc)

@@ -11,7 +11,7 @@ from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import Stream
-from trial_keeper.wire.workspace import is_safe_name
+from trial_keeper.wire.safe_open import is_safe_name
 
 # The year 5138, in seconds since the epoch. The limit excludes infinity, which no clock can show.
 _LATEST_S = 1e11

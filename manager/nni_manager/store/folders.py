@@ -17,7 +17,8 @@ from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_no_folder, why_unusable, why_unusable_database
-from trial_keeper.wire.workspace import Workspace, replace_file
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import Workspace
 
 _ADD_AGAIN = (
     "remove it, then name the experiment's folder with `nnictl resume {0} --experiment_dir <logDir>/{0}`"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 
 def read(folder: ExperimentFolder) -> dict[str, str]:

@@ -26,7 +26,7 @@ from nni_manager.store.reader import BUSY_WAIT_MS
 from nni_sdk.records import Record
 from trial_keeper.wire.checkpoints import MAX_CHECKPOINTS
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import safe_name
+from trial_keeper.wire.safe_open import safe_name
 
 # SQLite checkpoints the write-ahead log (WAL) at 4 MB, but restarts it only while no reader is active. Above this size a
 # checkpoint waits for readers: so briefly that reports are hardly delayed, and so often that the WAL cannot grow much.

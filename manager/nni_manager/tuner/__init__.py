@@ -1,1 +1,1 @@
-"""Tuners and assessors. `base.Tuner` is the contract, `registry.make_tuner` the entry point."""
+"""Tuners and assessors. `base.BaseTuner` is the contract, `registry.make_tuner` the entry point."""

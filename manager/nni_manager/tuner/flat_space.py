@@ -19,16 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution
-
 from nni_manager.config import search_space
 from nni_manager.config.search_space import Choice, Nested, SearchSpace
-from nni_manager.tuner.optuna_backed import PROBABILITY, distribution_of, pointer_of
+from nni_manager.tuner.lazy import BaseDistribution, Floats, NDArray, np
+from nni_manager.tuner.optuna_backed import PROBABILITIES, distribution_of, pointer_of
 from nni_manager.tuner.samplers import from_unit, to_unit
 
-Floats: TypeAlias = NDArray[np.float64]
 Conditions: TypeAlias = tuple[tuple[int, int], ...]
 
 INACTIVE_CHOICE = -1.0
@@ -193,7 +189,7 @@ def _centres_of_normal(
     from scipy.special import ndtr, ndtri  # costs a tenth of a second, which nnictl does without
 
     is_log = isinstance(parameter, search_space.QLogNormal)
-    drawn = parameter.mu + parameter.sigma * ndtri(np.clip(positions, PROBABILITY.low, PROBABILITY.high))
+    drawn = parameter.mu + parameter.sigma * ndtri(np.clip(positions, *PROBABILITIES))
     cells = np.round((np.exp(drawn) if is_log else drawn) / parameter.q)
     # Infinite where a cell reaches beyond the largest float, or below the logarithm of 0.
     with np.errstate(over="ignore", divide="ignore"):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from optuna.trial import FrozenTrial
-
-from nni_manager.tuner.flat_space import FlatSpace, Floats
+from nni_manager.config.search_space import SearchSpace
+from nni_manager.tuner.flat_space import FlatSpace
+from nni_manager.tuner.lazy import Floats, FrozenTrial, NDArray, np
 from nni_manager.tuner.samplers import IMPORTED
 
 # The cost of a fit grows with the cube of the number of trials. The best and the latest are kept, half of each.
@@ -27,9 +25,9 @@ class PastPoint:
 class FlatStudy:
     """The points of a study's trials. Only a cache: the draws of a trial do not change."""
 
-    def __init__(self, space: FlatSpace) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         """Start without trials."""
-        self.space = space
+        self.space = FlatSpace(space)
         self.points: dict[int, PastPoint] = {}
         """Those of the last call of `points_of`, by trial: a study may have very many."""
         self.tried: set[bytes] = set()

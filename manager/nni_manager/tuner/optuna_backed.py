@@ -19,28 +19,24 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from random import Random
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
-
 from nni_manager.config import search_space
+from nni_manager.config.algorithm import RandomArgs
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.objectives import Objectives, OptimizeMode, Outcome
 from nni_manager.tuner import base
-from nni_manager.tuner.optuna_log import configure_logging
+from nni_manager.tuner.lazy import BaseDistribution, BaseSampler, FrozenTrial, optuna
 from nni_manager.tuner.samplers import IMPORTED, SamplerSeeds, from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
-PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
-"""The draw of all normal types: the probability that the variable is below its value."""
-
-configure_logging()
-
+PROBABILITIES = (2**-53, 1 - 2**-53)
+"""The bounds of the draw of all normal types: the probability that the variable is below its value."""
 
 _NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # TPE's attribute for processes that share a study and read a trial before its draws are stored.
@@ -48,9 +44,8 @@ _DRAWS_OF_TPE = "tpe:relative_params"
 # Optuna 5 keeps each constraint of a trial under this prefix and its name; `Trial.set_constraint` needs a trial in progress.
 _CONSTRAINTS = "constraints"
 
-
-MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler]
-"""Makes the sampler of one trial from its seeds and the hyper-parameters that every trial has."""
+MakeSampler: TypeAlias = Callable[[SamplerSeeds, Any, Any], BaseSampler]
+"""Makes the sampler of one trial from its seeds, the hyper-parameters that every trial has, and the tuner's classArgs."""
 
 
 class SeededTuner(base.KeyedTuner[base.Place]):
@@ -64,6 +59,18 @@ class SeededTuner(base.KeyedTuner[base.Place]):
         self.sampling = Sampling(space)
         self.seed = secrets.randbits(32) if seed is None else seed
         self._sign = -1.0 if optimize_mode == "maximize" else 1.0
+        self.trial_ids: dict[base.Place, str] = {}
+        """The ended trials, by place, for tuners whose trials continue from others."""
+
+    def tell_result(self, trial_key: int, result: base.Observation) -> None:
+        """See `BaseTuner`."""
+        self.note_id(trial_key, result.trial_id)
+        super().tell_result(trial_key, result)
+
+    def note_id(self, trial_key: int, trial_id: str) -> None:
+        """Store the id of a trial."""
+        if trial_id and trial_key in self.place_of:
+            self.trial_ids[self.place_of[trial_key]] = trial_id
 
     def loss_of(self, value: float | None) -> float:
         """The result as a loss: lower is better; infinite if the trial failed."""
@@ -89,34 +96,41 @@ class OptunaTuner(SeededTuner[int]):
     def __init__(
         self,
         space: search_space.SearchSpace,
+        args: RandomArgs,
+        _: Path,
         objectives: Objectives,
-        seed: int | None,
-        make_sampler: MakeSampler,
         *,
+        make_sampler: MakeSampler,
+        shared: Callable[[search_space.SearchSpace], object] | None = None,
         learns: bool = True,
         takes_imports: bool = True,
     ) -> None:
-        """`seed` None: a random seed. `make_sampler` makes the sampler of one trial.
+        """`shared`: makes, for all trials, what `make_sampler` gets in place of the hyper-parameters.
 
         `takes_imports`: True if the sampler uses trials that another kind of sampler has proposed.
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
-        super().__init__(space, objectives.first.mode, seed)
+        super().__init__(space, objectives.first.mode, args.seed)
         self._objectives = objectives
-        self._make_sampler = make_sampler
+        over = self.sampling.always_there if shared is None else shared(space)
+
+        def make_one(seeds: SamplerSeeds) -> BaseSampler:
+            return make_sampler(seeds, over, args)
+
+        self._make_sampler = make_one
         self._storage = optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(
             storage=self._storage,
             directions=[each.mode for each in objectives.all],
-            sampler=make_sampler(SamplerSeeds(self.seed, 0), self.sampling.always_there),
+            sampler=self._make_sampler(SamplerSeeds(self.seed, 0)),
         )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
 
     def propose(self, trial_key: int) -> base.Suggestion:
         """See `KeyedTuner`. Never exhausted: a space of one point yields that point again."""
         seeds = SamplerSeeds(self.seed, seed_of_trial(self.seed, trial_key))
-        self._study.sampler = self._make_sampler(seeds, self.sampling.always_there)
+        self._study.sampler = self._make_sampler(seeds)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
         parameters = self.sampling.sample(lambda name, distribution: draw(trial, name, distribution))
@@ -151,7 +165,7 @@ class OptunaTuner(SeededTuner[int]):
 
     def _learn(self, place: int, outcome: Outcome | None) -> None:
         if outcome is None:
-            self._study.tell(place, state=TrialState.FAIL)
+            self._study.tell(place, state=optuna.trial.TrialState.FAIL)
             return
         for name, violation in _constraints(outcome).items():
             # In a storage with one study, a trial's number is also its id.
@@ -169,7 +183,7 @@ class OptunaTuner(SeededTuner[int]):
             for step, value in enumerate(result.pruned_curve, 1):
                 # In a storage with one study, a trial's number is also its id.
                 self._storage.set_trial_intermediate_value(place, step, value)
-            self._study.tell(place, state=TrialState.PRUNED)
+            self._study.tell(place, state=optuna.trial.TrialState.PRUNED)
 
     def replay(self, trials: Iterable[base.PastTrial]) -> None:
         """See `KeyedTuner`."""
@@ -204,14 +218,18 @@ class OptunaTuner(SeededTuner[int]):
 
     def _frozen(self, trial: base.PastTrial) -> FrozenTrial:
         values: Sequence[float] | None = None
-        constraints, state = {}, TrialState.FAIL
+        constraints, state = {}, optuna.trial.TrialState.FAIL
         curve = dict(enumerate(trial.pruned_curve, 1))
         if curve:
-            values, state = [trial.pruned_curve[-1]], TrialState.PRUNED
+            values, state = [trial.pruned_curve[-1]], optuna.trial.TrialState.PRUNED
         elif not trial.ended:
-            state = TrialState.RUNNING
+            state = optuna.trial.TrialState.RUNNING
         elif (outcome := self._outcome_of(trial.value, trial.metric)) is not None:
-            values, constraints, state = outcome.values, _constraints(outcome), TrialState.COMPLETE
+            values, constraints, state = (
+                outcome.values,
+                _constraints(outcome),
+                optuna.trial.TrialState.COMPLETE,
+            )
         with base.reading_metadata_of(trial):
             return optuna.create_trial(
                 state=state,
@@ -232,6 +250,15 @@ def _constraints(outcome: Outcome) -> dict[str, float]:
 def _noted(trial: base.PastTrial, name: str) -> dict[str, Any]:
     attributes: dict[str, Any] = json.loads(str(trial.metadata.get(name, "{}")))
     return attributes
+
+
+def over_a_study(
+    make_sampler: MakeSampler,
+    shared: Callable[[search_space.SearchSpace], object] | None = None,
+    **settings: Any,
+) -> Callable[..., OptunaTuner]:
+    """`make` of a `BuiltInTuner` over a study; see `OptunaTuner`."""
+    return partial(OptunaTuner, make_sampler=make_sampler, shared=shared, **settings)
 
 
 class Sampling:
@@ -335,30 +362,30 @@ def distribution_of(parameter: search_space.Parameter) -> BaseDistribution:
     """The distribution of a hyper-parameter's draws."""
     match parameter:
         case search_space.Choice(options):
-            return CategoricalDistribution(tuple(range(len(options))))
+            return optuna.distributions.CategoricalDistribution(tuple(range(len(options))))
         case search_space.RandInt(low, high):
-            return IntDistribution(low, high - 1)
+            return optuna.distributions.IntDistribution(low, high - 1)
         case search_space.Uniform(low, high) | search_space.QUniform(low, high):
-            return FloatDistribution(low, high)
+            return optuna.distributions.FloatDistribution(low, high)
         case search_space.LogUniform(low, high) | search_space.QLogUniform(low, high):
-            return FloatDistribution(low, high, log=True)
+            return optuna.distributions.FloatDistribution(low, high, log=True)
         case (
             search_space.Normal()
             | search_space.QNormal()
             | search_space.LogNormal()
             | search_space.QLogNormal()
         ):
-            return PROBABILITY
+            return optuna.distributions.FloatDistribution(*PROBABILITIES)
 
 
 def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
     """The draw of the study's sampler for the hyper-parameter of this name."""
     match distribution:
-        case CategoricalDistribution():
+        case optuna.distributions.CategoricalDistribution():
             return trial.suggest_categorical(name, distribution.choices)
-        case IntDistribution():
+        case optuna.distributions.IntDistribution():
             return trial.suggest_int(name, distribution.low, distribution.high)
-    assert isinstance(distribution, FloatDistribution)
+    assert isinstance(distribution, optuna.distributions.FloatDistribution)
     return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
 
@@ -392,7 +419,7 @@ def _draw_of(parameter: search_space.Parameter, value: Any) -> base.JsonScalar:
             share = NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0
         case _:
             return float(value)
-    return min(max(share, PROBABILITY.low), PROBABILITY.high)
+    return min(max(share, PROBABILITIES[0]), PROBABILITIES[1])
 
 
 def seed_of_trial(seed: int, trial_key: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nni_manager.engine.tokens import api_token_of, is_token, token_of
 from nni_manager.errors import RetryableError
-from trial_keeper.wire.workspace import replace_file
+from trial_keeper.wire.small_files import replace_file
 
 log = logging.getLogger(__name__)
 

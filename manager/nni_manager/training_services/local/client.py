@@ -26,9 +26,11 @@ from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_mac
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.workspace import MARKER, TrialDocument, Workspace, replace_file
+from trial_keeper.wire.small_files import replace_file
+from trial_keeper.wire.workspace import MARKER, Workspace
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`Auto`, the default tuner: a Gaussian process over the whole search space, nested hyper-parameters included.
+"""Auto: the most promising points of a Gaussian process over the whole space, nested parameters included.
 
 The first trials are points of a scrambled Sobol sequence. Then a model is fitted to the results, and the most promising of
 many candidates is proposed. What counts as promising alternates from trial to trial, because no acquisition function is best
@@ -15,18 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from optuna.distributions import BaseDistribution
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
-
-from nni_manager.tuner.flat_space import Floats
+from nni_manager.config.algorithm import BuiltInTuner
 from nni_manager.tuner.flat_study import MAX_TRIALS, FlatStudy, bounded, in_order
+from nni_manager.tuner.lazy import BaseDistribution, Floats, FrozenTrial, Study, np, optuna
+from nni_manager.tuner.optuna_backed import over_a_study
 from nni_manager.tuner.samplers import LearningSampler, SamplerSeeds
 
 if TYPE_CHECKING:
-    from optuna import Study
-
     from nni_manager.tuner.gaussian_process import MaternProcess
 
 SOBOL_TRIALS = 8
@@ -45,31 +40,28 @@ _GREEDY_DEVIATIONS = 0.2
 class Auto(LearningSampler):
     """Proposes a point of the flat space."""
 
-    def __init__(self, seeds: SamplerSeeds, flat_study: FlatStudy) -> None:
+    def __init__(self, seeds: SamplerSeeds, flat_study: FlatStudy, *_: object) -> None:
         """All trials of an experiment share one `flat_study` and one Sobol sequence."""
         super().__init__(seeds)
         self._flat_study, self._space = flat_study, flat_study.space
         self._experiment_seed = seeds.experiment
         self._numbers = np.random.Generator(np.random.PCG64(seeds.trial))
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Choose the point of the trial."""
         past = in_order(each for each in study.get_trials(deepcopy=False) if each.number != trial.number)
-        results = sum(each.state is TrialState.COMPLETE for each in past)
+        results = sum(each.state is optuna.trial.TrialState.COMPLETE for each in past)
         if not self._space.width:
             self._positions = np.empty(0)
         elif trial.number < SOBOL_TRIALS or results < MIN_RESULTS:
             self._positions = self._sobol(trial.number)
         else:
-            sign = -1.0 if study.direction is StudyDirection.MAXIMIZE else 1.0
+            sign = -1.0 if study.direction is optuna.study.StudyDirection.MAXIMIZE else 1.0
             self._positions = self._most_promising(past, sign, trial.number)
-        return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def draw(self, study: Study, name: str, distribution: BaseDistribution) -> Any:
         """The draw at the chosen point."""
-        return self._space.draw_at(self._positions, param_name, param_distribution)
+        return self._space.draw_at(self._positions, name, distribution)
 
     def _sobol(self, number: int) -> Floats:
         from scipy.stats import qmc  # half a second, needed for eight trials only
@@ -83,8 +75,8 @@ class Auto(LearningSampler):
     def _most_promising(self, past: list[FrozenTrial], sign: float, number: int) -> Floats:
         from nni_manager.tuner.gaussian_process import MaternProcess  # SciPy is loaded for the first fit
 
-        ended = [each for each in past if each.state is not TrialState.RUNNING]
-        running = [each for each in past if each.state is TrialState.RUNNING]
+        ended = [each for each in past if each.state is not optuna.trial.TrialState.RUNNING]
+        running = [each for each in past if each.state is optuna.trial.TrialState.RUNNING]
         losses = np.array([_loss_of(each, sign) for each in ended])
         # Values show the shape of the function, ranks the differences among the best when these are small.
         ended, losses = bounded(ended, ranked(losses) if number % 4 >= 2 else standardised(losses))
@@ -149,7 +141,11 @@ class _Search:
 
 def _loss_of(trial: FrozenTrial, sign: float) -> float:
     """NaN: it failed or was pruned. The value of a pruned trial is its last intermediate result, which may look too good."""
-    return sign * trial.value if trial.state is TrialState.COMPLETE and trial.value is not None else np.nan
+    return (
+        sign * trial.value
+        if trial.state is optuna.trial.TrialState.COMPLETE and trial.value is not None
+        else np.nan
+    )
 
 
 def standardised(losses: Floats) -> Floats:
@@ -177,3 +173,6 @@ def _scaled(losses: Floats) -> Floats:
     deviation = float(losses.std())
     centred: Floats = losses - losses.mean()
     return centred / deviation if deviation > 1e-12 else centred
+
+
+DECLARED = BuiltInTuner("Auto", __doc__, over_a_study(Auto, FlatStudy), origin="", counts_failures=True)

@@ -1,7 +1,8 @@
-"""GridSearch over hyper-parameters that have no list of values: a grid that becomes finer, without an end.
+"""GridSearch: every combination of values; without lists of values, a grid that becomes finer.
 
-The first grid has only the middle of each such hyper-parameter. Each further grid divides all intervals, at the quantile between
-their ends. A grid repeats the points of the coarser ones, which are skipped. Source: NNI v2.10, gridsearch_tuner.py.
+If each hyper-parameter has a list of values, there is one grid. Else the first grid has only the middle of each one that is no
+choice and no randint. Each further grid divides all intervals, at the quantile between their ends. A grid repeats the points of
+the coarser ones, which are skipped. Source: NNI v2.10, gridsearch_tuner.py.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
+from nni_manager.config.algorithm import BuiltInTuner
 from nni_manager.config.search_space import (
     Choice,
     LogNormal,
@@ -29,6 +31,7 @@ from nni_manager.config.search_space import (
     Uniform,
     multiple_of,
 )
+from nni_manager.tuner.enumerating import EnumeratingTuner, Points
 
 # More than an experiment can have trials, and few enough to be in memory: a stored index may come from another's archive.
 MAX_POINTS = 2**20
@@ -37,35 +40,20 @@ _FINEST = 2**-52
 _MAX_EXPONENT = math.log(sys.float_info.max)
 
 
-class _Axis(Protocol):
-    """What one or more hyper-parameters contribute to each grid; `level` 0 is the first grid."""
-
-    def count(self, level: int) -> int:
-        """The number of values in a grid."""
-        ...
-
-    def at(self, level: int, index: int) -> tuple[Any, bool]:
-        """A value of a grid, and True if a coarser grid has it."""
-        ...
-
-    def is_last(self, level: int) -> bool:
-        """True if no finer grid has more values."""
-        ...
-
-
-class RefiningGrid:
+class Grid(Points):
     """All points of all grids, coarse to fine; in each grid the last hyper-parameter changes first.
 
     An index counts the points of the grids in order, repeated ones too, so it says which grid a point is of.
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self._grids = _Combined(space)
+        self._is_listed = is_countable(space)
+        self._grids = _Combined(space, is_listed=self._is_listed)
         self._ends: list[int] = []
 
     def has(self, index: int) -> bool:
-        """True unless the grids end before the index."""
-        if index >= MAX_POINTS:
+        """See `Points`."""
+        if index >= MAX_POINTS and not self._is_listed:
             return False
         while not self._ends or index >= self._ends[-1]:
             level = len(self._ends)
@@ -75,7 +63,7 @@ class RefiningGrid:
         return True
 
     def at(self, index: int) -> dict[str, Any]:
-        """The parameters at an index."""
+        """See `Points`."""
         return self._grids.at(*self._place_of(index))[0]
 
     def is_repeated(self, index: int) -> bool:
@@ -91,10 +79,16 @@ class RefiningGrid:
 
 
 class _Combined:
-    """All combinations of the hyper-parameters of a space; the last one changes first."""
+    """All combinations of the hyper-parameters of a space; the last one changes first.
 
-    def __init__(self, space: SearchSpace) -> None:
-        self._axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
+    As of each hyper-parameter: `count` is the number of values in a grid, `at` a value and True if a coarser grid has it, and
+    `is_last` True if no finer grid has more values. `level` 0 is the first grid.
+    """
+
+    def __init__(self, space: SearchSpace, *, is_listed: bool) -> None:
+        self._axes = {
+            name: _axis_of(parameter, is_listed=is_listed) for name, parameter in space.parameters.items()
+        }
 
     def count(self, level: int) -> int:
         return math.prod(axis.count(level) for axis in self._axes.values())
@@ -114,9 +108,10 @@ class _Combined:
 class _Options:
     """The options of a choice; one with its own hyper-parameters counts once for each of their combinations."""
 
-    def __init__(self, options: Sequence[Any]) -> None:
+    def __init__(self, options: Sequence[Any], *, is_listed: bool) -> None:
         self._options = [
-            (each, _Combined(each.space) if isinstance(each, Nested) else None) for each in options
+            (each, _Combined(each.space, is_listed=is_listed) if isinstance(each, Nested) else None)
+            for each in options
         ]
 
     def count(self, level: int) -> int:
@@ -137,17 +132,17 @@ class _Options:
         return all(inner.is_last(level) for _, inner in self._options if inner is not None)
 
 
-class _WholeNumbers:
-    """The numbers of a randint."""
+class _Listed:
+    """A list of values, which need not be in memory: `value_at` returns that of an index below `count`."""
 
-    def __init__(self, parameter: RandInt) -> None:
-        self._first, self._count = parameter.low, parameter.high - parameter.low
+    def __init__(self, count: int, value_at: Callable[[int], float]) -> None:
+        self._count, self._value_at = count, value_at
 
     def count(self, level: int) -> int:
         return self._count
 
-    def at(self, level: int, index: int) -> tuple[int, bool]:
-        return self._first + index, level > 0
+    def at(self, level: int, index: int) -> tuple[float, bool]:
+        return self._value_at(index), level > 0
 
     def is_last(self, level: int) -> bool:
         return True
@@ -203,14 +198,40 @@ class _Quantiles:
         self._counts.append(len(self._values))
 
 
-def _axis_of(parameter: Parameter) -> _Axis:
+_Axis: TypeAlias = _Options | _Listed | _Quantiles
+
+
+def is_countable(space: SearchSpace) -> bool:
+    """True if each hyper-parameter, also of the options, has a list of values."""
+    return all(map(_is_countable, space.parameters.values()))
+
+
+def _is_countable(parameter: Parameter) -> bool:
+    if isinstance(parameter, Choice):
+        return all(is_countable(option.space) for option in parameter.options if isinstance(option, Nested))
+    return isinstance(parameter, QUniform | RandInt)
+
+
+def _axis_of(parameter: Parameter, *, is_listed: bool) -> _Axis:
     match parameter:
         case Choice(options):
-            return _Options(options)
-        case RandInt():
-            return _WholeNumbers(parameter)
+            return _Options(options, is_listed=is_listed)
+        case RandInt(low, high):
+            return _Listed(high - low, lambda index: low + index)
+        case QUniform(low, high, q) if is_listed:
+            return _multiples(low, high, q)
         case _:
             return _Quantiles(_value_of(parameter))
+
+
+def _multiples(low: float, high: float, q: float) -> _Listed:
+    """The multiples of q from the one nearest to low to the one nearest to high, clipped.
+
+    The result may include bounds that sampling never yields: (2.5, 5.5, 1) gives 2.5, 3, 4, 5, 5.5.
+    Source: NNI v2.10, the grid of GridSearch.
+    """
+    first = round(low / q)
+    return _Listed(round(high / q) + 1 - first, lambda index: min(max((first + index) * q + 0.0, low), high))
 
 
 def _value_of(parameter: Parameter) -> Callable[[float], float]:
@@ -250,3 +271,12 @@ def _value_of(parameter: Parameter) -> Callable[[float], float]:
         case QLogNormal(mu, sigma, q):
             return lambda quantile: quantised(exponential(normal(mu, sigma, quantile)), q)
     raise TypeError(parameter)
+
+
+DECLARED = BuiltInTuner(
+    "GridSearch",
+    __doc__,
+    lambda space, *_: EnumeratingTuner(Grid(space)),
+    learns=False,
+    has_several_objectives=True,
+)

@@ -1,4 +1,4 @@
-"""Hyperband: many parameter sets run with a small budget, the best of them again with a larger one, and so on.
+"""Hyperband: random parameters with a small budget, the best of them again with more.
 
 A bracket starts with n parameter sets and a budget r. When all trials of a round have ended, the best third (for `eta` 3) run
 again with three times the budget, up to R. Brackets differ in their start: from many sets with a small budget to few with the
@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any, Literal
 
-from nni_manager.config.algorithms import HyperbandArgs
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import must_be, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
     JsonScalar,
-    Observation,
     PastTrial,
     Suggestion,
     natural,
@@ -31,6 +32,14 @@ from nni_manager.tuner.optuna_backed import SeededTuner, seed_of_trial
 BUDGET = "TRIAL_BUDGET"
 # Powers of a third are not exact: 81 * (1/3)**4 is a little below 1.
 _ROUNDING = 1e-9
+
+
+class HyperbandArgs(RandomArgs):
+    """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is rejected: serial execution leaves jobs idle."""
+
+    R: int = whole(1, 99999, "60", 60)
+    eta: int = whole(2, 100, "3", 3)
+    exec_mode: Literal["parallelism"] = must_be("parallelism", "parallelism", "parallelism")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,7 @@ class _Bracket:
 class Hyperband(SeededTuner[_Place]):
     """Runs brackets one after another, without end; parameter sets are drawn at random."""
 
-    def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
+    def __init__(self, space: SearchSpace, args: HyperbandArgs, *_: object, smallest_budget: int = 1) -> None:
         """Apply the settings of the experiment file.
 
         Budgets are at least `smallest_budget`; the last budget of each bracket is `args.R`.
@@ -111,8 +120,6 @@ class Hyperband(SeededTuner[_Place]):
         self._most_rounds = int(math.log(args.R / smallest_budget) / math.log(args.eta) + _ROUNDING)
         self._brackets: list[_Bracket] = []
         self._first_open = 0
-        self._trial_ids: dict[_Place, str] = {}
-        """The ended trials, by id: a promoted parameter set continues from the trial of the round before."""
 
     def propose(self, trial_key: int) -> Suggestion:
         """See `KeyedTuner`; never exhausted."""
@@ -124,17 +131,8 @@ class Hyperband(SeededTuner[_Place]):
         bracket.asked(place, draws)
         self.note(trial_key, place)
         metadata = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
-        before = self._trial_ids.get(replace(place, round=place.round - 1))
+        before = self.trial_ids.get(replace(place, round=place.round - 1))
         return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata, before)
-
-    def tell_result(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner`."""
-        self._note_id(trial_key, result.trial_id)
-        super().tell_result(trial_key, result)
-
-    def _note_id(self, trial_key: int, trial_id: str) -> None:
-        if trial_id and trial_key in self.place_of:
-            self._trial_ids[self.place_of[trial_key]] = trial_id
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
         """Draws for a new parameter set, from the trial's own random generator."""
@@ -156,7 +154,7 @@ class Hyperband(SeededTuner[_Place]):
             self._brackets[place.bracket].asked(place, draws)
             self.note(trial.key, place)
             if trial.ended:
-                self._note_id(trial.key, trial.trial_id)
+                self.note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
     def _next_place(self) -> _Place:
@@ -183,3 +181,19 @@ class Hyperband(SeededTuner[_Place]):
         ]
         self._brackets.append(_Bracket(number, rounds))
         return self._brackets[-1]
+
+
+def without_budget(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the search space."""
+    return {key: value for key, value in parameters.items() if key != BUDGET}
+
+
+DECLARED = BuiltInTuner(
+    "Hyperband",
+    __doc__,
+    Hyperband,
+    HyperbandArgs,
+    is_advisor=True,
+    adds_parameters=True,
+    in_space=without_budget,
+)

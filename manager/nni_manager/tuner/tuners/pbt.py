@@ -1,4 +1,4 @@
-"""Population based training: trials continue from checkpoints, and the worst trials copy the checkpoints of the best.
+"""PBTTuner: population based training: the worst trials continue from checkpoints of the best.
 
 A generation has one trial of each member. The next generation starts when all trials of the current one have ended. Most
 members continue from their own checkpoint with their own parameters. The worst members continue from the checkpoint of one of
@@ -21,26 +21,37 @@ from random import Random
 from statistics import NormalDist
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-
-from nni_manager.config.algorithms import PbtArgs
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import must_be, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import (
     JsonScalar,
     Later,
-    Observation,
     PastTrial,
     Suggestion,
     natural,
     reading_metadata_of,
 )
-from nni_manager.tuner.optuna_backed import PROBABILITY, SeededTuner, seed_of_trial
+from nni_manager.tuner.lazy import BaseDistribution, optuna
+from nni_manager.tuner.optuna_backed import PROBABILITIES, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
 LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
 
 Draws = dict[str, JsonScalar]
 _NORMAL = NormalDist()
+
+
+class PbtArgs(RandomArgs):
+    """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints are in the experiment's workspace."""
+
+    all_checkpoint_dir: str | None = must_be(
+        "an absolute path that trials can access", "/mnt/checkpoints", None, pattern=r"^/"
+    )
+    population_size: int = whole(1, 99999, "10", 10)
+    factor: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
+    resample_probability: float = must_be("a number from 0 to 1", "0.25", 0.25, ge=0, le=1)
+    fraction: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +78,11 @@ class _Generation:
 class PopulationTuner(SeededTuner[tuple[int, int]]):
     """Runs generations one after another, without end. A trial's place is its generation and member."""
 
-    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
+    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path, *_: object) -> None:
         """`checkpoints`: the checkpoint folder as trials access it; the experiment file may name another."""
         super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
-        self._trial_ids: dict[tuple[int, int], str] = {}
-        """The ended trials, by generation and member."""
         self._generations = [_Generation([_Plan("", None)] * args.population_size)]
 
     def propose(self, trial_key: int) -> Suggestion | Later:
@@ -97,16 +106,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
     def _parent_of(self, plan: _Plan) -> str | None:
         """The id of the trial whose checkpoint a member loads."""
         parent, _, generation = plan.loads.partition("/")
-        return self._trial_ids.get((int(generation), int(parent))) if plan.loads else None
-
-    def tell_result(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner`."""
-        self._note_id(trial_key, result.trial_id)
-        super().tell_result(trial_key, result)
-
-    def _note_id(self, trial_key: int, trial_id: str) -> None:
-        if trial_id and trial_key in self.place_of:
-            self._trial_ids[self.place_of[trial_key]] = trial_id
+        return self.trial_ids.get((int(generation), int(parent))) if plan.loads else None
 
     def learn(self, place: tuple[int, int], value: float | None) -> None:
         """See `KeyedTuner`."""
@@ -125,7 +125,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 self._begin_next(len(self._generations) - 1)
             self._start(trial.key, number, member, plan)
             if trial.ended:
-                self._note_id(trial.key, trial.trial_id)
+                self.note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
     def _start(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
@@ -177,18 +177,21 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
     def _moved(self, distribution: BaseDistribution, drawn: Any, *, up: bool) -> Any:
         sign = 1 if up else -1
         match distribution:
-            case _ if distribution == PROBABILITY:
+            case optuna.distributions.FloatDistribution(low=low, high=high) if (low, high) == PROBABILITIES:
                 # A normal variable moves by sigmas: multiplication would push a likely value to the end of the tail.
                 moved = _NORMAL.cdf(_NORMAL.inv_cdf(drawn) + sign * self._args.factor)
-                return min(max(moved, PROBABILITY.low), PROBABILITY.high)
-            case CategoricalDistribution(choices=choices):
+                return min(max(moved, low), high)
+            case optuna.distributions.CategoricalDistribution(choices=choices):
                 return choices[min(max(choices.index(drawn) + sign, 0), len(choices) - 1)]
-            case IntDistribution(low=low, high=high):
+            case optuna.distributions.IntDistribution(low=low, high=high):
                 return min(max(drawn + sign, low), high)
-        assert isinstance(distribution, FloatDistribution)
+        assert isinstance(distribution, optuna.distributions.FloatDistribution)
         return min(max(drawn * (1 + sign * self._args.factor), distribution.low), distribution.high)
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
         # The position is the seed, so the draws do not depend on the trial's key.
         place = 2 * (number * self._args.population_size + member) + for_plan
         return Random(seed_of_trial(self.seed, place))
+
+
+DECLARED = BuiltInTuner("PBTTuner", __doc__, PopulationTuner, PbtArgs, aliases=("PBT",), adds_parameters=True)

@@ -1,4 +1,4 @@
-"""BOHB: Hyperband whose new parameter sets come from a model of past results, and not only from random draws.
+"""BOHB: as Hyperband, with new parameters from a model of past results.
 
 The model is fitted to the results of the largest budget that has enough results.
 
@@ -11,24 +11,51 @@ from __future__ import annotations
 import math
 from random import Random
 
-import optuna
+from pydantic import model_validator
 
-from nni_manager.config.algorithms import BohbArgs, HyperbandArgs
+from nni_manager.config.algorithm import BuiltInTuner, RandomArgs
+from nni_manager.config.schema import must_be, refusal, whole
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import JsonScalar
-from nni_manager.tuner.hyperband import Hyperband
+from nni_manager.tuner.lazy import optuna
 from nni_manager.tuner.optuna_backed import draw, seed_of_trial
-from nni_manager.tuner.samplers import SamplerSeeds, Tpe
+from nni_manager.tuner.samplers import SamplerSeeds
+from nni_manager.tuner.tuners.hyperband import Hyperband, HyperbandArgs, without_budget
+from nni_manager.tuner.tuners.tpe import tpe
 
 # Bounds the time of a proposal. The latest results are from the region that the search has reached.
 _MAX_RESULTS = 300
 
 
+class BohbArgs(RandomArgs):
+    """classArgs of BOHB, an advisor in NNI.
+
+    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and have no effect: Optuna's model has its own settings.
+    """
+
+    min_budget: int = whole(1, 99999, "1", 1)
+    max_budget: int = whole(1, 99999, "27", 3)
+    eta: int = whole(2, 100, "3", 3)
+    min_points_in_model: int | None = whole(1, 99999, "5", None)
+    top_n_percent: int = whole(1, 99, "15", 15)
+    num_samples: int = whole(1, 99999, "64", 64)
+    random_fraction: float = must_be("a number from 0 to 1", "0.33", 0.33, ge=0, le=1)
+    bandwidth_factor: float = must_be("a number above 0", "3", 3.0, gt=0)
+    min_bandwidth: float = must_be("a number above 0", "0.001", 0.001, gt=0)
+
+    @model_validator(mode="after")
+    def _has_budget_range(self) -> BohbArgs:
+        if self.min_budget > self.max_budget:
+            raise refusal(
+                f"cannot use BOHB: min_budget {self.min_budget} is above max_budget {self.max_budget}; swap them"
+            )
+        return self
+
+
 class Bohb(Hyperband):
     """Runs brackets one after another, without end; parameter sets come from a model once there are enough results."""
 
-    def __init__(self, space: SearchSpace, args: BohbArgs) -> None:
-        """Apply the settings of the experiment file."""
+    def __init__(self, space: SearchSpace, args: BohbArgs, *_: object) -> None:
         super().__init__(
             space,
             HyperbandArgs(
@@ -50,7 +77,7 @@ class Bohb(Hyperband):
             return super().new_draws(trial_key)
         study = optuna.create_study(
             storage=optuna.storages.InMemoryStorage(),
-            sampler=Tpe(
+            sampler=tpe(
                 SamplerSeeds(self.seed, random.getrandbits(32)),
                 self.sampling.always_there,
                 n_startup_trials=0,
@@ -79,3 +106,8 @@ class Bohb(Hyperband):
                 )
         enough = [budget for budget, results in by_budget.items() if len(results) >= self._enough + 2]
         return by_budget[max(enough)][-_MAX_RESULTS:] if enough else None
+
+
+DECLARED = BuiltInTuner(
+    "BOHB", __doc__, Bohb, BohbArgs, is_advisor=True, adds_parameters=True, in_space=without_budget
+)

@@ -1,0 +1,1 @@
+"""Built-in assessors. `config.algorithms` lists their files."""

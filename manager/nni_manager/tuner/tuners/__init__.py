@@ -1,0 +1,1 @@
+"""Built-in tuners, each in one file. `config.algorithms` lists them."""
