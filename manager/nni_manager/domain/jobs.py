@@ -140,7 +140,7 @@ class Jobs:
     max_trials: int = 0
     live: dict[str, Job] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
-    """Trials without a job, in the order of dispatch."""
+    """Trials without a job, in the order of dispatch; only `JobScheduler` changes it."""
     _idle: dict[str, None] = field(default_factory=dict)
     _busy: _BucketQueue = field(default_factory=lambda: _BucketQueue(MAX_PREFETCH - 1))
     """Busy jobs that accept a prefetched trial, by the number of trials they have prefetched."""
@@ -253,10 +253,9 @@ class Jobs:
         return True
 
     def reclaim(self, job: Job, trial_id: str) -> None:
-        """Remove a revoked trial from its job and queue the trial first."""
+        """Remove a revoked trial from its job."""
         job.taken -= 1
         self.free(job.job_id, trial_id)
-        self.queue.appendleft(trial_id)
 
     @property
     def surplus(self) -> int:

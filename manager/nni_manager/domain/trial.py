@@ -441,7 +441,6 @@ class Trial:
         self._reset()
         self.attempt = None
         self.was_returned = False
-        self.job_id = ""
         return lost
 
     def gone(self, reason: ExitReason, message: str, at_s: float, now_s: float) -> None:

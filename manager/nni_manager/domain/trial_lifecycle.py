@@ -112,7 +112,7 @@ class TrialLifecycle:
             if trial.state.is_terminal:
                 self.fail_fast.note(trial, 0)
             if not trial.state.is_terminal and not trial.job_id:
-                self.scheduler.jobs.queue.append(trial.trial_id)
+                self.scheduler.enqueue(trial)
 
     def begin(self, now_s: float) -> list[Effect]:
         """Continue the unfinished trials of an earlier manager."""
@@ -168,7 +168,7 @@ class TrialLifecycle:
             continues=event.continues,
         )
         self._add(trial)
-        self.scheduler.jobs.queue.append(trial.trial_id)
+        self.scheduler.enqueue(trial)
         return [events.SaveTrial(trial)]
 
     def register(self, event: Event) -> list[Effect]:
@@ -408,8 +408,7 @@ class TrialLifecycle:
         trial = self.trials[event.trial_id]
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
-        self.scheduler.jobs.reclaim(job, trial.trial_id)
-        trial.job_id = ""
+        self.scheduler.reclaim(job, trial)
         return [events.SaveTrial(trial)]
 
     def note_job_end(
@@ -419,10 +418,10 @@ class TrialLifecycle:
         trials = self.scheduler.trials_of(job)
         may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
         is_suspicious = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
-        if self.scheduler.reuses_jobs and not trials and is_suspicious and self.scheduler.jobs.queue:
+        if self.scheduler.reuses_jobs and not trials and is_suspicious:
             # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
-            trial = self.trials[self.scheduler.jobs.queue.popleft()]
-            return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
+            first = self.scheduler.take_first()
+            return [] if first is None else self._lose_to_cluster(first, event, now_s, may_retry=may_retry)
         suspect, effects = self._suspect(trials, event), list[Effect]()
         for trial in reversed(trials):  # trials that return to the queue keep their order
             effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect, may_retry=may_retry)
@@ -446,8 +445,7 @@ class TrialLifecycle:
             # The job ended after its idle timeout, or crashed before it started the trial. A trial that was charged for two
             # crashes is not dispatched to a third job.
             trial.was_returned |= is_suspect
-            trial.job_id = ""
-            self.scheduler.jobs.queue.appendleft(trial.trial_id)
+            self.scheduler.requeue_first(trial)
             return [events.SaveTrial(trial)]
         if is_untouched and trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
@@ -489,7 +487,7 @@ class TrialLifecycle:
             how = f"the cluster lost it ({event.reason.value}); retry {number} of {limits.max_retries}"
         with self._counted(trial):
             lost = trial.lost(how, is_preempted=is_preempted)
-        self.scheduler.jobs.queue.appendleft(trial.trial_id)
+        self.scheduler.requeue_first(trial)
         return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
 
     # ---- ends and stops
@@ -529,7 +527,7 @@ class TrialLifecycle:
             return []
         trial.stop_reason, trial.stop_asked_at_s = reason, trial.stop_asked_at_s or at_s
         if not trial.job_id:
-            self.scheduler.jobs.queue.remove(trial_id)
+            self.scheduler.remove(trial)
             return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
         if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
