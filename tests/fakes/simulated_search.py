@@ -304,7 +304,7 @@ class SimulatedReuse:
         )
         after.effects = []
         for trial in before.trials.values():
-            trial.ended = None
+            trial.run.ended = None
             for attempt in trial.attempts.values():
                 attempt.apply(AttemptReport.DISCARDED)
         jobs = [type(job)(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]

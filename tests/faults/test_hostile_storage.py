@@ -133,7 +133,7 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
     trials, printed = asyncio.run(play())
     assert [line for line in printed if line.startswith("changed")] == []
     assert sorted(printed) == sorted(f"attacked {trial.trial_id}" for trial in trials)
-    assert [(trial.state.value, trial.value) for trial in trials] == [
+    assert [(trial.state.value, trial.run.value) for trial in trials] == [
         ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
     ]
     for trial in trials:

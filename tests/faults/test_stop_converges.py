@@ -38,8 +38,8 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the first
-# fork of the fork server. Without a thread of its own, the server forks it as usual.
+# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the
+# first fork of the fork server. Without a thread of its own, the server forks it as usual.
 HANGS = """
 import os, sys
 from trial_keeper.wire.fork_requests import FORK_SERVER
@@ -270,7 +270,7 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
 
     trial = asyncio.run(play())
     assert trial.state.value == "USER_CANCELED"
-    assert trial.message.startswith("its keeper did not stop the trial in time, so the job was killed")
+    assert trial.run.message.startswith("its keeper did not stop the trial in time, so the job was killed")
     assert_nothing_runs(tmp_path)
     forgetful = int(pid_file.read_text())
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
@@ -311,7 +311,7 @@ def test_a_job_that_cannot_be_ended_is_named_with_the_command_that_removes_it(
             assert leftover.endswith(f"which may still run; remove it with `kill -9 {pid}`")
             assert engine.snapshot().problem == leftover
             (trial,) = engine.experiment.trials.values()
-            assert (trial.state.value, trial.message) == ("USER_CANCELED", leftover)
+            assert (trial.state.value, trial.run.message) == ("USER_CANCELED", leftover)
             os.kill(pid, signal.SIGKILL)
             await until(lambda: not engine.jobs.leftovers, "the manager has detected its end")
 

@@ -556,7 +556,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             assert trial.state.value == "WAITING", "the attempt of a lost job must be ignored"
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
-            assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+            assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.KEEPER_LOST)
 
     play(scenario)
 
@@ -598,7 +598,7 @@ def test_a_keeper_of_a_job_wrongly_reported_lost_must_close_its_attempt_and_leav
             # The same after a reconnect.
             welcome, leave = said(hello(key))
             assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
-            assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
+            assert (trial.state.value, trial.retries, trial.run.attempt) == ("WAITING", 1, None)
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
 

@@ -247,7 +247,7 @@ def test_a_refused_submission_fails_the_trial_with_its_reason(a_real_experiment)
         await start(engine)
         await engine.finished.wait()
         (trial,) = engine.experiment.trials.values()
-        assert (trial.state.value, trial.message) == (
+        assert (trial.state.value, trial.run.message) == (
             "FAILED",
             "cannot submit: the image does not exist; name another",
         )
@@ -355,9 +355,9 @@ def test_the_exit_code_of_a_keeper_without_an_attempt_is_the_trials_reason(a_rea
         (trial,) = engine.experiment.trials.values()
         service.on_job_ended(JobEnded(trial.job_id, int(own), "trial-keeper: cannot go on; the way out"))
         await engine.finished.wait()
-        assert (trial.state.value, trial.reason) == ("FAILED", own.reason)
-        assert own.remedy in trial.message
-        assert trial.message.endswith("trial-keeper: cannot go on; the way out")
+        assert (trial.state.value, trial.run.reason) == ("FAILED", own.reason)
+        assert own.remedy in trial.run.message
+        assert trial.run.message.endswith("trial-keeper: cannot go on; the way out")
         await engine.close()
 
     play(scenario)
@@ -376,7 +376,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.message = "x" * 100_000  # larger than the free pages
+        trial.run.message = "x" * 100_000  # larger than the free pages
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
@@ -395,7 +395,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
 
     play(scenario)
     with StoreReader(experiment.folder.database) as reader:
-        assert [len(trial.message) for trial in reader.trials()] == [100_000]
+        assert [len(trial.run.message) for trial in reader.trials()] == [100_000]
 
 
 # ---- admission of keepers
@@ -549,7 +549,7 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
         await engine.durable()
         with StoreReader(experiment.folder.database) as reader:
             (trial,) = (trial for trial in reader.trials() if trial.trial_id == last)
-        assert (trial.job_id, trial.state.value, trial.attempt) == ("env-1", "WAITING", None)
+        assert (trial.job_id, trial.state.value, trial.run.attempt) == ("env-1", "WAITING", None)
         await engine.close()
 
     play(scenario)
@@ -613,7 +613,7 @@ def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_resu
         Store(experiment.folder.database, experiment.folder.collected_logs).close()
         keeper.send(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
         await engine.failed.wait()
-        assert (acknowledged(keeper), trial.final) == ([], None)
+        assert (acknowledged(keeper), trial.run.final) == ([], None)
         await engine.close()
 
     play(scenario)
@@ -764,7 +764,7 @@ def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a
         (attempt.path / ".nni").mkdir(parents=True)
         attempt.stream(Stream.METRICS).write_bytes(encode(0, trial.trial_id, "PERIODICAL", 0, 0.5))
         sign_attempt(experiment.folder, key, trial.job_id)
-        await until(lambda: trial.intermediate_count)
+        await until(lambda: trial.run.intermediate_count)
         assert states(engine) == ["RUNNING"]
         await engine.close()
 
@@ -806,14 +806,14 @@ def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
         source |= {"checkpoint": "000001", "load": "a"}
         keeper.send(TrialStarted(key, 11.0))
         keeper.send(Chunk(key, Stream.METRICS, 0, frames(("CONTINUED", source), ("PERIODICAL", 3))))
-        await until(lambda: trial.intermediate_count == 3)
-        assert trial.intermediate == "3"
+        await until(lambda: trial.run.intermediate_count == 3)
+        assert trial.run.intermediate == "3"
         assert values(experiment.rows(trial.trial_id)) == [1, 2, 3]
         assert [row.attempt for row in experiment.rows(trial.trial_id)] == [0, 0, 1]
 
         # Another manager finds the same.
         (restored,) = engine.reader.trials()
-        assert (restored.intermediate_count, restored.intermediate) == (3, "3")
+        assert (restored.run.intermediate_count, restored.run.intermediate) == (3, "3")
         curves = engine.history.learning_curves([restored])
         assert [list(curve.learning_curve) for curve in curves] == [[1.0, 2.0, 3.0]]
         await engine.close()

@@ -117,7 +117,7 @@ def test_the_last_result_of_an_early_stopped_trial_is_reported_even_if_its_recor
     search = assessed(new_search(concurrency=1))
     search.experiment.lifecycle.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
-    assert search.trial("t0").intermediate == "0.5", "the store has the whole record"
+    assert search.trial("t0").run.intermediate == "0.5", "the store has the whole record"
     search.handle(EarlyStopRequested("t0", 0, 40.0))
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
@@ -158,7 +158,7 @@ def test_the_tuner_receives_the_last_intermediate_result_that_arrives_while_a_tr
     search.report("t0", "0.75", final=False)
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
-    assert search.trial("t0").intermediate_count == 2
+    assert search.trial("t0").run.intermediate_count == 2
     assert search.tuner_results == [TellTuner(0, 0.75)]
 
 

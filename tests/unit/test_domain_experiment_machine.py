@@ -57,7 +57,7 @@ class ExperimentLife(RuleBasedStateMachine):
             {f"t{number}" for number in self.search.requests}
         )
         over = {
-            trial_id: (trial.state, trial.reason, trial.value)
+            trial_id: (trial.state, trial.run.reason, trial.run.value)
             for trial_id, trial in self.experiment.trials.items()
             if trial.state.is_terminal
         }
@@ -65,7 +65,7 @@ class ExperimentLife(RuleBasedStateMachine):
         action()
         for trial_id, was in over.items():
             trial = self.search.trial(trial_id)
-            assert (trial.state, trial.reason, trial.value) == was, "a terminal trial never changes"
+            assert (trial.state, trial.run.reason, trial.run.value) == was, "a terminal trial never changes"
         settled = [
             trial_id
             for trial_id in before & self.experiment.trials.keys()
@@ -127,10 +127,10 @@ class ExperimentLife(RuleBasedStateMachine):
     def metrics_arrive(self, index: int, value: str, final: bool) -> None:
         trial_id, attempt = self.late[index % len(self.late)]
         trial = self.search.trial(trial_id)
-        before = (trial.final, trial.intermediate_count)
+        before = (trial.run.final, trial.run.intermediate_count)
         self._do(lambda: self.search.report(trial_id, value, final=final, attempt=attempt))
-        if trial.attempt is not None and attempt < trial.attempt:
-            assert (trial.final, trial.intermediate_count) == before, "an old attempt does not count"
+        if trial.run.attempt is not None and attempt < trial.run.attempt:
+            assert (trial.run.final, trial.run.intermediate_count) == before, "an old attempt does not count"
 
     @precondition(lambda self: self.late)
     @rule(
@@ -222,7 +222,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = before.resumed()
         self.search.now_s = before.now_s
         for trial in self.search.live:
-            trial.ended = trial.latest_usage = None  # they are not stored
+            trial.run.ended = trial.run.latest_usage = None  # they are not stored
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()
@@ -242,10 +242,10 @@ class ExperimentLife(RuleBasedStateMachine):
         for trial in self.search.live:
             if (
                 trial.state is TrialState.RUNNING
-                and trial.start_received_at_s is not None
+                and trial.run.start_received_at_s is not None
                 and limit_s is not None
             ):
-                assert self.search.now_s - trial.start_received_at_s < limit_s
+                assert self.search.now_s - trial.run.start_received_at_s < limit_s
 
     @invariant()
     def trials_without_a_job_are_queued(self) -> None:
@@ -256,8 +256,8 @@ class ExperimentLife(RuleBasedStateMachine):
     def the_reason_of_a_terminal_trial_matches_its_state(self) -> None:
         for trial in self.experiment.trials.values():
             if trial.state.is_terminal:
-                assert trial.reason is not None
-                assert trial.state is TERMINAL_STATE[trial.reason]
+                assert trial.run.reason is not None
+                assert trial.state is TERMINAL_STATE[trial.run.reason]
 
     @invariant()
     def finish_is_emitted_once_when_all_is_over(self) -> None:
@@ -267,11 +267,13 @@ class ExperimentLife(RuleBasedStateMachine):
     @invariant()
     def the_leaderboard_has_the_best_results(self) -> None:
         results = [
-            trial.value
+            trial.run.value
             for trial in self.experiment.trials.values()
-            if trial.state.is_terminal and trial.state is not TrialState.FAILED and trial.value is not None
+            if trial.state.is_terminal
+            and trial.state is not TrialState.FAILED
+            and trial.run.value is not None
         ]
-        top = [trial.value for trial in self.experiment.leaderboard.top]
+        top = [trial.run.value for trial in self.experiment.leaderboard.top]
         assert top == sorted(results, reverse=True)[:10]
 
     @invariant()

@@ -87,7 +87,7 @@ def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experimen
         assert len(search.submitted) == number + 1
         search.refuse(search.submitted[number])
     assert search.states() == [TrialState.FAILED] * MAX_REFUSALS_IN_A_ROW
-    assert {trial.message for trial in search.experiment.trials.values()} == {REFUSED}
+    assert {trial.run.message for trial in search.experiment.trials.values()} == {REFUSED}
     assert search.experiment.state is ExperimentState.ERROR
     assert search.is_finished
     assert search.experiment.error == (

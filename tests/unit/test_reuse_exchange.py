@@ -264,7 +264,7 @@ class World:
         )
         after.jobs.max_trials = before.jobs.max_trials
         for trial in before.trials.values():
-            trial.ended = None
+            trial.run.ended = None
             for attempt in trial.attempts.values():
                 attempt.apply(AttemptReport.DISCARDED)
             key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
@@ -337,7 +337,7 @@ class World:
 
 
 def is_lost_start(trial: Trial, spawned: Counter[str]) -> bool:
-    return trial.message == STOPPED_BEFORE_START and spawned[trial.trial_id] > 0
+    return trial.run.message == STOPPED_BEFORE_START and spawned[trial.trial_id] > 0
 
 
 def final_states() -> list[TrialState]:
@@ -400,7 +400,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
 def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_manager_too() -> None:
     """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
-    later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
+    later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
     experiment = Experiment("exp", limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=state)
     experiment.restore([earlier, later])

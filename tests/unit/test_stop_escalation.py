@@ -119,7 +119,7 @@ def test_a_job_that_ignores_its_stop_is_killed_and_then_abandoned() -> None:
     gone_s = KILL_S + KILLED_TIMEOUT_S
     assert search.steps() == [(KILL_S, "KILLED"), (gone_s, "ABANDONED"), (gone_s, "Finish")]
     trial = search.experiment.trials["t0"]
-    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "remove it with `x`")
+    assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, "remove it with `x`")
     assert search.experiment.state is ExperimentState.STOPPED
     assert not search.experiment.scheduler.runs_jobs
 
@@ -132,7 +132,7 @@ def test_a_stopped_trial_with_a_silent_keeper_ends_and_the_experiment_continues(
     assert search.steps() == [(KILL_S, "KILLED")]
     search.handle(JobProcessesEnded("t0"))
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 40.0))
-    assert search.experiment.trials["t0"].reason is reason
+    assert search.experiment.trials["t0"].run.reason is reason
     assert search.experiment.state is ExperimentState.RUNNING
     search.pass_time(300)
     assert search.steps() == [(KILL_S, "KILLED")]

@@ -34,12 +34,12 @@ class Made:
 
     def change(self, number: int, **fields: Any) -> None:
         trial = made_trial(number, 0.0)
-        trial.value, trial.parameters = (
+        trial.run.value, trial.parameters = (
             self.rng.random(),
             {"x": self.rng.randrange(5), "name": f"n{number % 3}"},
         )
         for name, value in fields.items():
-            setattr(trial, name, value)
+            setattr(trial if hasattr(trial, name) else trial.run, name, value)
         self.trials[trial.trial_id] = trial
         self.revisions.note(trial.trial_id)
 

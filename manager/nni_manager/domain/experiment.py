@@ -207,9 +207,9 @@ class Experiment:
         trials = list(trials)
         for trial in trials:
             self.revisions.note(trial.trial_id)
-            if trial.final is not None and self.leaderboard.objectives.constraints:
-                outcome = self.leaderboard.objectives.outcome(trial.final)
-                trial.is_feasible = outcome is None or outcome.is_feasible
+            if trial.run.final is not None and self.leaderboard.objectives.constraints:
+                outcome = self.leaderboard.objectives.outcome(trial.run.final)
+                trial.run.is_feasible = outcome is None or outcome.is_feasible
             self.budget.restore(trial.sequence_id, is_terminal=trial.state.is_terminal)
             self.leaderboard.add(trial)
         self.lifecycle.restore(trials)

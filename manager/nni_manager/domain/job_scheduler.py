@@ -250,8 +250,12 @@ class JobScheduler:
         self.note_stopped(trial, now_s)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
-            if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
-                lasted_s = trial.ended_at_s - trial.started_at_s
+            if (
+                trial.run.ended is not None
+                and trial.run.started_at_s is not None
+                and trial.run.ended_at_s is not None
+            ):
+                lasted_s = trial.run.ended_at_s - trial.run.started_at_s
                 most = next((most for below_s, most in _PREFETCH_BY_DURATION_S if lasted_s < below_s), 0)
                 # A failed trial is no evidence that the others are short, so it may only lower the limit.
                 self._prefetch_limit = (
@@ -333,10 +337,12 @@ def _note_ever_connected(job: Job) -> list[Effect]:
 
 def _may_be_queued(trial: Trial) -> bool:
     """True if an unfinished trial has not started in its job, as far as the manager knows."""
-    is_stopping = trial.state is TrialState.STOPPING and trial.started_at_s is None
+    is_stopping = trial.state is TrialState.STOPPING and trial.run.started_at_s is None
     return trial.state is TrialState.WAITING or is_stopping
 
 
 def _may_run(trial: Trial) -> bool:
     """True if a task of the trial has not reported its end."""
-    return not trial.state.is_terminal and (trial.ended is None or trial.has_task_in(AttemptPhase.RUNNING))
+    return not trial.state.is_terminal and (
+        trial.run.ended is None or trial.has_task_in(AttemptPhase.RUNNING)
+    )

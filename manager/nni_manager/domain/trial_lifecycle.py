@@ -75,9 +75,9 @@ class TrialLifecycle:
         With several objectives, the number of the first one.
         """
         objectives = self.leaderboard.objectives
-        if trial.result is not None and trial.value is not None:
-            return trial.value
-        return objectives.value_of(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
+        if trial.result is not None and trial.run.value is not None:
+            return trial.run.value
+        return objectives.value_of(trial.run.intermediate or "") if self._is_cut_and_counts(trial) else None
 
     def seen_by_assessor(self, value: str) -> float | None:
         """An intermediate result in the form that the assessor receives; None: it does not receive it."""
@@ -88,7 +88,7 @@ class TrialLifecycle:
         """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
         if trial.result is not None:
             return trial.result
-        return trial.intermediate if self._is_cut_and_counts(trial) else None
+        return trial.run.intermediate if self._is_cut_and_counts(trial) else None
 
     def is_pruned(self, trial: Trial) -> bool:
         """True if the tuner receives the intermediate results of this terminal trial, which has no result for it."""
@@ -104,7 +104,7 @@ class TrialLifecycle:
 
     def restore(self, trials: Sequence[Trial]) -> None:
         """Restore the trials of an earlier manager."""
-        for trial in sorted(trials, key=lambda trial: trial.start_received_at_s or 0.0):
+        for trial in sorted(trials, key=lambda trial: trial.run.start_received_at_s or 0.0):
             if trial.state is TrialState.RUNNING:
                 self._running_by_start[trial.trial_id] = None
         for trial in trials:
@@ -202,8 +202,8 @@ class TrialLifecycle:
         """The trial that has run for longest, and the time at which its start was received; None: none runs."""
         while self._running_by_start:
             trial = self.trials[next(iter(self._running_by_start))]
-            if trial.state is TrialState.RUNNING and trial.start_received_at_s is not None:
-                return trial, trial.start_received_at_s
+            if trial.state is TrialState.RUNNING and trial.run.start_received_at_s is not None:
+                return trial, trial.run.start_received_at_s
             del self._running_by_start[trial.trial_id]
         return None
 
@@ -215,7 +215,7 @@ class TrialLifecycle:
             if now_s - start_received_at_s < limit_s:
                 break
             del self._running_by_start[trial.trial_id]
-            at_s = (trial.started_at_s or 0.0) + limit_s
+            at_s = (trial.run.started_at_s or 0.0) + limit_s
             effects += self.stop(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
         return effects
 
@@ -229,11 +229,11 @@ class TrialLifecycle:
         if not trial.is_current(key) or trial.phase_of(key) in HAVE_STARTED:
             return []
         self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
-        is_first = trial.state is TrialState.WAITING or trial.started_at_s is None
+        is_first = trial.state is TrialState.WAITING or trial.run.started_at_s is None
         if not is_first and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
-            is_too_late = trial.reason is not None and self.completion.tasks > 1
+            is_too_late = trial.run.reason is not None and self.completion.tasks > 1
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
@@ -255,9 +255,9 @@ class TrialLifecycle:
         trial = self.trials[key.trial_id]
         if trial.state.is_terminal or not trial.is_current(key):
             return []
-        before = trial.reporter, trial.warning
+        before = trial.run.reporter, trial.warning
         trial.warn(trial.reported(key))
-        return [events.SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+        return [events.SaveTrial(trial)] if before != (trial.run.reporter, trial.warning) else []
 
     def note_problem(self, event: events.ProblemFound) -> list[Effect]:
         """Add a warning to the trial, unless it concerns an attempt that does not count any more."""
@@ -268,7 +268,7 @@ class TrialLifecycle:
     def note_metrics(self, event: events.MetricsStored, now_s: float) -> list[Effect]:
         """Record stored results; the assessor receives the intermediate ones."""
         trial = self.trials[event.key.trial_id]
-        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.run.reporter != event.key.task:
             return []
         self.scheduler.stops.apply(trial.job_id, StopEvent.PROGRESSED, now_s)
         has_changed = False
@@ -277,34 +277,36 @@ class TrialLifecycle:
         for is_final, value in event.records:
             if not is_final:
                 newest = value
-                trial.intermediate_count += 1
+                trial.run.intermediate_count += 1
                 if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
-            elif trial.final is None:  # later final results are stored as rows, but the first one counts
-                trial.set_final(value, event.final_offset, self.leaderboard.objectives)
+            elif trial.run.final is None:  # later final results are stored as rows, but the first one counts
+                trial.run.set_final(value, event.final_offset, self.leaderboard.objectives)
                 has_changed = True
             else:
                 has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed
         if newest is not None:
-            trial.intermediate = truncate_for_display(newest)
+            trial.run.intermediate = truncate_for_display(newest)
         effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
         if numbers:
             effects.append(
-                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, tuple(numbers))
+                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.run.attempt or 0, tuple(numbers))
             )
         return effects
 
     def note_continued(self, event: events.AttemptContinued) -> list[Effect]:
         """Record that the attempt continues from a checkpoint. An assessor to which it is new gets the results before."""
         trial, inherited = self.trials[event.key.trial_id], event.inherited
-        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.run.reporter != event.key.task:
             return []
-        is_new = not trial.intermediate_count
-        trial.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
+        is_new = not trial.run.intermediate_count
+        trial.run.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
         effects: list[Effect] = [events.SaveTrial(trial)]
         if is_new and inherited.numbers:
             effects.append(
-                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, inherited.numbers)
+                events.AskAssessor(
+                    trial.trial_id, trial.sequence_id, trial.run.attempt or 0, inherited.numbers
+                )
             )
         if event.missing is not None:
             effects.append(events.DrainSource(event.missing))
@@ -315,7 +317,7 @@ class TrialLifecycle:
         trial = self.trials[usage.key.trial_id]
         if trial.state.is_terminal or not trial.describes(usage.key):
             return []
-        is_higher = trial.used(usage)
+        is_higher = trial.run.used(usage)
         return [events.SaveUsage(usage), *([events.SaveTrial(trial)] if is_higher else [])]
 
     def note_ended(self, ended: TrialEnded, now_s: float) -> list[Effect]:
@@ -336,7 +338,7 @@ class TrialLifecycle:
 
     def _evaluate_completion(self, trial: Trial, now_s: float) -> list[Effect]:
         """End the trial if the reported ends of its tasks are decisive."""
-        decisive = self.completion.decisive(trial.ends) if trial.ended is None else None
+        decisive = self.completion.decisive(trial.ends) if trial.run.ended is None else None
         if decisive is None:
             return []
         with self._counted(trial):
@@ -356,7 +358,7 @@ class TrialLifecycle:
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
         """Close the trial unless another of its tasks still runs, or the end of its job will explain its end."""
-        if trial.ended is None or trial.has_task_in(*UNDELIVERED):
+        if trial.run.ended is None or trial.has_task_in(*UNDELIVERED):
             return []
         return [] if self._awaits_job_end(trial) else self._close(trial, now_s)
 
@@ -378,7 +380,7 @@ class TrialLifecycle:
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
         trial.attempts[key.task].apply(AttemptReport.DISCARDED)
-        if trial.ended is not None:
+        if trial.run.ended is not None:
             return self._close_when_complete(trial, now_s)
         job.idle_tasks.discard(key.task)
         return [
@@ -451,7 +453,11 @@ class TrialLifecycle:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         if self._may_restart_preempted(trial, event, may_retry=may_retry):
             return self._restart(trial, event, is_preempted=True)
-        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED) and not trial.awaits_job_end:
+        if (
+            trial.run.ended is not None
+            and not trial.has_task_in(AttemptPhase.ENDED)
+            and not trial.awaits_job_end
+        ):
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
@@ -460,21 +466,21 @@ class TrialLifecycle:
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, may_retry: bool
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
-        ended_by_itself = trial.ended is not None and not trial.awaits_job_end
+        ended_by_itself = trial.run.ended is not None and not trial.awaits_job_end
         may_retry = may_retry and trial.stop_reason is None and not ended_by_itself
         if event.reason is ExitReason.PREEMPTED or trial.retries >= self.budget.limits.max_retries:
             may_retry = False
         if not may_retry:
             reason, message = event.reason, event.message
-            if trial.awaits_job_end and trial.reason is not None and reason in _FAULTS_OF_CLUSTER:
+            if trial.awaits_job_end and trial.run.reason is not None and reason in _FAULTS_OF_CLUSTER:
                 # The keeper knows how the trial ended, and the cluster why.
-                reason, message = trial.reason, message or trial.message
+                reason, message = trial.run.reason, message or trial.run.message
             return self._lose(trial, reason, message, event.at_s, now_s)
         return self._restart(trial, event, is_preempted=False)
 
     def _may_restart_preempted(self, trial: Trial, event: events.JobTerminated, *, may_retry: bool) -> bool:
         """True for a trial that the cluster has preempted and that neither ended by itself nor was to be stopped."""
-        is_cut_off = trial.stop_reason is None and (trial.reason is None or trial.awaits_job_end)
+        is_cut_off = trial.stop_reason is None and (trial.run.reason is None or trial.awaits_job_end)
         is_preempted = event.reason is ExitReason.PREEMPTED and is_cut_off and may_retry
         return is_preempted and trial.preemptions < self.budget.limits.max_preemptions
 
@@ -508,9 +514,9 @@ class TrialLifecycle:
         if self.is_assessed:
             effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         self.fatal_error = self.fail_fast.note(trial, self.budget.limits.fail_fast) or self.fatal_error
-        if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
+        if trial.run.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
-            self.fatal_error = trial.message
+            self.fatal_error = trial.run.message
         return effects
 
     def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:
@@ -519,7 +525,7 @@ class TrialLifecycle:
         if trial.state.is_terminal:
             return []
         if self._awaits_job_end(trial):
-            trial.stop_reason = trial.reason = reason
+            trial.stop_reason = trial.run.reason = reason
             return self._close_when_complete(trial, now_s)
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
@@ -530,7 +536,7 @@ class TrialLifecycle:
             self.scheduler.remove(trial)
             return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
-        if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
+        if job is not None and trial_id in job.prefetched_ids and trial.run.started_at_s is None:
             # Its keeper may have started it, and even reported results, that the manager has not received.
             return [events.SaveTrial(trial), *self.scheduler.revoke_stopped(job)]
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
@@ -538,7 +544,7 @@ class TrialLifecycle:
     def stop_early(self, event: events.EarlyStopRequested, now_s: float) -> list[Effect]:
         """Stop the attempt that the assessor found unpromising. An advisor may name any trial, also one that does not exist."""
         trial = self.trials.get(event.trial_id)
-        if trial is None or event.attempt not in (None, trial.attempt):
+        if trial is None or event.attempt not in (None, trial.run.attempt):
             return []  # a new attempt has started in the meantime
         return self.stop(event.trial_id, ExitReason.EARLY_STOPPED, event.at_s, now_s)
 

@@ -14,7 +14,8 @@ from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
-from nni_manager.domain.trial import OFFSET_OF_INHERITED, Trial, TrialState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import OFFSET_OF_INHERITED
 from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.connected_keepers import ConnectedKeepers
@@ -94,9 +95,11 @@ class Engine(Runtime):
         for trial in trials:
             if not trial.state.is_terminal:
                 trial.restore_attempts(attempts.get(trial.trial_id, Attempts()))
-                if trial.started_at_s is not None:
+                if trial.run.started_at_s is not None:
                     # A later change of the wall clock does not change the measured duration.
-                    trial.start_received_at_s = time.monotonic() - max(time.time() - trial.started_at_s, 0.0)
+                    trial.run.start_received_at_s = time.monotonic() - max(
+                        time.time() - trial.run.started_at_s, 0.0
+                    )
                 self._restore_results(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
@@ -114,8 +117,8 @@ class Engine(Runtime):
         """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
         for row in next(pages, [])[:1]:  # a trial may have millions of rows
-            offset = row.record_offset if row.attempt == trial.attempt else OFFSET_OF_INHERITED
-            trial.set_final(row.value, offset, self.experiment.leaderboard.objectives)
+            offset = row.record_offset if row.attempt == trial.run.attempt else OFFSET_OF_INHERITED
+            trial.run.set_final(row.value, offset, self.experiment.leaderboard.objectives)
 
     async def _restore_tasks(self, trial: Trial) -> None:
         """Restore the state of the tasks from the workspace: the store lacks the ends of single tasks."""
@@ -337,8 +340,8 @@ class Engine(Runtime):
                 "trial %s: %s, %s %s",
                 trial.trial_id,
                 trial.state.value,
-                trial.reason and trial.reason.value,
-                trial.value,
+                trial.run.reason and trial.run.reason.value,
+                trial.run.value,
             )
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)

@@ -76,7 +76,7 @@ class History:
         return [
             PastLearningCurve(
                 trial.trial_id,
-                trial.attempt or 0,
+                trial.run.attempt or 0,
                 curves.get(trial.trial_id, []),
                 trial.state is TrialState.SUCCEEDED if trial.state.is_terminal else None,
             )

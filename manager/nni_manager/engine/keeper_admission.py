@@ -195,5 +195,5 @@ def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
     """The reason to stop a running task: a stopped trial, or the end of another task. None: the task may run."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    must_end = trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
+    must_end = trial.run.ended is not None and trial.phase_in(task) not in HAVE_ENDED
     return trial.reason_for_others if must_end else None

@@ -20,7 +20,8 @@ from nni_manager.domain.learning_curve import (
     curve_of,
     first_of_load,
 )
-from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import METRICS_ARE_CUT
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.provenance import ProvenanceRecorder
 from nni_manager.engine.runtime import Runtime

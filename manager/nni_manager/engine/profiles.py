@@ -157,7 +157,7 @@ def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
 def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The fields of the experiment, of which the snapshot has all trials, in a list of experiments."""
     lifecycle, leaderboard = snapshot.experiment.lifecycle, snapshot.experiment.leaderboard
-    best = None if leaderboard.best is None else leaderboard.best.value
+    best = None if leaderboard.best is None else leaderboard.best.run.value
     return _metadata_view(snapshot, lifecycle.counts, best, len(leaderboard.front))
 
 

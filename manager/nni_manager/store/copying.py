@@ -74,7 +74,7 @@ def _check_contents(reader: StoreReader) -> None:
         raise ValueError("the experiment has not ended")
     trials = reader.trials()
     names = {
-        name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.reporter or "_")
+        name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.run.reporter or "_")
     }
     live, ended = reader.jobs()
     for attempt in reader.attempts():

@@ -90,7 +90,7 @@ class TrialViews:
                 chosen = await asyncio.to_thread(
                     sampled, trials, limit, maximize=leaderboard.maximize, front=front
                 )
-                results = sum(trial.value is not None for trial in trials)
+                results = sum(trial.run.value is not None for trial in trials)
                 known = _View(revision, [trial.trial_id for trial in chosen], results=results)
                 _keep(self._samples, (query, limit), known)
             await self._name()
