@@ -73,7 +73,7 @@ class ExperimentLife(RuleBasedStateMachine):
         ]
         proposed = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
         settled = [trial_id for trial_id in settled if trial_id not in proposed]
-        rewards = [self.experiment.lifecycle.reward_of(self.search.trial(trial_id)) for trial_id in proposed]
+        rewards = [self.experiment.feedback.reward_of(self.search.trial(trial_id)) for trial_id in proposed]
         assert [each.value for each in self.search.observations[observations_before:]] == [
             reward for reward in rewards if reward is not None
         ]

@@ -199,7 +199,7 @@ def test_the_tuner_gets_the_last_result_of_a_trial_over_its_time_limit_if_it_lea
     learns: bool,
 ) -> None:
     search = new_search(max_trial_duration_s=30.0)
-    search.experiment.lifecycle.learns_from_early_stopped = learns
+    search.experiment.feedback.learns_from_early_stopped = learns
     search.start(search.suggest())
     search.report("t0", "0.5", "0.25", final=False)
     search.now_s = 30

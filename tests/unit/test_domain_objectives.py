@@ -152,9 +152,10 @@ def test_a_trial_without_all_numbers_names_them() -> None:
 
 def test_an_assessor_and_lists_read_the_metric_of_the_objective_in_intermediate_results() -> None:
     search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
-    lifecycle = search.experiment.lifecycle
-    assert lifecycle.seen_by_assessor('{"accuracy": 0.5, "default": 1}') == 0.5
-    assert lifecycle.seen_by_assessor("0.5") is None
+    feedback = search.experiment.feedback
+    feedback.is_assessed = True
+    assert feedback.seen_by_assessor('{"accuracy": 0.5, "default": 1}') == 0.5
+    assert feedback.seen_by_assessor("0.5") is None
     trial = Trial("t0", 0, {}, {}, 0.0, "job")
     search.experiment.restore([trial])
     for text, latest in {'{"accuracy": 0.5, "default": 1}': 0.5, "0.25": 0.25, '{"loss": 1}': None}.items():

@@ -15,6 +15,7 @@ from nni_manager.domain import events
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import Effect, Event
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
@@ -126,10 +127,7 @@ class Experiment:
         cluster_grace_s: float = 0.0,
         completion: Completion | None = None,
         may_prefetch: bool = False,
-        is_assessed: bool = False,
-        assessor_sees_all: bool = False,
-        learns_from_early_stopped: bool = False,
-        reports_pruned: bool = False,
+        feedback: Feedback | None = None,
         reports_preemption: bool = False,
         state: ExperimentState = ExperimentState.INITIALIZED,
         error: str = "",
@@ -148,6 +146,7 @@ class Experiment:
         self.transports = TransportTracker(completion.tasks, reuses_jobs)
         self.budget = SearchBudget(limits, active_s)
         self.leaderboard = Leaderboard(objectives)
+        self.feedback = feedback or Feedback(objectives)
         self.scheduler = JobScheduler(
             self.trials,
             self.jobs,
@@ -164,10 +163,7 @@ class Experiment:
             self.scheduler,
             self.leaderboard,
             completion,
-            is_assessed,
-            assessor_sees_all,
-            learns_from_early_stopped,
-            reports_pruned,
+            self.feedback,
             reports_preemption,
         )
         self.revisions = ChangeLog()

@@ -8,9 +8,10 @@ Times named `now_s` are monotonic; those inside events and trials are seconds si
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import (
@@ -24,10 +25,12 @@ from nni_manager.domain.attempts import (
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.fail_fast import FailFast
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.leaderboard import Leaderboard
-from nni_manager.domain.metrics import MetricValue, reward, truncate_for_display
+from nni_manager.domain.metrics import truncate_for_display
+from nni_manager.domain.running_trials import RunningTrials
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEvent
 from nni_manager.domain.trial import SEVERAL_FINAL_RESULTS, Trial, TrialEvent, TrialState
@@ -36,6 +39,8 @@ from trial_keeper.wire.reasons import ExitReason
 
 # Failures that the training code did not cause; a retry may succeed.
 _FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED)
+
+_NewTrial = events.ParametersSuggested | events.TrialProposed
 
 STOPPED_BEFORE_START = "stopped before it started"
 _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
@@ -50,55 +55,14 @@ class TrialLifecycle:
     scheduler: JobScheduler
     leaderboard: Leaderboard
     completion: Completion
-    is_assessed: bool
-    """True if an assessor receives intermediate results and may stop trials early."""
-    assessor_sees_all: bool
-    """True if the assessor receives whole results instead of their numbers."""
-    learns_from_early_stopped: bool
-    """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
-    reports_pruned: bool = False
-    """True if the tuner receives the intermediate results of a trial that was stopped early."""
+    feedback: Feedback
     reports_preemption: bool = False
     """True if the cluster reports at a job's end that it preempted the job."""
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
     """The message of a trial after which the experiment cannot continue; the experiment clears it."""
     fail_fast: FailFast = field(default_factory=FailFast)
-    _running_by_start: dict[str, None] = field(default_factory=dict)
-    """Running trials in the order in which their starts were received; may include some that no longer run."""
-
-    # ---- for the tuner and the assessor
-
-    def reward_of(self, trial: Trial) -> float | None:
-        """The number that the tuner receives for a terminal trial; None: it receives none.
-
-        With several objectives, the number of the first one.
-        """
-        objectives = self.leaderboard.objectives
-        if trial.result is not None and trial.run.value is not None:
-            return trial.run.value
-        return objectives.value_of(trial.run.intermediate or "") if self._is_cut_and_counts(trial) else None
-
-    def seen_by_assessor(self, value: str) -> float | None:
-        """An intermediate result in the form that the assessor receives; None: it does not receive it."""
-        metric = self.leaderboard.objectives.first.metric
-        return MetricValue(value) if self.assessor_sees_all else reward(value, metric)
-
-    def metric_of(self, trial: Trial) -> str | None:
-        """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
-        if trial.result is not None:
-            return trial.result
-        return trial.run.intermediate if self._is_cut_and_counts(trial) else None
-
-    def is_pruned(self, trial: Trial) -> bool:
-        """True if the tuner receives the intermediate results of this terminal trial, which has no result for it."""
-        is_stopped = self.reports_pruned and trial.state is TrialState.EARLY_STOPPED
-        return is_stopped and self.reward_of(trial) is None
-
-    def _is_cut_and_counts(self, trial: Trial) -> bool:
-        # NNI also treats a trial that exceeded its time limit as stopped early.
-        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
-        return is_cut and self.learns_from_early_stopped
+    _running: RunningTrials = field(default_factory=RunningTrials)
 
     # ---- restored trials
 
@@ -106,7 +70,7 @@ class TrialLifecycle:
         """Restore the trials of an earlier manager."""
         for trial in sorted(trials, key=lambda trial: trial.run.start_received_at_s or 0.0):
             if trial.state is TrialState.RUNNING:
-                self._running_by_start[trial.trial_id] = None
+                self._running.add(trial)
         for trial in trials:
             self._add(trial)
             if trial.state.is_terminal:
@@ -136,16 +100,7 @@ class TrialLifecycle:
         `is_running`: the experiment still starts trials. `error`: why the experiment failed; empty if it did not.
         """
         self.budget.note_suggested()
-        trial = Trial(
-            event.trial_id,
-            event.sequence_id,
-            event.parameters,
-            event.metadata,
-            event.at_s,
-            job_id="",
-            continues=event.continues,
-        )
-        self._add(trial)
+        trial = self._new(event, event.sequence_id, event.metadata)
         if is_running:
             return self.scheduler.place(trial)
         # The answer arrived after the experiment failed or was stopped: the trial ends before it starts.
@@ -156,18 +111,7 @@ class TrialLifecycle:
 
     def add_proposed(self, event: events.TrialProposed) -> list[Effect]:
         """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
-        sequence_id = self.budget.note_proposed()
-        trial = Trial(
-            event.trial_id,
-            sequence_id,
-            event.parameters,
-            {},
-            event.at_s,
-            job_id="",
-            is_customized=True,
-            continues=event.continues,
-        )
-        self._add(trial)
+        trial = self._new(event, self.budget.note_proposed(), {})
         self.scheduler.enqueue(trial)
         return [events.SaveTrial(trial)]
 
@@ -184,6 +128,12 @@ class TrialLifecycle:
         new = None if trial.state.is_terminal else trial.registered.register(key)
         return [] if new is None else [_save_attempt(new)]
 
+    def _new(self, event: _NewTrial, sequence_id: int, metadata: Mapping[str, Any]) -> Trial:
+        trial = Trial(event.trial_id, sequence_id, event.parameters, metadata, event.at_s, job_id="")
+        trial.continues, trial.is_customized = event.continues, isinstance(event, events.TrialProposed)
+        self._add(trial)
+        return trial
+
     def _add(self, trial: Trial) -> None:
         self.trials[trial.trial_id] = trial
         trial.metrics = self.leaderboard.objectives.metrics
@@ -195,26 +145,17 @@ class TrialLifecycle:
     def time_runs_out_at_s(self) -> float | None:
         """When the next trial reaches the time limit of a trial; None: no trial runs, or there is no limit."""
         limit_s = self.budget.limits.max_trial_duration_s
-        longest = None if limit_s is None else self._runs_longest()
+        longest = None if limit_s is None else self._running.longest
         return None if limit_s is None or longest is None else longest[1] + limit_s
-
-    def _runs_longest(self) -> tuple[Trial, float] | None:
-        """The trial that has run for longest, and the time at which its start was received; None: none runs."""
-        while self._running_by_start:
-            trial = self.trials[next(iter(self._running_by_start))]
-            if trial.state is TrialState.RUNNING and trial.run.start_received_at_s is not None:
-                return trial, trial.run.start_received_at_s
-            del self._running_by_start[trial.trial_id]
-        return None
 
     def stop_overdue(self, now_s: float) -> list[Effect]:
         """Stop the trials that exceed the time limit of a trial."""
         limit_s, effects = self.budget.limits.max_trial_duration_s, list[Effect]()
-        while limit_s is not None and (longest := self._runs_longest()) is not None:
+        while limit_s is not None and (longest := self._running.longest) is not None:
             trial, start_received_at_s = longest
             if now_s - start_received_at_s < limit_s:
                 break
-            del self._running_by_start[trial.trial_id]
+            self._running.remove(trial)
             at_s = (trial.run.started_at_s or 0.0) + limit_s
             effects += self.stop(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
         return effects
@@ -237,8 +178,7 @@ class TrialLifecycle:
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
-        self._running_by_start.pop(trial.trial_id, None)
-        self._running_by_start[trial.trial_id] = None
+        self._running.add(trial)
         stopped_before = trial.stop_reason or (ExitReason.STOPPED_BY_USER if is_stopping else None)
         if trial.state is TrialState.RUNNING and stopped_before is not None:
             # The cluster started a new attempt of a trial that was to be stopped.
@@ -278,7 +218,7 @@ class TrialLifecycle:
             if not is_final:
                 newest = value
                 trial.run.intermediate_count += 1
-                if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
+                if (number := self.feedback.seen_by_assessor(value)) is not None:
                     numbers.append(number)
             elif trial.run.final is None:  # later final results are stored as rows, but the first one counts
                 trial.run.set_final(value, event.final_offset, self.leaderboard.objectives)
@@ -287,12 +227,8 @@ class TrialLifecycle:
                 has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed
         if newest is not None:
             trial.run.intermediate = truncate_for_display(newest)
-        effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
-        if numbers:
-            effects.append(
-                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.run.attempt or 0, tuple(numbers))
-            )
-        return effects
+        saved = [events.SaveTrial(trial)] if has_changed else []
+        return [*saved, *self.feedback.assess(trial, numbers)]
 
     def note_continued(self, event: events.AttemptContinued) -> list[Effect]:
         """Record that the attempt continues from a checkpoint. An assessor to which it is new gets the results before."""
@@ -302,12 +238,8 @@ class TrialLifecycle:
         is_new = not trial.run.intermediate_count
         trial.run.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
         effects: list[Effect] = [events.SaveTrial(trial)]
-        if is_new and inherited.numbers:
-            effects.append(
-                events.AskAssessor(
-                    trial.trial_id, trial.sequence_id, trial.run.attempt or 0, inherited.numbers
-                )
-            )
+        if is_new:
+            effects += self.feedback.assess(trial, inherited.numbers)
         if event.missing is not None:
             effects.append(events.DrainSource(event.missing))
         return effects
@@ -501,23 +433,15 @@ class TrialLifecycle:
     def _finalize(self, trial: Trial, now_s: float) -> list[Effect]:
         """Free the slot of a terminal trial and notify the tuner."""
         self.budget.note_ended()
-        self._running_by_start.pop(trial.trial_id, None)
+        self._running.remove(trial)
         self.leaderboard.add(trial)
         self.scheduler.free(trial, now_s)
         trial.release()
-        effects: list[Effect] = [events.SaveTrial(trial)]
-        reward_of_trial = self.reward_of(trial)
-        if not trial.is_customized:
-            effects.append(events.TellTuner(trial.sequence_id, reward_of_trial, trial.trial_id))
-        elif reward_of_trial is not None:
-            effects.append(events.AddObservation(trial.trial_id, reward_of_trial))
-        if self.is_assessed:
-            effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         self.fatal_error = self.fail_fast.note(trial, self.budget.limits.fail_fast) or self.fatal_error
         if trial.run.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
             self.fatal_error = trial.run.message
-        return effects
+        return [events.SaveTrial(trial), *self.feedback.report(trial)]
 
     def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:
         """Stop a trial; ignored for one that has ended or is being stopped."""
@@ -565,5 +489,5 @@ class TrialLifecycle:
             self.counts[trial.state] += 1
 
 
-def _save_attempt(attempt: RegisteredAttempt) -> events.SaveAttempt:
-    return events.SaveAttempt(attempt.key, attempt.number, attempt.is_lost)
+def _save_attempt(attempt: RegisteredAttempt) -> events.SaveTrialAttempt:
+    return events.SaveTrialAttempt(attempt.key, attempt.number, attempt.is_lost)

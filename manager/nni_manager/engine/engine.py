@@ -261,7 +261,7 @@ class Engine(Runtime):
         match effect:
             case events.SaveTrial():
                 self._save_trial(effect.trial)
-            case events.SaveAttempt():
+            case events.SaveTrialAttempt():
                 self.save(attempt_row(effect.key, effect.number, effect.is_lost))
             case events.SaveExperiment():
                 self._save_experiment()

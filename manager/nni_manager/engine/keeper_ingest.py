@@ -250,7 +250,7 @@ class KeeperIngest:
         self._post(events.AttemptContinued(key, inherited, is_late, curve.missing))
 
     def _inherited(self, trial_id: str, segments: Sequence[Segment]) -> InheritedResults:
-        lifecycle = self._experiment.lifecycle
+        feedback = self._experiment.feedback
         count, newest, final = 0, None, None
         numbers: list[float] = []
         for segment in segments:
@@ -259,7 +259,7 @@ class KeeperIngest:
                     final = row.value if final is None else final
                     continue
                 count, newest = count + 1, row.value
-                if lifecycle.is_assessed and (number := lifecycle.seen_by_assessor(row.value)) is not None:
+                if (number := feedback.seen_by_assessor(row.value)) is not None:
                     numbers.append(number)
         return InheritedResults(count, newest, tuple(numbers), final)
 

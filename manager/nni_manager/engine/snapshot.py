@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.pruned_trials import reports_pruned
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
@@ -33,10 +34,13 @@ def snapshot_from_stored(
         cluster_grace_s=0.0 if service is None else service.grace_s,
         completion=None if service is None else service.completion,
         may_prefetch=may_prefetch,
-        is_assessed=config.assessor is not None or has_advisor,
-        assessor_sees_all=own is not None,
-        learns_from_early_stopped=config.tuner.include_intermediate_results,
-        reports_pruned=reports_pruned(config),
+        feedback=Feedback(
+            config.all_objectives,
+            is_assessed=config.assessor is not None or has_advisor,
+            assessor_sees_all=own is not None,
+            learns_from_early_stopped=config.tuner.include_intermediate_results,
+            reports_pruned=reports_pruned(config),
+        ),
         reports_preemption=service is not None and service.reports_preemption,
         state=stored.state,
         error=stored.error,
