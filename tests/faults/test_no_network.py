@@ -284,7 +284,7 @@ async def no_keepers(experiment):
         yield engine, service
     finally:
         await engine.close()
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
 
 
 async def several_polls():

@@ -58,7 +58,7 @@ class StoredExperimentReader:
         raise self._view_only("stop trial", trial_id)
 
     @property
-    def changes(self) -> NoReturn:
+    def commands(self) -> NoReturn:
         """Not supported: raises ViewOnly."""
         raise self._view_only("change experiment", self.folder.experiment_id)
 
