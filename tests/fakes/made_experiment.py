@@ -20,7 +20,7 @@ from real_experiment import RealExperiment
 
 from nni_manager.client.manager_client import session_with
 from nni_manager.domain.events import Event, ManagerReady
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
@@ -181,7 +181,7 @@ class Played:
         """`folder`: the folder of an experiment without trials."""
         self.folder = folder
         stored = ExperimentSnapshot.stored(folder)
-        self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), MAXIMIZE)
+        self.experiment = ExperimentCore("TESTEXPT", Limits(100, None, 20_000, None, 0), MAXIMIZE)
         self.experiment.handle(ManagerReady(), time.monotonic())
         self.problems: tuple[str, ...] = ()
         self._picture = dataclasses.replace(stored, experiment=self.experiment)

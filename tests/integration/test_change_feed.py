@@ -22,7 +22,7 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     TaskReported,
 )
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.engine import stored_experiment
@@ -45,7 +45,7 @@ def served(tmp_path_factory):
 def a_snapshot(tmp_path):
     """A snapshot of a running experiment."""
     stored = ExperimentSnapshot.stored(made_experiment(tmp_path, 0).folder)
-    experiment = Experiment("TESTEXPT", Limits(100, None, 200, None, 0), MAXIMIZE)
+    experiment = ExperimentCore("TESTEXPT", Limits(100, None, 200, None, 0), MAXIMIZE)
     experiment.handle(ManagerReady(), 0.0)
     return replace(stored, experiment=experiment)
 

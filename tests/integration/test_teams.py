@@ -48,7 +48,7 @@ def run(experiment, more, *, reuse, team=TEAM, meddle=None):
             told = asyncio.ensure_future(release_second_reporters(experiment, engine))
             if meddle is not None:
                 await meddle(engine, services[-1])
-            await until(lambda: engine.experiment.state.is_over, "the experiment is over")
+            await until(lambda: engine.experiment.state.is_terminal, "the experiment is over")
             told.cancel()
             return list(engine.experiment.trials.values())
 

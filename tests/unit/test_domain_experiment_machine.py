@@ -21,7 +21,7 @@ from nni_manager.domain.events import (
     TunerFailed,
     UsageReported,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
@@ -40,7 +40,7 @@ class ExperimentLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.search = SimulatedSearch(
-            Experiment("exp", Limits(3, 8, 500.0), MAXIMIZE, reports_preemption=True)
+            ExperimentCore("exp", Limits(3, 8, 500.0), MAXIMIZE, reports_preemption=True)
         )
         self.late: list[tuple[str, int]] = []
         """Attempts whose keepers have reported, and may report again, even late."""
@@ -49,7 +49,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> ExperimentCore:
         return self.search.experiment
 
     def _do(self, action: Callable[[], Any]) -> None:
@@ -77,7 +77,7 @@ class ExperimentLife(RuleBasedStateMachine):
         assert [each.value for each in self.search.observations[observations_before:]] == [
             reward for reward in rewards if reward is not None
         ]
-        if not self.experiment.state.is_over:
+        if not self.experiment.state.is_terminal:
             self.search.finishes = 0
         reported = [f"t{tell.sequence_id}" for tell in self.search.tuner_results[results_before:]]
         assert sorted(reported) == sorted(settled), "the tuner gets each terminal trial exactly once"
@@ -261,7 +261,7 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @invariant()
     def finish_is_emitted_once_when_all_is_over(self) -> None:
-        is_over = self.experiment.state.is_over and not self.search.live and not self.search.requests
+        is_over = self.experiment.state.is_terminal and not self.search.live and not self.search.requests
         assert self.search.finishes == is_over
 
     @invariant()
@@ -278,7 +278,7 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @invariant()
     def a_running_experiment_has_a_live_trial_or_an_open_request(self) -> None:
-        if not self.experiment.state.is_over and self.experiment.state is not ExperimentState.INITIALIZED:
+        if not self.experiment.state.is_terminal and self.experiment.state is not ExperimentState.INITIALIZED:
             assert self.search.live or self.search.requests
 
     def teardown(self) -> None:
@@ -290,7 +290,7 @@ class ExperimentLife(RuleBasedStateMachine):
                 self._do(lambda trial=trial: self.search.start(trial.trial_id, 9))
                 self._do(lambda trial=trial: self.search.end(trial.trial_id, attempt=9))
                 self._do(lambda trial=trial: self.search.deliver(trial.trial_id, 9))
-        assert self.experiment.state.is_over
+        assert self.experiment.state.is_terminal
         assert self.search.finishes == 1
 
 

@@ -7,10 +7,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, JobEvent, Jobs, JobState
+from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, Jobs, JobState, JobTrigger
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(JobState, JobEvent)))
+@pytest.mark.parametrize(("state", "event"), list(product(JobState, JobTrigger)))
 def test_an_event_that_the_transition_table_lacks_raises(state, event) -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0", state))

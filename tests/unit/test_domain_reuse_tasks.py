@@ -16,7 +16,7 @@ from nni_manager.domain.events import (
     ManagerReady,
     TrialStopAsked,
 )
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey
@@ -228,7 +228,7 @@ def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: Simula
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)
     after.effects = []
-    after.experiment = Experiment(
+    after.experiment = ExperimentCore(
         "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, completion=PAIR, state=before.state
     )
     trial = team.trial("t0")

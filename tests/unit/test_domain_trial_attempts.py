@@ -107,7 +107,7 @@ def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
     assert search.end("t0") == [CloseAttempt(key)]
     assert search.deliver("t0") == [CloseAttempt(key)]
     job = search.job("t0")
-    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, has_ended=True)]
     assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == []
     assert search.tuner_results == [TellTuner(0, 0.9)]
 

@@ -1,4 +1,4 @@
-"""The events and effects of an experiment: the input and output alphabets of `Experiment.handle`.
+"""The events and effects of an experiment: the input and output alphabets of `ExperimentCore.handle`.
 
 Times inside events are seconds since the epoch.
 """
@@ -386,7 +386,7 @@ class SaveJob:
     """Store the current state of the job."""
 
     job: Job
-    is_over: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ class Engine:
 
     async def close(self) -> None:
         """Release all resources. Running trials continue, and all received data is stored."""
-        if self.experiment.state.is_over:
+        if self.experiment.state.is_terminal:
             # Wait until the last keepers have shut down, so that no process outlives the manager.
             await _wait_at_most(self._no_jobs, _LAST_KEEPERS_S)
         await self.runtime.cancel_tasks()
@@ -296,9 +296,9 @@ class Engine:
             self._perform(effect)
 
     def _note_handled(self) -> None:
-        if not self.experiment.state.is_over:
+        if not self.experiment.state.is_terminal:
             self.finished.clear()
-        if not self.experiment.is_finished:
+        if self.experiment.state.counts_time:
             self._is_ending.clear()
         if self.experiment.scheduler.runs_jobs:
             self._no_jobs.clear()
@@ -316,7 +316,7 @@ class Engine:
             case events.SaveRemarks():
                 self.runtime.save(remarks_row(effect.trial_id, effect.remarks))
             case events.SaveJob():
-                ended_at_s = time.time() if effect.is_over else None
+                ended_at_s = time.time() if effect.has_ended else None
                 self.runtime.save(job_row(effect.job, monotonic_epoch_s(), ended_at_s))
             case events.SaveUsage():
                 self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
@@ -363,7 +363,7 @@ class Engine:
                 experiment.state,
                 experiment.error,
                 experiment.budget.duration_s(time.monotonic()),
-                self.ended_at_s if experiment.state.is_over else None,
+                self.ended_at_s if experiment.state.is_terminal else None,
                 experiment.scheduler.any_compatible_keeper,
             )
         )
@@ -377,7 +377,7 @@ class Engine:
         self._is_ending.set()
 
     def _note_finish_stored(self) -> None:
-        if self.experiment.state.is_over:  # otherwise a user has extended the experiment in the meantime
+        if self.experiment.state.is_terminal:  # otherwise a user has extended the experiment in the meantime
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:

@@ -14,7 +14,7 @@ from nni_manager.config.changes import changed
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import results_of
 from nni_manager.domain.events import LimitsChanged, RemarksChanged, TrialProposed
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.remarks import Remarks, RemarksChange
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.history import History
@@ -41,7 +41,7 @@ class ExperimentCommands:
     """Performs user commands on one experiment. Runs on the engine's loop."""
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     config: ExperimentSpec
     """The current configuration."""
     tuner_executor: TunerExecutor

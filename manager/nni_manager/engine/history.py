@@ -7,7 +7,7 @@ from itertools import chain
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.events import TellTuner
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessment import PastLearningCurve
@@ -18,7 +18,7 @@ from nni_manager.tuner.base import Observation, PastTrial
 class History:
     """The trials of one experiment, and its imported results."""
 
-    experiment: Experiment
+    experiment: ExperimentCore
     reader: StoreReader
     pending: set[str] = field(default_factory=set)
     """Ended trials that a user proposed and whose results are about to be sent to the tuner."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import UNDELIVERED
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -36,7 +36,7 @@ class JobRecovery:
     """
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     folder: ExperimentFolder
     service: TrainingService
     ingest: KeeperIngest

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from nni_manager.backoff import delays_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain import events
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
@@ -39,7 +39,7 @@ class JobSubmission:
     """The jobs of one experiment that do not exist yet, or that an earlier manager submitted. Runs on the engine's loop."""
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     config: ExperimentSpec
     service: TrainingService
     admission: KeeperAdmission

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nni_manager.domain import admission_errors
 from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -96,7 +96,7 @@ class KeeperAdmission:
     """Admits keepers of this experiment's jobs and reports their connections to the experiment."""
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     keepers: ConnectedKeepers
     ingest: KeeperIngest
     secret: bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from nni_manager.domain import events
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import AttemptPhase
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.learning_curve import (
     InheritedResults,
@@ -52,7 +52,7 @@ class KeeperIngest:
     """
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     commits: GroupCommit
     """Stores the data of all keepers."""
     reader: StoreReader

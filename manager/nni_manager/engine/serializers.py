@@ -11,7 +11,7 @@ from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
@@ -418,7 +418,7 @@ def problem_of(snapshot: ExperimentSnapshot) -> dict[str, str]:
     return {"problem": snapshot.problem} if snapshot.problem else {}
 
 
-def counts_view(experiment: Experiment) -> dict[str, int]:
+def counts_view(experiment: ExperimentCore) -> dict[str, int]:
     """The number of trials with each of NNI's statuses."""
     counts: dict[str, int] = {state.value: 0 for state in TrialState if state.nni_status == state.value}
     for state, count in experiment.lifecycle.counts.items():
@@ -426,13 +426,13 @@ def counts_view(experiment: Experiment) -> dict[str, int]:
     return counts
 
 
-def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
+def statistics_view(experiment: ExperimentCore) -> list[dict[str, Any]]:
     """The counts in NNI's format, without zeros."""
     counts = counts_view(experiment)
     return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
 
 
-def errors_view(experiment: Experiment) -> list[str]:
+def errors_view(experiment: ExperimentCore) -> list[str]:
     """The error that stopped the experiment, if any."""
     return [experiment.error] if experiment.error else []
 
@@ -477,11 +477,11 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "readOnly": snapshot.is_view,
         **experiment.remarks.to_json(),
         "startTime": ms(snapshot.created_at_s),
-        "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+        "endTime": ms(snapshot.ended_at_s) if experiment.state.is_terminal else None,
     }
 
 
-def export_view(experiment: Experiment) -> list[dict[str, Any]]:
+def export_view(experiment: ExperimentCore) -> list[dict[str, Any]]:
     """The parameters and results of the trials whose final result counts; with several objectives, which are on the front."""
     leaderboard = experiment.leaderboard
     front = {trial.trial_id for trial in leaderboard.front} if leaderboard.objectives.has_several else None

@@ -16,7 +16,7 @@ from typing import TypeVar
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
 from nni_manager.domain.events import AttemptStarted, KeeperSeenOnStorage, ProblemFound
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.keeper_admission import KeeperAdmission
@@ -51,7 +51,7 @@ class SharedStoragePoller:
     """Polls the attempts whose keepers are not connected, and drains those whose keepers have ended."""
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     files: SharedFiles
     storage: StorageExecutor
     admission: KeeperAdmission
@@ -140,11 +140,8 @@ class SharedStoragePoller:
             and self.experiment.transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
-    def _note_rejected(self, trial: Trial, found: FoundAttempts, *, is_over: bool = False) -> None:
-        """Report a rejected attempt once, after the storage lag. Until then a signed attempt may be only partly visible.
-
-        `is_over`: the lag has passed already.
-        """
+    def _note_rejected(self, trial: Trial, found: FoundAttempts, *, lag_has_passed: bool = False) -> None:
+        """Report a rejected attempt once, after the storage lag. Until then a signed attempt may be only partly visible."""
         # During a restore, the trials are not in the experiment yet.
         if not found.rejected or trial.trial_id not in self.experiment.trials:
             return
@@ -154,7 +151,7 @@ class SharedStoragePoller:
             return
         if message not in found.rejected:
             message, since_s = found.rejected[0], now_s
-        is_due = is_over or now_s - since_s >= self.lag_s
+        is_due = lag_has_passed or now_s - since_s >= self.lag_s
         self._rejected[trial.trial_id] = (message, _REPORTED if is_due else since_s)
         if is_due:
             log.warning("trial %s: %s", trial.trial_id, message)
@@ -169,7 +166,7 @@ class SharedStoragePoller:
         except (OSError, RetryableError) as error:  # only a warning is lost
             log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
-            self._note_rejected(trial, found, is_over=True)
+            self._note_rejected(trial, found, lag_has_passed=True)
 
     def _report_start(self, trial: Trial, seen: AttemptReadout) -> None:
         if trial.phase_of(seen.key) not in HAVE_STARTED:
@@ -213,7 +210,7 @@ class SharedStoragePoller:
             found = await self._with_retries(trial, self.files.find_attempts, trial.trial_id, signer)
             self._note_rejected(trial, found)
             keys = [key for key in found.newest if trial.is_current(key)]
-            see = partial(self.files.see_attempt, offsets={}, signer=signer, is_over=True)
+            see = partial(self.files.see_attempt, offsets={}, signer=signer, has_ended=True)
             left = [await self._with_retries(trial, see, key) for key in keys]
             if (left and all(each.ended for each in left)) or time.monotonic() >= deadline_s:
                 return left
@@ -236,7 +233,7 @@ class SharedStoragePoller:
                 left.key,
                 self._offsets(left.key),
                 self.admission.signer_of(trial),
-                is_over=True,
+                has_ended=True,
             )
             seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
@@ -261,7 +258,7 @@ class SharedStoragePoller:
         )
         while signer is not None and not trial.state.is_terminal:
             offsets = {Stream.METRICS: self.ingest.received(key, Stream.METRICS)}
-            see = partial(self.files.see_attempt, key, offsets, signer, is_over=True)
+            see = partial(self.files.see_attempt, key, offsets, signer, has_ended=True)
             seen = await self._with_retries(trial, see)
             if not seen.pieces:
                 return

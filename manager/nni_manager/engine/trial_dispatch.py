@@ -8,7 +8,7 @@ from functools import partial
 
 from nni_manager.backoff import delays_s
 from nni_manager.domain import events
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeepers
@@ -31,7 +31,7 @@ class TrialDispatch:
     """The commands to the keepers of one experiment. Runs on the engine's loop."""
 
     runtime: Runtime
-    experiment: Experiment
+    experiment: ExperimentCore
     service: TrainingService
     keepers: ConnectedKeepers
     writer: WorkspaceWriter

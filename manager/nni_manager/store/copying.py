@@ -70,7 +70,7 @@ def _check_times(times: dict[str, float | None]) -> None:
 
 def _check_contents(reader: StoreReader) -> None:
     """Check the values that the schema does not check and that become a path or a state."""
-    if not reader.experiment().state.is_over:
+    if not reader.experiment().state.is_terminal:
         raise ValueError("the experiment has not ended")
     trials = reader.trials()
     names = {
