@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from nni_manager.domain.events import Event
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.rows import Write
 from nni_manager.store.writer import Store
+from nni_manager.task_set import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class EventLoop:
         self._note_handled = note_handled
         self._events: deque[Event] = deque()
         self._is_handling = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self._tasks = TaskSet(self._fail)
+        self.spawn = self._tasks.spawn
+        """See `Runtime`."""
 
     # ---- events
 
@@ -74,31 +75,12 @@ class EventLoop:
         """See `Runtime`."""
         return self.commits.add([])
 
-    # ---- tasks
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """See `Runtime`."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_task)
-        if self._is_closing:
-            task.cancel()
-        return task
+    # ---- tasks and failures
 
     async def cancel_tasks(self) -> None:
         """Cancel all tasks, also those that are spawned from now on, and wait for their ends."""
         # No task may outlive the store. A cancelled submission ends its trial, and the next one would then be submitted.
-        self._is_closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _note_task(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    # ---- failures
+        await self._tasks.cancel()
 
     def on_lease_lost(self, error: LeaseLost) -> None:
         """Store nothing more and end: another manager holds the lease."""
