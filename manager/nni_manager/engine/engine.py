@@ -266,7 +266,6 @@ class Engine:
         found = (
             self.commits.problem,
             self.submission.problem,
-            self.dispatch.problem,
             *self.recovery.leftovers.values(),
             self.service.problem,
             *self.storage_poller.problems,

@@ -46,7 +46,7 @@ class JobSubmission:
     writer: WorkspaceWriter
     recovery: JobRecovery
     problem: str = ""
-    """Why jobs cannot be submitted at present; empty: no problem."""
+    """Why jobs cannot be submitted, or trials not dispatched, at present; empty: no problem."""
     _gate: SubmissionGate = field(default_factory=SubmissionGate)
     _why_not_accepted: dict[str, str] = field(default_factory=dict)
     """Why the cluster has not accepted a job, for each job that is being resubmitted."""
@@ -116,6 +116,12 @@ class JobSubmission:
         """Why the cluster has not accepted or started the job; empty if unknown."""
         return self._why_not_accepted.get(job_id) or self.service.pending_reason(job_id)
 
+    def note_problem(self, problem: str) -> None:
+        """Show a problem until a submission or a dispatch succeeds."""
+        if not self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
     # ---- internals
 
     async def _submit(self, job: Job) -> None:
@@ -129,13 +135,13 @@ class JobSubmission:
                         break
                     except Unauthenticated as error:
                         self._why_not_accepted[job.job_id] = str(error)
-                        self._note_problem(f"submission is suspended until the login is valid: {error}")
+                        self.note_problem(f"submission is suspended until the login is valid: {error}")
                         await self._gate.suspend()
                         continue
                     except (RetryableError, OSError) as error:
                         # Transient: the next job would fail in the same way, so the trial is not failed.
                         self._why_not_accepted[job.job_id] = str(error)
-                        self._note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
+                        self.note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
                 await asyncio.sleep(next(retry_delays_s))
         except NniManagerError as error:
             is_refused = isinstance(error, UserError)
@@ -153,11 +159,6 @@ class JobSubmission:
         # A keeper may connect before the training service answers; its trial runs then and must not be stopped.
         if job.job_id in self.experiment.jobs.live and self._is_to_end(job):
             await self.stop(job.job_id)
-
-    def _note_problem(self, problem: str) -> None:
-        if not self.problem:
-            log.warning("%s", problem)
-        self.problem = problem
 
     def _is_wanted(self, job: Job) -> bool:
         """True if a job that does not exist yet should be created. Lost jobs are never created again."""

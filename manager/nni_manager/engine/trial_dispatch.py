@@ -36,8 +36,6 @@ class TrialDispatch:
     keepers: ConnectedKeepers
     writer: WorkspaceWriter
     submission: JobSubmission
-    problem: str = ""
-    """Why trials cannot be dispatched at present; empty: no problem."""
     _last: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     """The last dispatch or revoke of each job. They are sent in this order, in which the keepers run the trials."""
     _inflight: set[tuple[str, str, str | None]] = field(default_factory=set)
@@ -89,13 +87,11 @@ class TrialDispatch:
                 break
             except (OSError, RetryableError) as error:
                 problem = f"cannot dispatch trial {trial.trial_id} to its job: {error}; retrying"
-                if not self.problem:
-                    log.warning("%s", problem)
-                self.problem = problem
+                self.submission.note_problem(problem)
             await asyncio.sleep(next(retry_delays_s))
         if saved is not None:
             await asyncio.shield(saved)  # a trial must not run before it is stored
-        self.problem = ""
+        self.submission.problem = ""
         if _runs_in(job, trial):
             self.keepers.run(job.job_id, trial.trial_id, effect.task)
             if trial.stop_reason is not None:
