@@ -87,9 +87,8 @@ class Engine:
         self.storage = StorageExecutor()
         files = SharedFiles(folder.workspace, service.share, service.runs_as_manager)
         self.keepers = ConnectedKeepers(experiment)
-        self.provenance = ProvenanceRecorder(
-            runtime, config, folder.workspace, reader, partial(self.storage.call, files.read_packages)
-        )
+        read_packages = partial(self.storage.call, files.read_packages)
+        self.provenance = ProvenanceRecorder(runtime, reader, read_packages)
         self.ingest = KeeperIngest(
             runtime, experiment, self.commits, reader, folder.workspace, self.keepers, self.provenance
         )
@@ -223,7 +222,7 @@ class Engine:
         await self.recovery.adopt_leftovers()
         if self.experiment.trials:
             self.service.garbage_collect()
-        self.runtime.spawn(self.provenance.record_code())
+        self.runtime.spawn(self.provenance.record_code(self.config, self.folder.workspace))
         self.runtime.spawn(self._watch_time())
         self.runtime.spawn(self.storage_poller.follow())
 

@@ -25,27 +25,20 @@ class ProvenanceRecorder:
     """Writes provenance to the store of one experiment."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        config: ExperimentSpec,
-        workspace: Workspace,
-        reader: StoreReader,
-        read_packages: Callable[[str], Awaitable[bytes]],
+        self, runtime: Runtime, reader: StoreReader, read_packages: Callable[[str], Awaitable[bytes]]
     ) -> None:
         """`read_packages` reads a list of packages in the workspace by its digest."""
         self._runtime = runtime
-        self._config = config
-        self._workspace = workspace
         self._read = read_packages
         self.code: tuple[CodeVersion, ...] = tuple(reader.code())
         self._packages = set(reader.package_digests())
         """The lists that are stored, or being read."""
         self._noted: dict[AttemptKey, Environment] = {}
 
-    async def record_code(self) -> None:
+    async def record_code(self, config: ExperimentSpec, workspace: Workspace) -> None:
         """Record the version of the code folder, if it differs from the last one."""
-        code_dir, secret_files, root = self._config.code_dir, self._config.secret_files, self._workspace.root
-        now = await asyncio.to_thread(code_version, code_dir, root, time.time(), secret_files)
+        code_dir, secret_files = config.code_dir, config.secret_files
+        now = await asyncio.to_thread(code_version, code_dir, workspace.root, time.time(), secret_files)
         if not self.code or not self.code[-1].is_same(now):
             self.code = (*self.code, now)
             self._runtime.save(code_row(now))
