@@ -113,7 +113,7 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
         )
         if path == "/oview":
             expect(person.see("count-SUCCEEDED")).to_have_text(f"{len(RESULTS):,}")
-            expect(person.see("best-value")).to_have_text(shown_number(RESULTS[0].value))
+            expect(person.see("best-value")).to_have_text(shown_number(RESULTS[0].run.value))
             expect(person.see("best-chart").locator("figcaption")).to_contain_text(
                 f"in {len(RESULTS):,} results"
             )
