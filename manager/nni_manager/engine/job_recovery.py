@@ -10,6 +10,7 @@ from nni_manager.domain import events
 from nni_manager.domain.attempts import UNDELIVERED
 from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.runtime import Runtime
@@ -45,8 +46,6 @@ class JobRecovery:
     """What may be left on the cluster of jobs that have ended for the experiment: a message for each, with the command that
     removes it.
     """
-    _killed: set[str] = field(default_factory=set)
-    """The jobs that were killed without grace."""
     _recovering: set[str] = field(default_factory=set)
     """The ended jobs whose files are being read. Only the recovery reports their end to the experiment."""
 
@@ -59,10 +58,6 @@ class JobRecovery:
     def report(self, job_id: str, reason: ExitReason, message: str, **how: Any) -> None:
         """Report the end of a job to the experiment; `how`: further fields of the event."""
         self.runtime.post(events.JobTerminated(job_id, reason, message, time.time(), **how))
-
-    def note_killed(self, job_id: str) -> None:
-        """Record that a job is killed without grace."""
-        self._killed.add(job_id)
 
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
@@ -78,6 +73,7 @@ class JobRecovery:
             self.runtime.spawn(self._recover(job, ended))
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
+        was_killed = self.experiment.stops.stage(job.job_id) is StopStage.KILLED
         # From here on its trials must not move to another job, which would get the data of the files here.
         self.runtime.post(events.KeeperDisconnected(job.job_id))
         how, reason = "its keeper is gone", ended.reason
@@ -85,8 +81,7 @@ class JobRecovery:
             how = f"its keeper ended with exit code {ended.exit_code}"
             if (own := known(ended.exit_code)) is not None:
                 how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
-        if job.job_id in self._killed:
-            self._killed.discard(job.job_id)
+        if was_killed:
             how = "its keeper did not stop the trial in time, so the job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
         scanned: set[str] = set()

@@ -81,7 +81,6 @@ class JobSubmission:
                 self.runtime.spawn(self.stop(job_id))
             case StopStage.KILLED:
                 log.warning("job %s still runs after its stop deadline; killing it", job_id)
-                self.recovery.note_killed(job_id)
                 self.runtime.spawn(self.service.kill(job_id))
             case StopStage.ABANDONED:
                 self.runtime.spawn(self.recovery.abandon(job))
