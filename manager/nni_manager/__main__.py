@@ -199,7 +199,7 @@ class _Manager:
         web, process = _http_api(engine, engine.stored.secret, self.http, for_people, self.end_requested.set)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.must_end.set)
-        lease.call_when_lost(lambda error: loop.call_soon_threadsafe(engine.on_lease_lost, error))
+        lease.call_when_lost(lambda error: loop.call_soon_threadsafe(engine.runtime.on_lease_lost, error))
         try:
             await engine.restore()
             await server.start(keepers_host, self.http.port + 1, for_keepers)
@@ -227,9 +227,9 @@ class _Manager:
             await engine.close()
             await server.stop()
         log.info("experiment %s: the manager exits", self.folder.experiment_id)
-        if engine.lease_lost is not None:
-            raise engine.lease_lost
-        return 1 if engine.failed.is_set() else 0
+        if engine.runtime.lease_lost is not None:
+            raise engine.runtime.lease_lost
+        return 1 if engine.runtime.failed.is_set() else 0
 
     def _stop(self, engine: Engine) -> None:
         log.info(
@@ -244,7 +244,7 @@ class _Manager:
 
         A DONE experiment stays available for viewing.
         """
-        ends = (self.must_end.wait(), self._until_over(engine), engine.failed.wait())
+        ends = (self.must_end.wait(), self._until_over(engine), engine.runtime.failed.wait())
         waiting = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for future in waiting:
@@ -253,7 +253,7 @@ class _Manager:
     async def _until_over(self, engine: Engine) -> None:
         await self.end_requested.wait()
         await engine.until_stopped()
-        if engine.jobs.leftovers:
+        if engine.recovery.leftovers:
             await asyncio.sleep(_LEFTOVERS_READ_S)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("kubernetes")
 from platforms import PLATFORMS, a_platform
 from real_experiment import RealExperiment, a_manager_here, until, values
 
-from nni_manager.engine import cluster_jobs, submission_gate
+from nni_manager.engine import job_submission, submission_gate
 from nni_manager.engine.serializers import trial_view
 from nni_manager.engine.trial_logs import read_range
 from nni_manager.leftovers import processes_of
@@ -143,7 +143,7 @@ def done(request, tmp_path_factory):
         async def play(running):
             await running.has_intermediates(2)
             seen.at_concurrency_1 = running.statuses()
-            await running.engine.changes.update("TRIAL_CONCURRENCY", {"trialConcurrency": 2})
+            await running.engine.commands.update("TRIAL_CONCURRENCY", {"trialConcurrency": 2})
             await running.has_intermediates(3)
             seen.at_concurrency_2 = running.statuses()
             cancelled, removed = running.trials()[2:4]
@@ -267,7 +267,7 @@ def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
         await running.is_over()
         assert running.statuses() == ["FAILED"]
         (failed,) = running.engine.experiment.trials.values()
-        await running.engine.changes.retry(failed, from_checkpoint=True)
+        await running.engine.commands.retry(failed, from_checkpoint=True)
         await running.has("FAILED", "SUCCEEDED")
         trial = running.trials()[1]
         assert (trial["continues"], trial["value"]) == (failed.trial_id, 2)
@@ -399,7 +399,7 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(p
 
 @pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
 def test_trials_wait_for_a_quota_with_that_reason_and_outlast_temporary_errors(platform, quota, monkeypatch):
-    monkeypatch.setattr(cluster_jobs, "_FIRST_RESUBMIT_S", 0.05)
+    monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
     platform.answer_submissions(quota, 1000)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
 

@@ -87,7 +87,7 @@ def test_a_job_is_submitted_after_its_upload_and_all_metrics_arrive_without_a_ne
             azure.fails_with = [(503, "ServerBusy")] * 6  # reads from here on fail
             await until(lambda: engine.experiment.state is ExperimentState.DONE, "the experiment is done")
             (trial,) = engine.experiment.trials.values()
-            assert trial.state.value == "SUCCEEDED", trial.message
+            assert trial.state.value == "SUCCEEDED", trial.run.message
             return trial.trial_id
 
     trial_id = asyncio.run(asyncio.wait_for(play(), scaled_s(150)))

@@ -161,14 +161,14 @@ def test_an_experiment_in_containers_stores_every_row_whatever_ends_its_trials(a
         )
         return log_path(experiment.folder.collected_logs, key, stream).read_text()
 
-    ends = {number: (trial.state.value, trial.reason) for number, trial in trials.items()}
+    ends = {number: (trial.state.value, trial.run.reason) for number, trial in trials.items()}
     assert ends == {
         **dict.fromkeys(ORDINARY, ("SUCCEEDED", ExitReason.SUCCEEDED)),
         GREEDY: ("FAILED", ExitReason.OUT_OF_MEMORY),
         HANDLES_SIGTERM: ("USER_CANCELED", ExitReason.STOPPED_BY_USER),
         KILLED: ("FAILED", ExitReason.KEEPER_LOST),
     }
-    assert "its keeper ended with exit code 137" in trials[KILLED].message
+    assert "its keeper ended with exit code 137" in trials[KILLED].run.message
     for number, trial in trials.items():
         stored = [row.value for row in experiment.rows(trial.trial_id)]
         written = decode(experiment.stream(trial.trial_id, Stream.METRICS).read_bytes(), 0).records
@@ -213,7 +213,7 @@ def test_a_reused_container_runs_all_trials_and_survives_an_oom_kill(a_real_expe
         expected = (
             ("FAILED", ExitReason.OUT_OF_MEMORY) if number == GREEDY else ("SUCCEEDED", ExitReason.SUCCEEDED)
         )
-        assert (trial.state.value, trial.reason) == expected, trial.message
+        assert (trial.state.value, trial.run.reason) == expected, trial.run.message
         assert len(experiment.rows(trial.trial_id)) == (1 if number == GREEDY else 2)
         first = experiment.folder.workspace.attempts_of(trial.trial_id)[0].attempt_id
         code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/{first}/main-0/code"

@@ -146,7 +146,10 @@ def test_the_example_reports_what_its_experiment_file_names(tmp_path):
 def test_a_saved_experiment_keeps_its_objectives(tmp_path, monkeypatch, capsys):
     def a_trial(number, now_s):
         trial = made_trial(number, now_s)
-        trial.value, trial.final = 0.5 + number, json.dumps({"accuracy": 0.5 + number, "latency_ms": number})
+        trial.run.value, trial.run.final = (
+            0.5 + number,
+            json.dumps({"accuracy": 0.5 + number, "latency_ms": number}),
+        )
         return trial
 
     experiment = made_experiment(

@@ -1,6 +1,5 @@
 """The web page in a real Chromium."""
 
-import dataclasses
 import json
 import re
 import time
@@ -62,13 +61,17 @@ def some_trial(number, now_s):
     }
     match number % 5:
         case 0:
-            trial.state, trial.reason, trial.exit_code = TrialState.FAILED, ExitReason.NONZERO_EXIT, 1
-            trial.final = trial.value = None
-            trial.message = f'Traceback (most recent call last):\n  File "train.py"\nValueError: {HOSTILE}'
+            trial.state, trial.run.reason, trial.run.exit_code = TrialState.FAILED, ExitReason.NONZERO_EXIT, 1
+            trial.run.final = trial.run.value = None
+            trial.run.message = (
+                f'Traceback (most recent call last):\n  File "train.py"\nValueError: {HOSTILE}'
+            )
         case 1:
-            trial.state, trial.reason = TrialState.EARLY_STOPPED, ExitReason.EARLY_STOPPED
+            trial.state, trial.run.reason = TrialState.EARLY_STOPPED, ExitReason.EARLY_STOPPED
         case 2:
-            trial.final = json.dumps({"default": trial.value, "loss": 1 / (number + 1), HOSTILE: number})
+            trial.run.final = json.dumps(
+                {"default": trial.run.value, "loss": 1 / (number + 1), HOSTILE: number}
+            )
     return trial
 
 
@@ -206,7 +209,9 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
 
 def test_an_experiment_without_a_success_is_not_shown_as_a_good_one(browser, tmp_path):
     def failed(number, now_s):
-        return dataclasses.replace(made_trial(number, now_s), state=TrialState.FAILED, final=None, value=None)
+        trial = made_trial(number, now_s)
+        trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None
+        return trial
 
     with (
         served_view(made_experiment(tmp_path, 3, failed).folder) as view,

@@ -1,7 +1,6 @@
 """The charts of the page in a real Chromium, on a search with nested choices, and what leads out of them."""
 
 import csv
-import dataclasses
 import io
 import itertools
 import json
@@ -47,8 +46,8 @@ def a_trial(number, now_s):
         "batch": chosen.choice([16, 64, 128]),
         "optimizer": optimizer,
     }
-    trial.value = chosen.random()
-    trial.final = str(trial.value)
+    trial.run.value = chosen.random()
+    trial.run.final = str(trial.run.value)
     return trial
 
 
@@ -90,7 +89,8 @@ def test_cpu_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(bro
         rows.append(attempt_row(key, 0))
         rows += [UsageRow(Usage(key, 5.0 * n, n * 2**28, 0, gpus[n]), 1000.0 + 5 * n) for n in range(20)]
     peak = PeakUsage(95.0, 19 * 2**28, 0, (GpuUsage(0, 190.0, 19 * 2**30),))
-    trial = dataclasses.replace(made_trial(0, 1000.0), peak_usage=peak)
+    trial = made_trial(0, 1000.0)
+    trial.run.peak_usage = peak
     write(experiment.folder, trial_row(trial), *rows)
     with (
         served_view(experiment.folder) as view,
@@ -474,7 +474,7 @@ def test_one_result_gives_no_empty_chart(browser, tmp_path):
 def with_loss(number, now_s):
     trial = a_trial(number, now_s)
     if number != 3:
-        trial.final = json.dumps({"default": trial.value, "loss": 1 / (number + 1)})
+        trial.run.final = json.dumps({"default": trial.run.value, "loss": 1 / (number + 1)})
     return trial
 
 

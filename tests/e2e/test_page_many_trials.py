@@ -41,7 +41,9 @@ pytestmark = [pytest.mark.any_machine, needs_chromium]
 TRIALS = amount(1500, 100_000)
 ROUNDS = amount(1, 5)
 SHOWN = [some_trial(number, 0.0) for number in range(TRIALS)]
-RESULTS = sorted((trial for trial in SHOWN if trial.value is not None), key=lambda trial: -(trial.value or 0))
+RESULTS = sorted(
+    (trial for trial in SHOWN if trial.run.value is not None), key=lambda trial: -(trial.run.value or 0)
+)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
         )
         if path == "/oview":
             expect(person.see("count-SUCCEEDED")).to_have_text(f"{len(RESULTS):,}")
-            expect(person.see("best-value")).to_have_text(shown_number(RESULTS[0].value))
+            expect(person.see("best-value")).to_have_text(shown_number(RESULTS[0].run.value))
             expect(person.see("best-chart").locator("figcaption")).to_contain_text(
                 f"in {len(RESULTS):,} results"
             )
@@ -144,7 +146,7 @@ def test_all_trials_are_sorted_searched_filtered_and_saved(person):
     person.see("sort-value").click()
     expect(rows_of(person).first).to_contain_text(RESULTS[-1].trial_id)
     person.see("search").fill("nan")
-    failed = [trial for trial in SHOWN if trial.value is None]
+    failed = [trial for trial in SHOWN if trial.run.value is None]
     expect(person.see("table-count")).to_have_text(f"{len(failed):,} of {TRIALS:,} trials")
     expect(rows_of(person).first).to_contain_text(failed[0].trial_id)
     one = SHOWN[TRIALS * 7 // 9]
@@ -164,7 +166,7 @@ def test_all_trials_are_sorted_searched_filtered_and_saved(person):
     expect(person.see("sample-note")).to_be_hidden()  # all of them are in the charts
     person.see("state-filter-FAILED").click()
     expect(person.see("table-count")).to_have_text(
-        f"{sum(trial.value is None for trial in low):,} of {TRIALS:,} trials"
+        f"{sum(trial.run.value is None for trial in low):,} of {TRIALS:,} trials"
     )
 
 

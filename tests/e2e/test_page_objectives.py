@@ -25,15 +25,15 @@ def a_trial(number, now_s):
     trial = made_trial(number, now_s)
     depth = chosen.randint(1, 49)
     trial.parameters = {"depth": depth}
-    trial.value = depth / (depth + 5) - chosen.random() / 4
+    trial.run.value = depth / (depth + 5) - chosen.random() / 4
     latency = 4 + depth + chosen.random() * 30
     numbers = {
-        "accuracy": trial.value,
+        "accuracy": trial.run.value,
         "latency_ms": latency,
         "memory_mb": 10.0 + number % 5,
         "size_mb": 2.0 * depth,
     }
-    trial.final = json.dumps(numbers)
+    trial.run.final = json.dumps(numbers)
     return trial
 
 
@@ -52,7 +52,7 @@ def experiment_with(folder, objectives):
 def front_of(experiment):
     """The trials on the front by the domain's rule, in the order of the first objective."""
     trials = [a_trial(number, 0.0) for number in range(TRIALS)]
-    return experiment.config.all_objectives.ranked((trial, trial.final) for trial in trials)
+    return experiment.config.all_objectives.ranked((trial, trial.run.final) for trial in trials)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_every_place_of_the_page_names_the_first_objective(browser, stored):
 def test_results_without_the_metric_that_counts_are_not_called_missing(browser, tmp_path):
     def without_default(number, now_s):
         trial = made_trial(number, now_s)
-        trial.final, trial.value, trial.message = '{"loss": 1}', None, "no number"
+        trial.run.final, trial.run.value, trial.run.message = '{"loss": 1}', None, "no number"
         return trial
 
     experiment = made_experiment(tmp_path, 3, without_default)
@@ -176,7 +176,10 @@ def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is
 ):
     def two_numbers(number, now_s):
         trial = made_trial(number, now_s)
-        trial.final, trial.value = json.dumps({"accuracy": number, "default": 10 * number}), float(number)
+        trial.run.final, trial.run.value = (
+            json.dumps({"accuracy": number, "default": 10 * number}),
+            float(number),
+        )
         return trial
 
     objectives = [OBJECTIVES[0], {"metric": "default", "mode": "minimize"}]

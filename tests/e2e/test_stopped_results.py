@@ -8,7 +8,7 @@ import pytest
 from real_experiment import RealExperiment, wait_until
 
 from nni_manager.client.stored import StoredDocuments
-from nni_manager.domain.trial import NO_FINAL_RESULT_IN_CHANGED_FILE
+from nni_manager.domain.trial_run import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
 

@@ -138,7 +138,7 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
     experiment.close()
     with StoreReader(experiment.folder.database) as reader:
         trials = reader.trials()
-    epochs = [json.loads(trial.final)["epochs"] for trial in trials]
+    epochs = [json.loads(trial.run.final)["epochs"] for trial in trials]
     generations = [{tuple(each) for each in epochs if len(each) == length} for length in (1, 2, 3)]
     assert [len(each) for each in generations] == [2, 2, 2]
     best = max(generations[0])

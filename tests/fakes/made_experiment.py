@@ -20,10 +20,11 @@ from real_experiment import RealExperiment
 
 from nni_manager.client.manager_client import session_with
 from nni_manager.domain.events import Event, ManagerReady
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.http_server import HttpServer, listen
@@ -39,9 +40,10 @@ from trial_keeper.wire.reasons import ExitReason
 NUMBERS = [f"x{number}" for number in range(8)]
 
 
-def made_trial(number: int, now_s: float) -> Trial:
+def made_trial(number: int, now_s: float, result: float | None = None) -> Trial:
     """A trial that has succeeded."""
     value = number / 7
+    result = value if result is None else result
     return Trial(
         trial_id=f"{number:05d}",
         sequence_id=number,
@@ -50,14 +52,16 @@ def made_trial(number: int, now_s: float) -> Trial:
         created_at_s=now_s,
         job_id=f"{number:05d}",
         state=TrialState.SUCCEEDED,
-        attempt=0,
-        started_at_s=now_s,
-        ended_at_s=now_s + 1,
-        reason=ExitReason.SUCCEEDED,
-        exit_code=0,
-        final=str(value),
-        value=value,
-        reporter="main-0",
+        run=TrialRun(
+            attempt=0,
+            started_at_s=now_s,
+            ended_at_s=now_s + 1,
+            reason=ExitReason.SUCCEEDED,
+            exit_code=0,
+            final=str(result),
+            value=result,
+            reporter="main-0",
+        ),
     )
 
 
@@ -177,7 +181,7 @@ class Played:
         """`folder`: the folder of an experiment without trials."""
         self.folder = folder
         stored = ExperimentSnapshot.stored(folder)
-        self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), MAXIMIZE)
+        self.experiment = ExperimentCore("TESTEXPT", Limits(100, None, 20_000, None, 0), MAXIMIZE)
         self.experiment.handle(ManagerReady(), time.monotonic())
         self.problems: tuple[str, ...] = ()
         self._picture = dataclasses.replace(stored, experiment=self.experiment)

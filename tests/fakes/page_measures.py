@@ -1,6 +1,5 @@
 """What a browser measures of the page of a large experiment, and the goals."""
 
-import dataclasses
 import json
 import random
 from dataclasses import dataclass
@@ -51,19 +50,14 @@ def some_trial(number: int, now_s: float) -> Trial:
     """A trial with a random id, eight random parameters and a random result; every twentieth has failed."""
     rng = random.Random(number)
     value = rng.random()
-    trial = dataclasses.replace(
-        made_trial(number, now_s + number),
-        trial_id=f"{rng.getrandbits(30):x}-{number}",
-        parameters={f"x{place}": rng.random() for place in range(8)},
-        ended_at_s=now_s + number + 100 * rng.random(),
-        final=str(value),
-        value=value,
-    )
+    trial = made_trial(number, now_s + number, value)
+    trial.trial_id = f"{rng.getrandbits(30):x}-{number}"
+    trial.parameters = {f"x{place}": rng.random() for place in range(8)}
+    trial.run.ended_at_s = now_s + number + 100 * rng.random()
     if number % 20 == 7:
-        failed = {"state": TrialState.FAILED, "reason": ExitReason.NONZERO_EXIT, "exit_code": 1}
-        trial = dataclasses.replace(
-            trial, final=None, value=None, message="ValueError: loss is nan", **failed
-        )
+        trial.state, trial.run.reason = TrialState.FAILED, ExitReason.NONZERO_EXIT
+        trial.run.exit_code, trial.run.message = 1, "ValueError: loss is nan"
+        trial.run.final = trial.run.value = None
     return trial
 
 

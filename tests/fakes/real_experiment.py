@@ -89,7 +89,7 @@ async def a_manager_here(
     finally:
         await engine.close()
         await server.stop()
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
 
 
 def values(rows: list[MetricRow]) -> list[Any]:

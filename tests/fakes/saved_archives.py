@@ -10,6 +10,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.rows import attempt_row, experiment_row, remarks_row, trial_row
 from nni_manager.store.writer import Store
@@ -54,8 +55,17 @@ def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE
     folder = ExperimentFolder(config.log_dir / "abc11111")
     folder.make()
     store = Store.create(folder.database, folder.collected_logs, "abc11111", json.dumps(fields), SECRET, 1.0)
-    trial = Trial("aB3dE", 0, {"lr": 0.5}, metadata or {"/lr": 0.5}, 1.0, "aB3dE", TrialState.SUCCEEDED, 0)
-    trial.final, trial.value = "0.25", 0.25
+    trial = Trial(
+        "aB3dE",
+        0,
+        {"lr": 0.5},
+        metadata or {"/lr": 0.5},
+        1.0,
+        "aB3dE",
+        TrialState.SUCCEEDED,
+        run=TrialRun(attempt=0),
+    )
+    trial.run.final, trial.run.value = "0.25", 0.25
     key = AttemptKey("aB3dE", "0", "main-0")
     store.commit([attempt_row(key, 0), trial_row(trial), experiment_row(state, "", 9.0, 10.0, True)], 1.0)
     store.commit([remarks_row("aB3dE", Remarks(("keep",))), remarks_row(None, Remarks((), "ours"))], 1.0)

@@ -40,7 +40,7 @@ from nni_manager.domain.events import (
     TrialProposed,
     TunerNotReady,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.objectives import MAXIMIZE, Objectives
 from nni_manager.domain.search_budget import Limits
@@ -54,7 +54,7 @@ from trial_keeper.wire.reasons import ExitReason
 class SimulatedSearch:
     """An experiment and its effects, one trial per job. Trials are named t0, t1, … by their sequence ids."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: ExperimentCore) -> None:
         self.experiment = experiment
         self.now_s = 0.0
         self.requests: list[int] = []
@@ -171,7 +171,7 @@ class SimulatedSearch:
     def resumed(self) -> "SimulatedSearch":
         """The same experiment in the next manager, restored from stored fields only."""
         before = self.experiment
-        after = Experiment(
+        after = ExperimentCore(
             before.experiment_id,
             before.budget.limits,
             before.leaderboard.objectives,
@@ -197,7 +197,7 @@ def new_search(
 ) -> SimulatedSearch:
     """A search that has started, or with `is_ready=False` one whose manager has not."""
     limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
-    experiment = Experiment(
+    experiment = ExperimentCore(
         "exp", Limits(concurrency, **limits), objectives, reports_preemption=reports_preemption
     )
     search = SimulatedSearch(experiment)
@@ -219,7 +219,7 @@ class SimulatedReuse:
             max_retries=options.pop("max_retries", 0),
         )
         completion = options.pop("completion", Completion())
-        self.experiment = Experiment(
+        self.experiment = ExperimentCore(
             "exp", limits, MAXIMIZE, reuses_jobs=True, completion=completion, **options
         )
         self.experiment.jobs.tasks = completion.tasks
@@ -299,12 +299,12 @@ class SimulatedReuse:
         """The same experiment in the next manager, restored from stored fields only."""
         before = self.experiment
         after = SimulatedReuse.__new__(SimulatedReuse)
-        after.experiment = Experiment(
+        after.experiment = ExperimentCore(
             "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, state=before.state
         )
         after.effects = []
         for trial in before.trials.values():
-            trial.ended = None
+            trial.run.ended = None
             for attempt in trial.attempts.values():
                 attempt.apply(AttemptReport.DISCARDED)
         jobs = [type(job)(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]

@@ -10,6 +10,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
@@ -54,9 +55,16 @@ def finished(folder, *results):
     store = RegisteringStore(folder.database, folder.collected_logs)
     for number, result in enumerate(results):
         trial = Trial(
-            f"t{number}", number, {"lr": number / 10}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED, 0
+            f"t{number}",
+            number,
+            {"lr": number / 10},
+            {},
+            1.0,
+            f"t{number}",
+            TrialState.SUCCEEDED,
+            run=TrialRun(attempt=0),
         )
-        trial.final, trial.value, trial.reporter = str(result), result, "main"
+        trial.run.final, trial.run.value, trial.run.reporter = str(result), result, "main"
         record = json.dumps({"parameter_id": number, "trial_job_id": trial.trial_id, "type": "PERIODICAL",
                              "sequence": 0, "value": "0.1"}).encode() + b"\n"  # fmt: skip
         receiver = AttemptIngest(AttemptKey(trial.trial_id, attempt_id(0), "main"))

@@ -24,7 +24,7 @@ async def serve(folder: ExperimentFolder, port: int) -> None:
     await server.start("127.0.0.1", port)
     await engine.start((f"127.0.0.1:{port}",))
     print("ready", flush=True)
-    await engine.failed.wait()
+    await engine.runtime.failed.wait()
 
 
 if __name__ == "__main__":

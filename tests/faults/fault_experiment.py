@@ -290,7 +290,7 @@ class Experiment:
 
     def _is_over(self) -> bool:
         with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
-            return reader.experiment().state.is_over
+            return reader.experiment().state.is_terminal
         return False
 
     def end(self) -> None:

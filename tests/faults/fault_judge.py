@@ -208,7 +208,7 @@ def _judge_trial(
     rows = metrics_of(reader, trial.trial_id)
     registered = reader.attempts(trial.trial_id)
     counts = next(
-        (each.key for each in registered if (each.number, each.key.task) == (trial.attempt, TASK)), None
+        (each.key for each in registered if (each.number, each.key.task) == (trial.run.attempt, TASK)), None
     )
     runs = _ledgers_of(ledgers, trial, counts and counts.attempt_id)
     stored_runs = {_run_of(row.value) for row in rows}
@@ -228,8 +228,8 @@ def _judge_trial(
     wrong = []
     if len(stored_runs) > 1 and not stored_runs <= allowed_runs:
         wrong.append(f"its rows are those of {len(stored_runs)} runs")
-    if trial.attempt is not None and len(runs) > 1:
-        wrong.append(f"its attempt {trial.attempt} ran {len(runs)} times")
+    if trial.run.attempt is not None and len(runs) > 1:
+        wrong.append(f"its attempt {trial.run.attempt} ran {len(runs)} times")
     if not differences.is_in_order:
         wrong.append("its rows are not in the order of its reports")
     if differences.lost or differences.doubled:
@@ -240,7 +240,7 @@ def _judge_trial(
             wrong += _logs_that_differ(folder, storage, counts)
             # A trial that was stopped before its first report may not have loaded anything yet.
             if harm.max_retries and (ledger.made or ledger.open):
-                earlier = (each.key for each in registered if each.number < (trial.attempt or 0))
+                earlier = (each.key for each in registered if each.number < (trial.run.attempt or 0))
                 wrong += Continuation(
                     storage,
                     reader.experiment().secret,
@@ -305,13 +305,15 @@ def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) ->
     if not is_complete or not ledger.made:
         return []
     wrong, final, intermediates = [], ledger.made[-1], len(ledger.made) - 1
-    if (trial.final, trial.value) != (final, float(final)):
-        wrong.append(f"its result is {trial.final!r}, in numbers {trial.value}, and it reported {final}")
+    if (trial.run.final, trial.run.value) != (final, float(final)):
+        wrong.append(
+            f"its result is {trial.run.final!r}, in numbers {trial.run.value}, and it reported {final}"
+        )
     if [row.is_final for row in rows] != [False] * intermediates + [True]:
         wrong.append("not the last of its reports alone is stored as the final one")
-    if trial.intermediate_count != intermediates:
+    if trial.run.intermediate_count != intermediates:
         wrong.append(
-            f"it made {intermediates} intermediate reports, and {trial.intermediate_count} are counted"
+            f"it made {intermediates} intermediate reports, and {trial.run.intermediate_count} are counted"
         )
     return wrong
 
@@ -320,7 +322,8 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     """Why the state of a trial is wrong; empty if it is correct."""
     was_killed = trial.trial_id in harm.trials_killed
     keeper_was_killed = trial.job_id in harm.keepers_killed
-    told = f"it is {trial.state.value} ({trial.reason and trial.reason.value}, exit code {trial.exit_code}: {trial.message!r})"
+    reason, exit_code = trial.run.reason and trial.run.reason.value, trial.run.exit_code
+    told = f"it is {trial.state.value} ({reason}, exit code {exit_code}: {trial.run.message!r})"
     if trial.state is TrialState.SUCCEEDED:
         return [] if ledger.has_ended else [f"{told}, and its command never came to its end"]
     if trial.trial_id in harm.stopped and trial.state in (TrialState.USER_CANCELED, TrialState.EARLY_STOPPED):
@@ -329,12 +332,12 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
         return [f"{told}, and nobody stopped it"]
     if trial.trial_id in harm.attempts_removed:
         return []
-    match trial.reason:
+    match trial.run.reason:
         # The manager detects after a stop what it could not record during it.
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
             return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:
-            return [] if trial.exit_code == 137 else [f"{told}, and it was killed by signal 9"]
+            return [] if trial.run.exit_code == 137 else [f"{told}, and it was killed by signal 9"]
         case ExitReason.SIGNAL if was_killed:
             return []
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if keeper_was_killed:
@@ -343,7 +346,7 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
         case ExitReason.KEEPER_LOST if harm.storage_failed and harm.manager_was_away and not ledger.has_ended:
             return (
                 []
-                if "cannot write to the workspace" in trial.message
+                if "cannot write to the workspace" in trial.run.message
                 else [f"{told}, and that is all it says"]
             )
         case ExitReason.NONZERO_EXIT if ledger.gave_up:

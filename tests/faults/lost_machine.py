@@ -95,7 +95,9 @@ def committed(folder):
     """All rows that the damage must not remove: the ended trials, and every record."""
     with StoreReader(folder.database) as reader:
         over = {
-            trial.trial_id: (trial.final, trial.value) for trial in reader.trials() if trial.state.is_terminal
+            trial.trial_id: (trial.run.final, trial.run.value)
+            for trial in reader.trials()
+            if trial.state.is_terminal
         }
         rows = {dataclasses.astuple(row) for row in reader.metrics()}
     return over, rows

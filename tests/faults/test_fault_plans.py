@@ -210,7 +210,7 @@ def test_stored_rows_are_compared_with_the_ledger(tmp_path, stored, lost, double
 
 def a_trial(state, reason, exit_code):
     trial = Trial("trial1", 0, {}, {}, 0.0, "job1")
-    trial.state, trial.reason, trial.exit_code = state, reason, exit_code
+    trial.state, trial.run.reason, trial.run.exit_code = state, reason, exit_code
     return trial
 
 
@@ -329,7 +329,7 @@ EXCEPTIONS = {
 def test_an_exception_of_the_judge_holds_for_its_fault_alone(tmp_path, allowed, refused):
     def errors(state=TrialState.FAILED, exit_code=None, ledger=(), message="", retries=0, *, reason, harm):
         trial = a_trial(state, reason, exit_code)
-        trial.message, trial.retries = message, retries
+        trial.run.message, trial.retries = message, retries
         return state_that_is_false(trial, a_ledger(tmp_path, *ledger), harm)
 
     assert errors(**allowed) == []
@@ -362,9 +362,9 @@ def a_run(tmp_path):
         folder.make()
         ledgers.mkdir()
         trial = a_trial(TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0)
-        trial.attempt, trial.reporter, trial.final, trial.value = 0, TASK, "2", 2.0
+        trial.run.attempt, trial.run.reporter, trial.run.final, trial.run.value = 0, TASK, "2", 2.0
         for name, value in changes.items():
-            setattr(trial, name, value)
+            setattr(trial if hasattr(trial, name) else trial.run, name, value)
         key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
         for run in runs:
             values = (run * RUN_STRIDE + value for value in range(3))

@@ -95,7 +95,7 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
 
     trials, forged = asyncio.run(play())
     assert set(forged) == {trial.trial_id for trial in trials}, "each trial must have forged attempts"
-    assert [(trial.state.value, trial.value) for trial in trials] == [
+    assert [(trial.state.value, trial.run.value) for trial in trials] == [
         ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
     ]
     for trial in trials:

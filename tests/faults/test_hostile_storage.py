@@ -55,7 +55,7 @@ KINDS = {
 IN_SHORT = {("plain-stream", 0o002), ("reuse", 0o027)}
 
 
-class ClusterJobs(JobsHere):
+class JobsOnACluster(JobsHere):
     """As on a cluster: containers with a umask of their own, which have only the workspace, where other users may write."""
 
     uses_snapshot = True
@@ -117,7 +117,7 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
     (experiment.code / "package").mkdir()
     (experiment.code / "package" / "__init__.py").touch()
     workspace = experiment.folder.workspace
-    jobs = partial(ClusterJobs, umask, gates, experiment.config, workspace, experiment.folder.jobs)
+    jobs = partial(JobsOnACluster, umask, gates, experiment.config, workspace, experiment.folder.jobs)
 
     async def play():
         with an_attacker(workspace.root, gates) as printed:
@@ -133,7 +133,7 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
     trials, printed = asyncio.run(play())
     assert [line for line in printed if line.startswith("changed")] == []
     assert sorted(printed) == sorted(f"attacked {trial.trial_id}" for trial in trials)
-    assert [(trial.state.value, trial.value) for trial in trials] == [
+    assert [(trial.state.value, trial.run.value) for trial in trials] == [
         ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
     ]
     for trial in trials:

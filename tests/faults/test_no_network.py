@@ -115,7 +115,7 @@ def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a
     async def play():
         async with a_manager_here(experiment, jobs_here(experiment), told=NO_MANAGER) as engine:
             await until(
-                lambda: (trial := trial_of(engine, 0)) and trial.intermediate_count == 200,
+                lambda: (trial := trial_of(engine, 0)) and trial.run.intermediate_count == 200,
                 "half of the results are stored",
             )
             first = trial_of(engine, 0)
@@ -136,7 +136,7 @@ def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a
         rows = assert_rows_are_what_was_written(experiment, trial.trial_id)
         assert values(rows) == [*range(400), 400]
         ended = exit_of(experiment, trial)
-        assert (trial.started_at_s, trial.ended_at_s) == (ended.started_at_s, ended.ended_at_s)
+        assert (trial.run.started_at_s, trial.run.ended_at_s) == (ended.started_at_s, ended.ended_at_s)
         collected = experiment.folder.collected_logs / trial.trial_id
         (stdout,) = [path for path in collected.rglob("*") if path.is_file() and "stdout" in str(path)]
         assert stdout.read_bytes() == experiment.stream(trial.trial_id, Stream.STDOUT).read_bytes()
@@ -159,7 +159,7 @@ def test_a_second_manager_continues_at_the_offset_where_the_first_stopped(a_real
             return trial_of(engine, 0)
 
     trial = asyncio.run(play())
-    assert (trial.state.value, trial.attempt) == ("SUCCEEDED", 0)
+    assert (trial.state.value, trial.run.attempt) == ("SUCCEEDED", 0)
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
 
 
@@ -175,7 +175,7 @@ def test_a_stop_reaches_a_trial_over_the_shared_storage_alone(a_real_experiment)
             return trial
 
     trial = asyncio.run(play())
-    assert (trial.state.value, trial.exit_code) == ("USER_CANCELED", 0)
+    assert (trial.state.value, trial.run.exit_code) == ("USER_CANCELED", 0)
     assert exit_of(experiment, trial).reason is ExitReason.STOPPED_BY_USER
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == ["ready", "saved"]
 
@@ -241,7 +241,7 @@ def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a
     trials = asyncio.run(play())
     assert seen == ["shared_storage", "grpc", "shared_storage", "grpc", "shared_storage"]
     for trial in trials:
-        assert (trial.state.value, trial.attempt) == ("SUCCEEDED", 0)
+        assert (trial.state.value, trial.run.attempt) == ("SUCCEEDED", 0)
         assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(3000), 3000]
 
 
@@ -285,7 +285,7 @@ async def no_keepers(experiment):
         yield engine, service
     finally:
         await engine.close()
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
 
 
 async def several_polls():
@@ -320,8 +320,8 @@ def test_an_exit_record_that_appears_before_the_bytes_does_not_end_the_trial(a_r
             return trial
 
     trial = asyncio.run(play())
-    assert (trial.state.value, trial.value) == ("SUCCEEDED", 7.0)
-    assert (trial.started_at_s, trial.ended_at_s) == (10.0, 20.0)
+    assert (trial.state.value, trial.run.value) == ("SUCCEEDED", 7.0)
+    assert (trial.run.started_at_s, trial.run.ended_at_s) == (10.0, 20.0)
     assert values(experiment.rows(trial.trial_id)) == [1, 2, 3, 7.0]
 
 

@@ -93,8 +93,8 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 
     Tuner.restore, Tuner.tell_result = noted_restore, noted_tell
 """
-JOBS, TUNER, STORE = (
-    "nni_manager.engine.cluster_jobs",
+WRITER, TUNER, STORE = (
+    "nni_manager.engine.workspace_writer",
     "nni_manager.tuner.optuna_backed",
     "nni_manager.store.writer",
 )
@@ -109,7 +109,7 @@ PER_TRIAL = (
 BEFORE_A_TELL = (TUNER, "OptunaTuner", "tell_result", "before", 2)
 REUSED = (
     (LOCAL, "LocalTrainingService", "submit", "after", 1),
-    (JOBS, "ClusterJobs", "_write_trial", "before", 2),
+    (WRITER, "WorkspaceWriter", "write_trial", "before", 2),
     BEFORE_A_TELL,
 )
 PAI = "nni_manager.training_services.openpai.rest"

@@ -264,13 +264,13 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
             await until(lambda: not hang.exists(), "the keeper hangs")
             engine.stop()
             await asyncio.wait_for(engine.until_stopped(), DEADLINE_S)
-            assert engine.jobs.leftovers == {}
+            assert engine.recovery.leftovers == {}
             (trial,) = engine.experiment.trials.values()
             return trial
 
     trial = asyncio.run(play())
     assert trial.state.value == "USER_CANCELED"
-    assert trial.message.startswith("its keeper did not stop the trial in time, so the job was killed")
+    assert trial.run.message.startswith("its keeper did not stop the trial in time, so the job was killed")
     assert_nothing_runs(tmp_path)
     forgetful = int(pid_file.read_text())
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
@@ -307,13 +307,13 @@ def test_a_job_that_cannot_be_ended_is_named_with_the_command_that_removes_it(
             await asyncio.wait_for(engine.until_stopped(), DEADLINE_S)
             written = len(decode(metrics.read_bytes(), 0).records)
             assert experiment.row_count() > 0.8 * written, "results written meanwhile must be stored"
-            (leftover,) = engine.jobs.leftovers.values()
+            (leftover,) = engine.recovery.leftovers.values()
             assert leftover.endswith(f"which may still run; remove it with `kill -9 {pid}`")
             assert engine.snapshot().problem == leftover
             (trial,) = engine.experiment.trials.values()
-            assert (trial.state.value, trial.message) == ("USER_CANCELED", leftover)
+            assert (trial.state.value, trial.run.message) == ("USER_CANCELED", leftover)
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: not engine.jobs.leftovers, "the manager has detected its end")
+            await until(lambda: not engine.recovery.leftovers, "the manager has detected its end")
 
     asyncio.run(play())
     assert_nothing_runs(tmp_path)

@@ -60,7 +60,7 @@ def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]
 
 def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
     """Check that every row of a trial is stored once."""
-    assert (trial.state.value, trial.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.message
+    assert (trial.state.value, trial.run.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.run.message
     with StoreReader(folder.database) as reader:
         assert values(metrics_of(reader, trial.trial_id)) == [*range(12), trial.sequence_id]
 

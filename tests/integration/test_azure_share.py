@@ -148,9 +148,9 @@ def test_files_of_keepers_are_read_by_ranges_with_the_same_result_as_from_a_moun
         found = files.find_attempts("trial", SIGNER)
         assert found == mounted.find_attempts("trial", SIGNER)
         assert (found.newest, found.rejected) == ([KEY], ())
-        for offsets, is_over in looks:
-            seen = files.see_attempt(KEY, offsets, SIGNER, is_over=is_over)
-            assert seen == mounted.see_attempt(KEY, offsets, SIGNER, is_over=is_over)
+        for offsets, has_ended in looks:
+            seen = files.see_attempt(KEY, offsets, SIGNER, has_ended=has_ended)
+            assert seen == mounted.see_attempt(KEY, offsets, SIGNER, has_ended=has_ended)
     assert not any(
         call.startswith(f"GET nni/EXPT/trials/trial/attempts/{KEY.attempt_id}/worker-0/output/stderr?")
         for call in azure.asked

@@ -22,7 +22,7 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     TaskReported,
 )
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.engine import stored_experiment
@@ -45,7 +45,7 @@ def served(tmp_path_factory):
 def a_snapshot(tmp_path):
     """A snapshot of a running experiment."""
     stored = ExperimentSnapshot.stored(made_experiment(tmp_path, 0).folder)
-    experiment = Experiment("TESTEXPT", Limits(100, None, 200, None, 0), MAXIMIZE)
+    experiment = ExperimentCore("TESTEXPT", Limits(100, None, 200, None, 0), MAXIMIZE)
     experiment.handle(ManagerReady(), 0.0)
     return replace(stored, experiment=experiment)
 
@@ -138,7 +138,7 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
         async def ask_slowly():
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
-            write(stored, trial_row(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
+            write(stored, trial_row(made_trial(999, time.time(), -1.0)))
             looked.snapshot()  # as any other request does
             return [*slow, *[piece async for piece in pieces]]
 
@@ -176,7 +176,7 @@ def test_a_long_value_is_truncated_in_its_row_and_the_row_is_marked(a_snapshot):
 
 def test_a_nan_metric_is_null_in_its_row(a_snapshot):
     begin(a_snapshot.experiment, 0)
-    a_snapshot.experiment.trials["t0"].value = float("nan")
+    a_snapshot.experiment.trials["t0"].run.value = float("nan")
     (row,) = document_of(ChangeFeed(lambda: a_snapshot))["trials"]
     assert row["value"] is None
 
@@ -207,7 +207,7 @@ def test_the_event_stream_sends_changes_and_keepalives(served, monkeypatch, enco
         events = events_of(response)
         first = next(events)
         assert (first["reset"], len(first["trials"])) == (True, 300)
-        write(served.folder, trial_row(replace(made_trial(7, time.time()), value=0.5, final="0.5")))
+        write(served.folder, trial_row(made_trial(7, time.time(), 0.5)))
         second = next(events)
         assert (second["reset"], [row["id"] for row in second["trials"]]) == (False, ["00007"])
         version = second["version"]
@@ -219,7 +219,7 @@ def test_the_event_stream_sends_changes_and_keepalives(served, monkeypatch, enco
 def test_a_reconnected_follower_receives_only_changes_since_its_version(served, monkeypatch):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
     version = served.get("/changes")["version"]
-    write(served.folder, trial_row(replace(made_trial(8, time.time()), value=0.25, final="0.25")))
+    write(served.folder, trial_row(made_trial(8, time.time(), 0.25)))
     with contextlib.closing(served.ask("GET", f"/events?since={version}", stream=True)) as response:
         first = next(events_of(response))
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])

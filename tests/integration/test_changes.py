@@ -111,7 +111,7 @@ class Live:
 
     async def until(self, is_true):
         while not is_true():
-            assert not self.engine.failed.is_set()
+            assert not self.engine.runtime.failed.is_set()
             await asyncio.sleep(0.01)
 
     async def made(self, count):
@@ -122,15 +122,15 @@ class Live:
 
     def begin(self, sequence_id):
         key = AttemptKey(self.trial(sequence_id).trial_id, attempt_id(0), "main-0")
-        self.engine.post(AttemptStarted(key, 10.0))
+        self.engine.runtime.post(AttemptStarted(key, 10.0))
         return key
 
     def finish(self, sequence_id, value="1.0"):
         key = self.begin(sequence_id)
-        self.engine.post(TaskReported(key))
-        self.engine.post(MetricsStored(key, ((True, value),)))
-        self.engine.post(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, {})))
-        self.engine.post(AttemptDelivered(key))
+        self.engine.runtime.post(TaskReported(key))
+        self.engine.runtime.post(MetricsStored(key, ((True, value),)))
+        self.engine.runtime.post(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, {})))
+        self.engine.runtime.post(AttemptDelivered(key))
 
 
 @contextlib.asynccontextmanager
@@ -155,7 +155,7 @@ async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tu
             yield live
         finally:
             await engine.close()
-            assert not engine.failed.is_set()
+            assert not engine.runtime.failed.is_set()
 
 
 def play(scenario):
@@ -227,8 +227,8 @@ def test_a_trial_is_canceled_when_it_exceeds_max_trial_duration(a_real_experimen
             await live.made(1)
             key = live.begin(0)
             await live.until(lambda: live.service.stopped)
-            live.engine.post(AttemptEnded(TrialEnded(key, ExitReason.SIGNAL, 143, 10.0, 12.0, {})))
-            live.engine.post(AttemptDelivered(key))
+            live.engine.runtime.post(AttemptEnded(TrialEnded(key, ExitReason.SIGNAL, 143, 10.0, 12.0, {})))
+            live.engine.runtime.post(AttemptDelivered(key))
             (trial,) = await live.ask("GET", "/trials")
             assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
 
@@ -493,7 +493,7 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
         async with a_manager(experiment, make_tuner=make) as live:
             await live.made(1)
             commits, wider = live.engine.commits, {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
-            await asyncio.shield(live.engine.durable())
+            await asyncio.shield(live.engine.runtime.durable())
             with contextlib.closing(
                 sqlite3.connect(experiment.folder.database, isolation_level=None)
             ) as slow:
@@ -556,7 +556,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             assert trial.state.value == "WAITING", "the attempt of a lost job must be ignored"
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
-            assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+            assert (trial.state.value, trial.run.reason) == ("FAILED", ExitReason.KEEPER_LOST)
 
     play(scenario)
 
@@ -598,7 +598,7 @@ def test_a_keeper_of_a_job_wrongly_reported_lost_must_close_its_attempt_and_leav
             # The same after a reconnect.
             welcome, leave = said(hello(key))
             assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
-            assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
+            assert (trial.state.value, trial.retries, trial.run.attempt) == ("WAITING", 1, None)
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
 

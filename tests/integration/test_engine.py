@@ -12,7 +12,7 @@ from void_service import Void, an_engine, start
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
-from nni_manager.engine import cluster_jobs, commits, profiles, serializers
+from nni_manager.engine import commits, job_submission, profiles, serializers
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
@@ -74,10 +74,10 @@ def test_a_bug_in_an_event_handler_marks_the_engine_as_failed(a_real_experiment,
         monkeypatch.setattr(TrialLifecycle, "note_started", lambda *_, **__: 1 / 0)
         monkeypatch.setattr(TrialLifecycle, "note_metrics", lambda *_: 1 / 0)
         key = AttemptKey(next(iter(engine.experiment.trials)), attempt_id(0), "main-0")
-        engine.post(
+        engine.runtime.post(
             AttemptStarted(key, 1.0) if event is AttemptStarted else MetricsStored(key, ((False, "1"),))
         )
-        assert engine.failed.is_set()
+        assert engine.runtime.failed.is_set()
         await engine.close()
 
     play(scenario)
@@ -96,7 +96,7 @@ def test_a_failing_assessor_is_reported_and_running_trials_continue(a_real_exper
         await service.submitted.wait()
         key = AttemptKey(next(iter(engine.experiment.trials)), attempt_id(0), "main-0")
         for event in (AttemptStarted(key, 1.0), TaskReported(key), MetricsStored(key, ((False, "1"),))):
-            engine.post(event)
+            engine.runtime.post(event)
         await until(lambda: engine.experiment.state.value == "ERROR")
         assert "the assessor Medianstop failed, and no more trials are started" in engine.experiment.error
         assert "ZeroDivisionError" in engine.experiment.error
@@ -179,7 +179,7 @@ class FailsTwice(Void):
 def test_a_submission_that_fails_temporarily_is_shown_and_retried_without_failing_a_trial(
     a_real_experiment, monkeypatch
 ):
-    monkeypatch.setattr(cluster_jobs, "_FIRST_RESUBMIT_S", 0.05)
+    monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -187,7 +187,7 @@ def test_a_submission_that_fails_temporarily_is_shown_and_retried_without_failin
         await start(engine)
         await until(lambda: "no memory" in engine.snapshot().problem)
         await service.submitted.wait()
-        await until(lambda: not engine.jobs.problem)
+        await until(lambda: not engine.submission.problem)
         assert states(engine) == ["WAITING"]
         assert len(service.released) == 2
         await engine.close()
@@ -222,7 +222,7 @@ def test_a_keeper_that_connects_before_submit_returns_keeps_running(a_real_exper
         await start(engine)
         await service.submitted.wait()
         (trial,) = engine.experiment.trials.values()
-        engine.post(AttemptStarted(AttemptKey(trial.trial_id, attempt_id(0), "main-0"), 1.0))
+        engine.runtime.post(AttemptStarted(AttemptKey(trial.trial_id, attempt_id(0), "main-0"), 1.0))
         service.may_answer.set()
         await service.has_answered.wait()
         await engine.commits.add([])
@@ -247,7 +247,7 @@ def test_a_refused_submission_fails_the_trial_with_its_reason(a_real_experiment)
         await start(engine)
         await engine.finished.wait()
         (trial,) = engine.experiment.trials.values()
-        assert (trial.state.value, trial.message) == (
+        assert (trial.state.value, trial.run.message) == (
             "FAILED",
             "cannot submit: the image does not exist; name another",
         )
@@ -292,7 +292,7 @@ def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_mana
             trial_id
         )  # its submission is cancelled, and the next trial is to start when that has ended
         await engine.close()
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
         assert asyncio.all_tasks() == before
 
     play(scenario)
@@ -355,9 +355,9 @@ def test_the_exit_code_of_a_keeper_without_an_attempt_is_the_trials_reason(a_rea
         (trial,) = engine.experiment.trials.values()
         service.on_job_ended(JobEnded(trial.job_id, int(own), "trial-keeper: cannot go on; the way out"))
         await engine.finished.wait()
-        assert (trial.state.value, trial.reason) == ("FAILED", own.reason)
-        assert own.remedy in trial.message
-        assert trial.message.endswith("trial-keeper: cannot go on; the way out")
+        assert (trial.state.value, trial.run.reason) == ("FAILED", own.reason)
+        assert own.remedy in trial.run.message
+        assert trial.run.message.endswith("trial-keeper: cannot go on; the way out")
         await engine.close()
 
     play(scenario)
@@ -376,7 +376,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.message = "x" * 100_000  # larger than the free pages
+        trial.run.message = "x" * 100_000  # larger than the free pages
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
@@ -395,7 +395,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
 
     play(scenario)
     with StoreReader(experiment.folder.database) as reader:
-        assert [len(trial.message) for trial in reader.trials()] == [100_000]
+        assert [len(trial.run.message) for trial in reader.trials()] == [100_000]
 
 
 # ---- admission of keepers
@@ -431,7 +431,7 @@ def test_keepers_are_admitted_between_start_and_close_only(a_real_experiment):
             engine.admission.admit(*words)
         # A message that arrives after close() does not reach the closed store.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
 
     play(scenario)
 
@@ -516,14 +516,14 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
         await until(lambda: len(jobs.live) == 2)
         may_write = asyncio.Event()
         may_write.set()
-        write = engine.jobs._write_trial
+        write = engine.writer.write_trial
 
         async def slowly(job, trial):
             if job.job_id == "env-0":
                 await may_write.wait()
             await write(job, trial)
 
-        monkeypatch.setattr(engine.jobs, "_write_trial", slowly)
+        monkeypatch.setattr(engine.writer, "write_trial", slowly)
         first, second = ScriptedKeeper(engine, "env-0"), ScriptedKeeper(engine, "env-1")
         first.send(Idle())
         (given,) = await first.receive_until(RunTrial)
@@ -546,10 +546,10 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
         again.send(TrialRevoked(last))
         (given,) = await second.receive_until(RunTrial)
         assert given.trial_id == last
-        await engine.durable()
+        await engine.runtime.durable()
         with StoreReader(experiment.folder.database) as reader:
             (trial,) = (trial for trial in reader.trials() if trial.trial_id == last)
-        assert (trial.job_id, trial.state.value, trial.attempt) == ("env-1", "WAITING", None)
+        assert (trial.job_id, trial.state.value, trial.run.attempt) == ("env-1", "WAITING", None)
         await engine.close()
 
     play(scenario)
@@ -606,14 +606,14 @@ def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_resu
         engine, service = an_engine(experiment)
         trial, key, keeper = await a_connected_keeper(engine, service)
         keeper.send(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
-        await engine.durable()
+        await engine.runtime.durable()
         assert acknowledged(keeper) == [{Stream.STDOUT: 7}]
 
         # Another manager opens the store: each later commit of this one fails.
         Store(experiment.folder.database, experiment.folder.collected_logs).close()
         keeper.send(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
-        await engine.failed.wait()
-        assert (acknowledged(keeper), trial.final) == ([], None)
+        await engine.runtime.failed.wait()
+        assert (acknowledged(keeper), trial.run.final) == ([], None)
         await engine.close()
 
     play(scenario)
@@ -635,7 +635,7 @@ def test_of_an_attempt_with_many_corrupt_spans_the_log_names_ten_and_says_that_i
             Chunk(key, Stream.METRICS, 0, garbage * 4),
             Chunk(key, Stream.METRICS, 4 * len(garbage), garbage * 9),
         )
-        await engine.durable()
+        await engine.runtime.durable()
         await engine.close()
 
     play(scenario)
@@ -667,12 +667,12 @@ def test_a_stopped_trial_ends_at_once_only_if_the_cluster_has_no_job_of_it(a_rea
         engine, service = an_engine(experiment, kind=kind)
         await start(engine)
         await service.submitted.wait()
-        await until(lambda: not engine.jobs._submitting)
+        await until(lambda: not engine.submission._submitting)
         (trial,) = engine.experiment.trials.values()
         engine.stop_trial(trial.trial_id)
         if kind is Unhurried:
             await service.stopped.wait()
-            await engine.durable()
+            await engine.runtime.durable()
             assert states(engine) == ["STOPPING"]
             service.on_job_ended(JobEnded(trial.job_id, 0, "stopped"))
         await engine.finished.wait()
@@ -738,7 +738,7 @@ def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_expe
         engine, service = an_engine(experiment)
         trial, key, keeper = await a_connected_keeper(engine, service)
         keeper.send(Chunk(key, Stream.STDOUT, 0, b"stored\n"))
-        await engine.durable()
+        await engine.runtime.durable()
         hello, *credentials = hello_of(engine, trial, 0)
         session = engine.admission.admit(hello, *credentials)
         welcome = session.outgoing.get_nowait()
@@ -764,7 +764,7 @@ def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a
         (attempt.path / ".nni").mkdir(parents=True)
         attempt.stream(Stream.METRICS).write_bytes(encode(0, trial.trial_id, "PERIODICAL", 0, 0.5))
         sign_attempt(experiment.folder, key, trial.job_id)
-        await until(lambda: trial.intermediate_count)
+        await until(lambda: trial.run.intermediate_count)
         assert states(engine) == ["RUNNING"]
         await engine.close()
 
@@ -798,7 +798,7 @@ def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
         written = first + frames(("PERIODICAL", 2), ("CHECKPOINT", "000001"), ("PERIODICAL", 30))
         path.write_bytes(written)
         keeper.send(Chunk(lost, Stream.METRICS, 0, written if was_delivered else first))
-        await engine.durable()
+        await engine.runtime.durable()
 
         # The cluster restarts the container.
         key = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
@@ -806,14 +806,14 @@ def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
         source |= {"checkpoint": "000001", "load": "a"}
         keeper.send(TrialStarted(key, 11.0))
         keeper.send(Chunk(key, Stream.METRICS, 0, frames(("CONTINUED", source), ("PERIODICAL", 3))))
-        await until(lambda: trial.intermediate_count == 3)
-        assert trial.intermediate == "3"
+        await until(lambda: trial.run.intermediate_count == 3)
+        assert trial.run.intermediate == "3"
         assert values(experiment.rows(trial.trial_id)) == [1, 2, 3]
         assert [row.attempt for row in experiment.rows(trial.trial_id)] == [0, 0, 1]
 
         # Another manager finds the same.
         (restored,) = engine.reader.trials()
-        assert (restored.intermediate_count, restored.intermediate) == (3, "3")
+        assert (restored.run.intermediate_count, restored.run.intermediate) == (3, "3")
         curves = engine.history.learning_curves([restored])
         assert [list(curve.learning_curve) for curve in curves] == [[1.0, 2.0, 3.0]]
         await engine.close()

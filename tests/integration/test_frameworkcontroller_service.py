@@ -185,7 +185,7 @@ async def test_a_resumed_manager_deletes_jobs_that_the_earlier_one_could_not_del
 
     site.cluster.api.denied.add(("delete", "frameworks"))
     async with a_manager_here(experiment, service_of) as engine:  # its only trial finds no run.sh
-        await until(lambda: engine.experiment.state.is_over, "the experiment is over", DEADLINE_S)
+        await until(lambda: engine.experiment.state.is_terminal, "the experiment is over", DEADLINE_S)
     assert site.store.list(SECRETS)
     site.cluster.api.denied.clear()
     async with a_manager_here(experiment, service_of):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine import commits
 from nni_manager.errors import RetryableError
 from nni_manager.store.errors import StoreBusy
@@ -96,8 +97,8 @@ def test_writes_added_during_a_transaction_share_the_next_one(database, counting
     ("write", "held_bytes"),
     [
         (trial_row(Trial("t", 0, {"x": "p" * 100_000}, {}, 0.0, "t")), 100_000),
-        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", message="ä€" * 50_000)), 200_000),
-        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", final="1" * 100_000)), 100_000),
+        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", run=TrialRun(message="ä€" * 50_000))), 200_000),
+        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", run=TrialRun(final="1" * 100_000))), 100_000),
         (
             UsageRow(
                 Usage(AttemptKey("t", attempt_id(0), "main-0"), 0, 0, 0, (GpuUsage(0, 0.5, 1),) * 1000), 0.0
@@ -384,13 +385,13 @@ def test_a_trials_row_is_not_delayed_by_its_own_metrics(database, tmp_path):
 
 def test_only_the_newest_version_of_a_row_is_queued_while_the_disk_hangs(database, tmp_path):
     async def scenario(group, gate):
-        trial = Trial("t1", 1, {}, {}, 0.0, "t1", message="00000")
+        trial = Trial("t1", 1, {}, {}, 0.0, "t1", run=TrialRun(message="00000"))
         first = group.add([trial_row(trial)])
         await asyncio.sleep(0)
         one_row_bytes = group.waiting_bytes
         waiting = []
         for number in range(10_000):
-            trial.message = f"{number:05}"
+            trial.run.message = f"{number:05}"
             waiting.append(group.add([trial_row(trial)]))
         assert group.waiting_bytes == 2 * one_row_bytes
         gate.opened.set()
@@ -398,7 +399,7 @@ def test_only_the_newest_version_of_a_row_is_queued_while_the_disk_hangs(databas
 
     play(scenario, database, tmp_path)
     with StoreReader(database) as reader:
-        assert [trial.message for trial in reader.trials()] == ["09999"]
+        assert [trial.run.message for trial in reader.trials()] == ["09999"]
 
 
 def test_a_producer_above_its_limit_waits_while_others_have_capacity(database, tmp_path):

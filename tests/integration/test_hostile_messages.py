@@ -117,13 +117,13 @@ def test_arbitrary_messages_of_a_keeper_do_not_affect_the_engine_or_other_trials
             if data.draw(st.booleans()):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(asyncio.shield(engine.commits.add([])), DEADLINE_S)
-            assert not engine.failed.is_set()
+            assert not engine.runtime.failed.is_set()
         honest.receive(Chunk(other_key, Stream.METRICS, len(FRAME), FRAME))
         await asyncio.wait_for(asyncio.shield(engine.commits.add([])), DEADLINE_S)
-        assert not engine.failed.is_set()
+        assert not engine.runtime.failed.is_set()
         trial = engine.experiment.trials[other]
-        assert not trial.message
-        assert (trial.state.value, trial.attempt, trial.final) == ("RUNNING", 0, "1.5")
+        assert not trial.run.message
+        assert (trial.state.value, trial.run.attempt, trial.run.final) == ("RUNNING", 0, "1.5")
         await engine.close()
         with StoreReader(experiment.folder.database) as reader:
             assert [row.record_offset for row in metrics_of(reader, other)] == [0, len(FRAME)]

@@ -6,7 +6,7 @@ from amounts import amount
 from deadlines import scaled_s
 from real_experiment import assert_rows_are_what_was_written, values
 
-from nni_manager.domain.trial import METRICS_ARE_CUT, NO_FINAL_RESULT_BEFORE_THE_CUT
+from nni_manager.domain.trial_run import METRICS_ARE_CUT, NO_FINAL_RESULT_BEFORE_THE_CUT
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
 

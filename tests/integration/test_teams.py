@@ -48,7 +48,7 @@ def run(experiment, more, *, reuse, team=TEAM, meddle=None):
             told = asyncio.ensure_future(release_second_reporters(experiment, engine))
             if meddle is not None:
                 await meddle(engine, services[-1])
-            await until(lambda: engine.experiment.state.is_over, "the experiment is over")
+            await until(lambda: engine.experiment.state.is_terminal, "the experiment is over")
             told.cancel()
             return list(engine.experiment.trials.values())
 
@@ -59,7 +59,7 @@ async def release_second_reporters(experiment, engine):
     """Release the second worker of a trial when the first one's metrics are stored."""
     while True:
         for trial in engine.experiment.trials.values():
-            if trial.reporter is not None:
+            if trial.run.reporter is not None:
                 (experiment.code / f"{trial.trial_id}.heard").touch()
         await asyncio.sleep(0.01)
 
@@ -72,7 +72,7 @@ def test_only_metrics_of_the_first_reporting_task_count_and_the_policy_ends_the_
     trials = run(experiment, "", reuse=reuse)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 3
     for trial in trials:
-        assert (trial.reporter, trial.value) == ("worker-0", 0.0)
+        assert (trial.run.reporter, trial.run.value) == ("worker-0", 0.0)
         assert "metrics of task worker-1 are ignored" in trial.warning
         with StoreReader(experiment.folder.database) as reader:
             assert {row.task for row in metrics_of(reader, trial.trial_id)} == {"worker-0"}
@@ -87,7 +87,7 @@ def test_a_failing_worker_fails_its_trial_and_the_next_trial_runs_in_the_same_jo
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     more = 'sys.exit(3 if index == 1 and os.environ["NNI_TRIAL_SEQ_ID"] == "0" else 0)'
     trials = run(experiment, more, reuse=True)
-    assert [(trial.state.value, trial.exit_code) for trial in trials] == [("FAILED", 3), ("SUCCEEDED", 0)]
+    assert [(trial.state.value, trial.run.exit_code) for trial in trials] == [("FAILED", 3), ("SUCCEEDED", 0)]
     assert {trial.job_id for trial in trials} == {"env-0"}
     attempts = experiment.folder.workspace.trial(trials[0].trial_id).attempts
     assert len(list(attempts.glob("*/ps-0/exit.json"))) == 1
@@ -100,9 +100,9 @@ def test_without_min_succeeded_instances_the_last_task_ends_the_trial(
     trials = run(
         experiment, "time.sleep(0.3 * index)", reuse=True, team=Completion((TaskRole("worker", 2, 1, -1),))
     )
-    assert [(trial.state.value, trial.value) for trial in trials] == [("SUCCEEDED", 0.0)] * 3
+    assert [(trial.state.value, trial.run.value) for trial in trials] == [("SUCCEEDED", 0.0)] * 3
     assert {trial.job_id for trial in trials} == {"env-0"}
-    assert all(trial.ended_at_s - trial.started_at_s >= 0.3 for trial in trials)
+    assert all(trial.run.ended_at_s - trial.run.started_at_s >= 0.3 for trial in trials)
 
 
 def test_a_task_that_connects_after_the_others_have_ended_the_trial_ends_with_0(a_real_experiment):
@@ -149,7 +149,11 @@ def test_a_replaced_keeper_of_a_running_job_starts_a_new_attempt_of_its_trial(a_
     assert {trial.job_id for trial in trials} == {"env-0"}
     # Metrics of the other tasks still count; a new attempt of the reporter reports its metrics again.
     first = trials[0]
-    assert (first.reporter, first.value, first.attempt) == ("worker-0", 0.0, 1 if task == "worker-0" else 0)
+    assert (first.run.reporter, first.run.value, first.run.attempt) == (
+        "worker-0",
+        0.0,
+        1 if task == "worker-0" else 0,
+    )
     with StoreReader(experiment.folder.database) as reader:
         assert len(metrics_of(reader, first.trial_id)) == 2
 
@@ -181,7 +185,8 @@ def test_the_unreported_end_of_a_trial_is_read_from_the_workspace(a_real_experim
 
     async def meddle(engine, service):
         await until(
-            lambda: any(trial.reporter for trial in engine.experiment.trials.values()), "the trial reports"
+            lambda: any(trial.run.reporter for trial in engine.experiment.trials.values()),
+            "the trial reports",
         )
         (trial,) = engine.experiment.trials.values()
         if how == "ended":
@@ -196,4 +201,8 @@ def test_the_unreported_end_of_a_trial_is_read_from_the_workspace(a_real_experim
     taken = []
     more = "while not os.path.exists('gate'):\n    time.sleep(0.01)"
     (trial,) = run(experiment, more, reuse=True, team=ONE_WORKER, meddle=meddle)
-    assert (trial.state.value, trial.value, trial.attempt) == ("SUCCEEDED", 0.0, 0 if how == "ended" else 1)
+    assert (trial.state.value, trial.run.value, trial.run.attempt) == (
+        "SUCCEEDED",
+        0.0,
+        0 if how == "ended" else 1,
+    )

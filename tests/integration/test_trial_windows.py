@@ -12,8 +12,8 @@ TRIALS = 300
 
 def some_trial(number, now_s):
     trial = made_trial(number, now_s)
-    trial.value = random.Random(number).random()
-    trial.final = str(trial.value)
+    trial.run.value = random.Random(number).random()
+    trial.run.final = str(trial.run.value)
     trial.parameters = {"lr": 10.0 ** -(number % 5), "name": f"n{number % 3}"}
     return trial
 

@@ -52,9 +52,9 @@ def stored(tmp_path):
             trial = Trial(
                 f"t{number}", number, {"lr": number / 8}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED
             )
-            trial.final = json.dumps(result)
-            outcome = objectives.outcome(trial.final)
-            trial.value = outcome.values[0] if outcome else None
+            trial.run.final = json.dumps(result)
+            outcome = objectives.outcome(trial.run.final)
+            trial.run.value = outcome.values[0] if outcome else None
             store.commit([trial_row(trial)], 1.0)
         store.commit([experiment_row(state, error, 42.0, 60.0, True)], 60.0)
         store.close()

@@ -18,7 +18,8 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.remarks import Remarks
-from nni_manager.domain.trial import NO_FINAL_RESULT, Trial, TrialState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import NO_FINAL_RESULT, TrialRun
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.rows import experiment_row, remarks_row, trial_row
 from nni_sdk.frame import encode
@@ -120,10 +121,24 @@ def an_experiment(tmp_path):
          'Traceback (most recent call last):\n  File "train.py", line 3, in f\nValueError: nan\nsee <https://example.org>\n'),
     ]  # fmt: skip
     for number, (name, state, reason, code, value, message) in enumerate(ends):
-        trial = Trial(name, number, {"lr": number / 8, "size": 16}, {}, NOW_S + number, name, state, 0)
-        trial.started_at_s, trial.ended_at_s = NOW_S + number, NOW_S + 10 * number + 1
-        trial.reason, trial.exit_code, trial.message, trial.reporter = reason, code, message, "main-0"
-        trial.final, trial.value = value and str(value), value
+        trial = Trial(
+            name,
+            number,
+            {"lr": number / 8, "size": 16},
+            {},
+            NOW_S + number,
+            name,
+            state,
+            run=TrialRun(attempt=0),
+        )
+        trial.run.started_at_s, trial.run.ended_at_s = NOW_S + number, NOW_S + 10 * number + 1
+        trial.run.reason, trial.run.exit_code, trial.run.message, trial.run.reporter = (
+            reason,
+            code,
+            message,
+            "main-0",
+        )
+        trial.run.final, trial.run.value = value and str(value), value
         if name == "t5fff":
             trial.warn(file_warning(Stream.METRICS, FileChange.TRUNCATED))
         written = AttemptIngest(AttemptKey(name, attempt_id(0), "main-0")).take(

@@ -12,6 +12,7 @@ from stored_experiments import finished
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.keeper_ingest import quota_message
 from nni_manager.store import reader as reader_module
 from nni_manager.store.rows import attempt_row, experiment_row, trial_row
@@ -70,7 +71,7 @@ def test_listing_experiments_reads_no_trial_and_a_trial_log_reads_one(nnictl, an
     monkeypatch.setattr(
         reader_module,
         "trial_of",
-        lambda row, **fields: (made.append(row["trial_id"]), trial_of(row, **fields))[1],
+        lambda row, *more, **fields: (made.append(row["trial_id"]), trial_of(row, *more, **fields))[1],
     )
     assert nnictl("experiment", "list", "--all")[0] == 0
     assert made == []
@@ -171,7 +172,16 @@ def test_a_trial_is_selected_by_id_or_by_a_unique_prefix(nnictl, an_experiment):
 def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
-        failed = Trial("t5", 5, {"lr": 0.9, "state": "on"}, {}, 1.0, "t5", TrialState.FAILED, 0, 10.0, 12.5)
+        failed = Trial(
+            "t5",
+            5,
+            {"lr": 0.9, "state": "on"},
+            {},
+            1.0,
+            "t5",
+            TrialState.FAILED,
+            run=TrialRun(attempt=0, started_at_s=10.0, ended_at_s=12.5),
+        )
         store.commit([trial_row(failed), trial_row(Trial("t6", 6, {"lr": 1.0}, {}, 1.0, ""))], 1.0)
     finished(folder, 0.5)
     code, out, err = nnictl("experiment", "export", "abc", "--type", "csv", "--all")
@@ -205,7 +215,9 @@ def test_an_experiment_without_a_success_is_listed_as_such(nnictl, an_experiment
     finished(an_experiment("abd22222"), 0.5)
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
         for number in range(3):
-            trial = Trial(f"t{number}", number, {}, {}, 1.0, f"t{number}", TrialState.FAILED, 0)
+            trial = Trial(
+                f"t{number}", number, {}, {}, 1.0, f"t{number}", TrialState.FAILED, run=TrialRun(attempt=0)
+            )
             store.commit([trial_row(trial)], 1.0)
         store.commit([experiment_row(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
     lines = nnictl("experiment", "list", "--all")[1].splitlines()

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from nni_manager.client import output, watch
-from nni_manager.domain.trial import NO_FINAL_RESULT
+from nni_manager.domain.trial_run import NO_FINAL_RESULT
 
 
 def a_trial(trial_id="aB3dE", **changed):

@@ -21,7 +21,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 def test_a_custom_assessor_receives_whole_results() -> None:
     search = new_search()
-    search.experiment.lifecycle.is_assessed = search.experiment.lifecycle.assessor_sees_all = True
+    search.experiment.feedback.is_assessed = search.experiment.feedback.assessor_sees_all = True
     trial_id = search.suggest()
     search.start(trial_id)
     search.report(trial_id, '{"acc": 1}', "2", final=False)
@@ -32,8 +32,8 @@ def test_a_custom_assessor_receives_whole_results() -> None:
 
 
 def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> SimulatedSearch:
-    search.experiment.lifecycle.is_assessed = True
-    search.experiment.lifecycle.learns_from_early_stopped = uses_early_stopped
+    search.experiment.feedback.is_assessed = True
+    search.experiment.feedback.learns_from_early_stopped = uses_early_stopped
     search.start(search.suggest())
     return search
 
@@ -94,7 +94,7 @@ def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderbo
     assert search.tuner_results == [TellTuner(1, 0.1), TellTuner(0, 0.5)]
     assert search.assessed[-1] == TellAssessor("t0", has_succeeded=succeeds)
     assert search.experiment.leaderboard.best is search.trial("t0")
-    assert search.experiment.lifecycle.metric_of(search.trial("t0")) == "0.5"
+    assert search.experiment.feedback.metric_of(search.trial("t0")) == "0.5"
     assert search.resumed().experiment.leaderboard.best is search.trial("t0")
     assert search.experiment.lifecycle.counts[state] == 1 + succeeds
 
@@ -115,9 +115,9 @@ def test_a_final_result_without_a_number_of_a_stopped_trial_is_not_reported_to_t
 
 def test_the_last_result_of_an_early_stopped_trial_is_reported_even_if_its_record_is_long() -> None:
     search = assessed(new_search(concurrency=1))
-    search.experiment.lifecycle.learns_from_early_stopped = True
+    search.experiment.feedback.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
-    assert search.trial("t0").intermediate == "0.5", "the store has the whole record"
+    assert search.trial("t0").run.intermediate == "0.5", "the store has the whole record"
     search.handle(EarlyStopRequested("t0", 0, 40.0))
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
@@ -158,7 +158,7 @@ def test_the_tuner_receives_the_last_intermediate_result_that_arrives_while_a_tr
     search.report("t0", "0.75", final=False)
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
-    assert search.trial("t0").intermediate_count == 2
+    assert search.trial("t0").run.intermediate_count == 2
     assert search.tuner_results == [TellTuner(0, 0.75)]
 
 

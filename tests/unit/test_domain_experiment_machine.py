@@ -21,7 +21,7 @@ from nni_manager.domain.events import (
     TunerFailed,
     UsageReported,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
@@ -40,7 +40,7 @@ class ExperimentLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.search = SimulatedSearch(
-            Experiment("exp", Limits(3, 8, 500.0), MAXIMIZE, reports_preemption=True)
+            ExperimentCore("exp", Limits(3, 8, 500.0), MAXIMIZE, reports_preemption=True)
         )
         self.late: list[tuple[str, int]] = []
         """Attempts whose keepers have reported, and may report again, even late."""
@@ -49,7 +49,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> ExperimentCore:
         return self.search.experiment
 
     def _do(self, action: Callable[[], Any]) -> None:
@@ -57,7 +57,7 @@ class ExperimentLife(RuleBasedStateMachine):
             {f"t{number}" for number in self.search.requests}
         )
         over = {
-            trial_id: (trial.state, trial.reason, trial.value)
+            trial_id: (trial.state, trial.run.reason, trial.run.value)
             for trial_id, trial in self.experiment.trials.items()
             if trial.state.is_terminal
         }
@@ -65,7 +65,7 @@ class ExperimentLife(RuleBasedStateMachine):
         action()
         for trial_id, was in over.items():
             trial = self.search.trial(trial_id)
-            assert (trial.state, trial.reason, trial.value) == was, "a terminal trial never changes"
+            assert (trial.state, trial.run.reason, trial.run.value) == was, "a terminal trial never changes"
         settled = [
             trial_id
             for trial_id in before & self.experiment.trials.keys()
@@ -73,11 +73,11 @@ class ExperimentLife(RuleBasedStateMachine):
         ]
         proposed = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
         settled = [trial_id for trial_id in settled if trial_id not in proposed]
-        rewards = [self.experiment.lifecycle.reward_of(self.search.trial(trial_id)) for trial_id in proposed]
+        rewards = [self.experiment.feedback.reward_of(self.search.trial(trial_id)) for trial_id in proposed]
         assert [each.value for each in self.search.observations[observations_before:]] == [
             reward for reward in rewards if reward is not None
         ]
-        if not self.experiment.state.is_over:
+        if not self.experiment.state.is_terminal:
             self.search.finishes = 0
         reported = [f"t{tell.sequence_id}" for tell in self.search.tuner_results[results_before:]]
         assert sorted(reported) == sorted(settled), "the tuner gets each terminal trial exactly once"
@@ -127,10 +127,10 @@ class ExperimentLife(RuleBasedStateMachine):
     def metrics_arrive(self, index: int, value: str, final: bool) -> None:
         trial_id, attempt = self.late[index % len(self.late)]
         trial = self.search.trial(trial_id)
-        before = (trial.final, trial.intermediate_count)
+        before = (trial.run.final, trial.run.intermediate_count)
         self._do(lambda: self.search.report(trial_id, value, final=final, attempt=attempt))
-        if trial.attempt is not None and attempt < trial.attempt:
-            assert (trial.final, trial.intermediate_count) == before, "an old attempt does not count"
+        if trial.run.attempt is not None and attempt < trial.run.attempt:
+            assert (trial.run.final, trial.run.intermediate_count) == before, "an old attempt does not count"
 
     @precondition(lambda self: self.late)
     @rule(
@@ -222,7 +222,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = before.resumed()
         self.search.now_s = before.now_s
         for trial in self.search.live:
-            trial.ended = trial.latest_usage = None  # they are not stored
+            trial.run.ended = trial.run.latest_usage = None  # they are not stored
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()
@@ -242,10 +242,10 @@ class ExperimentLife(RuleBasedStateMachine):
         for trial in self.search.live:
             if (
                 trial.state is TrialState.RUNNING
-                and trial.start_received_at_s is not None
+                and trial.run.start_received_at_s is not None
                 and limit_s is not None
             ):
-                assert self.search.now_s - trial.start_received_at_s < limit_s
+                assert self.search.now_s - trial.run.start_received_at_s < limit_s
 
     @invariant()
     def trials_without_a_job_are_queued(self) -> None:
@@ -256,27 +256,29 @@ class ExperimentLife(RuleBasedStateMachine):
     def the_reason_of_a_terminal_trial_matches_its_state(self) -> None:
         for trial in self.experiment.trials.values():
             if trial.state.is_terminal:
-                assert trial.reason is not None
-                assert trial.state is TERMINAL_STATE[trial.reason]
+                assert trial.run.reason is not None
+                assert trial.state is TERMINAL_STATE[trial.run.reason]
 
     @invariant()
     def finish_is_emitted_once_when_all_is_over(self) -> None:
-        is_over = self.experiment.state.is_over and not self.search.live and not self.search.requests
+        is_over = self.experiment.state.is_terminal and not self.search.live and not self.search.requests
         assert self.search.finishes == is_over
 
     @invariant()
     def the_leaderboard_has_the_best_results(self) -> None:
         results = [
-            trial.value
+            trial.run.value
             for trial in self.experiment.trials.values()
-            if trial.state.is_terminal and trial.state is not TrialState.FAILED and trial.value is not None
+            if trial.state.is_terminal
+            and trial.state is not TrialState.FAILED
+            and trial.run.value is not None
         ]
-        top = [trial.value for trial in self.experiment.leaderboard.top]
+        top = [trial.run.value for trial in self.experiment.leaderboard.top]
         assert top == sorted(results, reverse=True)[:10]
 
     @invariant()
     def a_running_experiment_has_a_live_trial_or_an_open_request(self) -> None:
-        if not self.experiment.state.is_over and self.experiment.state is not ExperimentState.INITIALIZED:
+        if not self.experiment.state.is_terminal and self.experiment.state is not ExperimentState.INITIALIZED:
             assert self.search.live or self.search.requests
 
     def teardown(self) -> None:
@@ -288,7 +290,7 @@ class ExperimentLife(RuleBasedStateMachine):
                 self._do(lambda trial=trial: self.search.start(trial.trial_id, 9))
                 self._do(lambda trial=trial: self.search.end(trial.trial_id, attempt=9))
                 self._do(lambda trial=trial: self.search.deliver(trial.trial_id, 9))
-        assert self.experiment.state.is_over
+        assert self.experiment.state.is_terminal
         assert self.search.finishes == 1
 
 

@@ -76,7 +76,7 @@ def test_parameters_that_arrive_after_an_error_become_a_failed_trial_with_the_er
     assert search.state is ExperimentState.ERROR
     search.suggest()
     trial = search.trial("t1")
-    assert (trial.state, trial.message) == (TrialState.FAILED, "cannot use the tuner: no")
+    assert (trial.state, trial.run.message) == (TrialState.FAILED, "cannot use the tuner: no")
     assert search.submitted == ["t0"]
 
 
@@ -88,7 +88,7 @@ def test_parameters_that_arrive_after_a_stop_and_a_tuner_failure_become_a_cancel
     assert search.state is ExperimentState.STOPPING
     search.suggest()
     trial = search.trial("t1")
-    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "the experiment was stopped")
+    assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, "the experiment was stopped")
 
 
 def test_a_stopped_trial_frees_its_slot_for_another_one() -> None:
@@ -144,7 +144,7 @@ def test_a_trial_over_its_time_limit_is_stopped_and_another_one_takes_its_slot()
     assert search.experiment.time_runs_out_at_s == 40
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")
-    assert (search.trial("t0").state, search.trial("t0").reason) == (
+    assert (search.trial("t0").state, search.trial("t0").run.reason) == (
         TrialState.SYS_CANCELED,
         ExitReason.TIME_LIMIT,
     )
@@ -186,7 +186,7 @@ def test_a_time_limit_set_later_applies_to_running_trials_and_after_a_resume() -
     after = search.resumed()
     search.trial(
         "t0"
-    ).start_received_at_s = -50.0  # the next manager computes that it has run for 50 s already
+    ).run.start_received_at_s = -50.0  # the next manager computes that it has run for 50 s already
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10
     after.now_s = 10
@@ -199,7 +199,7 @@ def test_the_tuner_gets_the_last_result_of_a_trial_over_its_time_limit_if_it_lea
     learns: bool,
 ) -> None:
     search = new_search(max_trial_duration_s=30.0)
-    search.experiment.lifecycle.learns_from_early_stopped = learns
+    search.experiment.feedback.learns_from_early_stopped = learns
     search.start(search.suggest())
     search.report("t0", "0.5", "0.25", final=False)
     search.now_s = 30

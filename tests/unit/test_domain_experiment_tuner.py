@@ -99,7 +99,7 @@ def test_a_tuner_exception_ends_requests_and_running_trials_are_still_recorded()
     assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "Traceback: boom")
     assert search.finishes == 0
     search.run("t1", "0.9")
-    assert search.trial("t1").value == 0.9
+    assert search.trial("t1").run.value == 0.9
     assert search.tuner_results[-1] == TellTuner(1, 0.9)
     assert search.finishes == 1
     assert search.canceled == []

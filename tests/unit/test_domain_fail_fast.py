@@ -8,6 +8,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.fail_fast import FailFast
 from nni_manager.domain.tracebacks import raised_at
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from trial_keeper.wire.reasons import ExitReason
 
 TRACEBACK = """\
@@ -21,8 +22,8 @@ KeyError: 'lr'
 
 
 def a_trial(state=TrialState.FAILED, reason=ExitReason.NONZERO_EXIT, message=TRACEBACK):
-    trial = Trial("t", 0, {}, {}, 1.0, "t", state, 0)
-    trial.reason, trial.exit_code, trial.message = reason, 1, message
+    trial = Trial("t", 0, {}, {}, 1.0, "t", state, run=TrialRun(attempt=0))
+    trial.run.reason, trial.run.exit_code, trial.run.message = reason, 1, message
     return trial
 
 

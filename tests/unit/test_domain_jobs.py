@@ -7,10 +7,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, JobEvent, Jobs, JobState
+from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, Jobs, JobState, JobTrigger
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(JobState, JobEvent)))
+@pytest.mark.parametrize(("state", "event"), list(product(JobState, JobTrigger)))
 def test_an_event_that_the_transition_table_lacks_raises(state, event) -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0", state))
@@ -119,7 +119,7 @@ def test_the_job_with_the_most_prefetched_trials_is_revoked_first(jobs: Jobs) ->
     jobs.prefetch(few, "t6")
     assert jobs.revoke(0) == [(many, "t3")]
     jobs.reclaim(many, "t3")
-    jobs.give(jobs.live["env-2"], jobs.queue.popleft())
+    jobs.give(jobs.live["env-2"], "t3")
     jobs.free("env-2", "t3")
     jobs.note_idle(jobs.live["env-2"], "main-0")
     jobs.note_started("env-0", "t1")
@@ -307,7 +307,7 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        assert self.jobs.queue[0] == trial_id
+        self.jobs.queue.appendleft(trial_id)  # as the scheduler does
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)

@@ -9,7 +9,7 @@ from nni_manager.domain.trial import Trial, TrialState
 
 def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float | None = None) -> Trial:
     trial = Trial(f"t{number}", number, {}, {}, 0.0, "job", state)
-    trial.value, trial.final = value, None if value is None else repr(value)
+    trial.run.value, trial.run.final = value, None if value is None else repr(value)
     return trial
 
 
@@ -19,7 +19,7 @@ def test_the_best_results_come_first_and_their_number_is_bounded(maximize: bool,
     for number in range(2 * TOP_TRIALS):
         leaderboard.add(a_trial(number, value=float(number % 10)))
     assert len(leaderboard.top) == TOP_TRIALS
-    assert [trial.value for trial in leaderboard.top[:4]] == [best[0], best[0], best[1], best[1]]
+    assert [trial.run.value for trial in leaderboard.top[:4]] == [best[0], best[0], best[1], best[1]]
     assert leaderboard.best is leaderboard.top[0]
     assert leaderboard.top[0].sequence_id < leaderboard.top[1].sequence_id, (
         "the earlier trial of two equal results comes first"

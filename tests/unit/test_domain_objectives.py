@@ -19,6 +19,7 @@ from nni_manager.domain.objectives import (
 )
 from nni_manager.domain.pareto import ParetoFront, dominates
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.serializers import row_view
 
 TWO = Objectives(
@@ -114,7 +115,7 @@ def test_a_violated_constraint_is_named() -> None:
 
 def ended(number: int, text: str, objectives: Objectives) -> Trial:
     trial = Trial(f"t{number}", number, {}, {}, 0.0, "job", TrialState.SUCCEEDED)
-    trial.set_final(text, 0, objectives)
+    trial.run.set_final(text, 0, objectives)
     return trial
 
 
@@ -137,13 +138,13 @@ def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
     for trial in trials:
         leaderboard.add(trial)
     assert leaderboard.front == [leaderboard.best] == [trials[1]]
-    assert (trials[0].value, trials[0].is_feasible) == (0.9, False)
+    assert (trials[0].run.value, trials[0].run.is_feasible) == (0.9, False)
 
 
 def test_a_trial_without_all_numbers_names_them() -> None:
     trial = ended(0, '{"accuracy": 0.9}', TWO)
     assert trial.is_without_result
-    assert trial.unusable == (
+    assert trial.run.unusable == (
         'the final result has not all numbers of objectives and constraints: it is a dict without "latency_ms", "size_mb" '
         '(it has "accuracy"); report a dict with a number under "accuracy", "latency_ms", "size_mb"'
     )
@@ -151,25 +152,35 @@ def test_a_trial_without_all_numbers_names_them() -> None:
 
 def test_an_assessor_and_lists_read_the_metric_of_the_objective_in_intermediate_results() -> None:
     search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
-    lifecycle = search.experiment.lifecycle
-    assert lifecycle.seen_by_assessor('{"accuracy": 0.5, "default": 1}') == 0.5
-    assert lifecycle.seen_by_assessor("0.5") is None
+    feedback = search.experiment.feedback
+    feedback.is_assessed = True
+    assert feedback.seen_by_assessor('{"accuracy": 0.5, "default": 1}') == 0.5
+    assert feedback.seen_by_assessor("0.5") is None
     trial = Trial("t0", 0, {}, {}, 0.0, "job")
     search.experiment.restore([trial])
     for text, latest in {'{"accuracy": 0.5, "default": 1}': 0.5, "0.25": 0.25, '{"loss": 1}': None}.items():
-        trial.intermediate = text
+        trial.run.intermediate = text
         assert row_view(trial)["latest"] == latest
 
 
 def test_a_restored_trial_knows_whether_it_is_feasible() -> None:
     experiment = new_search(objectives=TWO).experiment
     trials = [
-        Trial(f"t{number}", number, {}, {}, 0.0, "job", TrialState.SUCCEEDED, value=row[0], final=text)
+        Trial(
+            f"t{number}",
+            number,
+            {},
+            {},
+            0.0,
+            "job",
+            TrialState.SUCCEEDED,
+            run=TrialRun(value=row[0], final=text),
+        )
         for (number, text), row in zip(
             results_of((0.9, 20, 40), (0.99, 1, 51)), [(0.9,), (0.99,)], strict=True
         )
     ]
     experiment.restore(trials)
-    assert [trial.is_feasible for trial in trials] == [True, False]
+    assert [trial.run.is_feasible for trial in trials] == [True, False]
     assert [row_view(trial).get("infeasible") for trial in trials] == [None, True]
     assert experiment.leaderboard.front == trials[:1]

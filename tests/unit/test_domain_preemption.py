@@ -42,7 +42,7 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(reason_of_ke
     search.report(trial_id, "0.5", attempt=1)
     search.end(trial_id, attempt=1)
     search.deliver(trial_id, attempt=1)
-    assert (trial.state, trial.value) == (TrialState.SUCCEEDED, 0.5)
+    assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
 def test_a_preemption_that_only_the_keeper_reports_starts_no_trial_again():
@@ -53,7 +53,7 @@ def test_a_preemption_that_only_the_keeper_reports_starts_no_trial_again():
     search.deliver(trial_id)
     search.lose_job(trial_id, JOB_LOST)
     trial = search.trial(trial_id)
-    assert (trial.state, trial.reason, trial.preemptions) == (TrialState.FAILED, PREEMPTED, 0)
+    assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, PREEMPTED, 0)
 
 
 def test_a_deletion_is_no_preemption():
@@ -64,7 +64,7 @@ def test_a_deletion_is_no_preemption():
     search.deliver(trial_id)
     search.lose_job(trial_id, JOB_LOST)
     trial = search.trial(trial_id)
-    assert (trial.state, trial.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
+    assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
 def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_has_the_message_of_the_cluster():
@@ -75,8 +75,8 @@ def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_has_the_message_of
     search.deliver(trial_id)
     search.lose_job(trial_id, ExitReason.KEEPER_LOST, "pod t0 was evicted: the node was low on memory")
     trial = search.trial(trial_id)
-    assert (trial.state, trial.reason) == (TrialState.FAILED, JOB_LOST)
-    assert trial.message == "pod t0 was evicted: the node was low on memory"
+    assert (trial.state, trial.run.reason) == (TrialState.FAILED, JOB_LOST)
+    assert trial.run.message == "pod t0 was evicted: the node was low on memory"
 
 
 def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_is_retried_as_if_the_cluster_had_reported_first():
@@ -112,7 +112,7 @@ def test_a_trial_is_restarted_at_most_max_preemptions_times(most, retries):
         search.start(trial_id, attempt)
         search.lose_job(trial_id, PREEMPTED)
     trial = search.trial(trial_id)
-    assert (trial.state, trial.reason) == (TrialState.FAILED, PREEMPTED)
+    assert (trial.state, trial.run.reason) == (TrialState.FAILED, PREEMPTED)
     assert (trial.preemptions, trial.retries) == (most, 0)
     assert len(set(search.submitted)) == most + 1
 
@@ -180,7 +180,7 @@ def test_the_end_of_the_job_is_awaited_by_the_next_manager_too():
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(trial_id).ended = None  # not stored
+    search.trial(trial_id).run.ended = None  # not stored
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)

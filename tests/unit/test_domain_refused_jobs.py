@@ -21,7 +21,7 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     SubmitJob,
 )
-from nni_manager.domain.experiment import MAX_REFUSALS_IN_A_ROW, Experiment, ExperimentState
+from nni_manager.domain.experiment import MAX_REFUSALS_IN_A_ROW, ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
@@ -35,7 +35,7 @@ class SearchWithRefusals:
     """A search whose tuner answers at once, on a cluster whose answers the test decides. Trials are named t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
-        self.experiment = Experiment(
+        self.experiment = ExperimentCore(
             "exp", Limits(concurrency, max_trials, None), MAXIMIZE, reuses_jobs=reuse
         )
         self.reuse = reuse
@@ -87,7 +87,7 @@ def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experimen
         assert len(search.submitted) == number + 1
         search.refuse(search.submitted[number])
     assert search.states() == [TrialState.FAILED] * MAX_REFUSALS_IN_A_ROW
-    assert {trial.message for trial in search.experiment.trials.values()} == {REFUSED}
+    assert {trial.run.message for trial in search.experiment.trials.values()} == {REFUSED}
     assert search.experiment.state is ExperimentState.ERROR
     assert search.is_finished
     assert search.experiment.error == (

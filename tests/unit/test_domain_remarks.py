@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.events import RemarksChanged, SaveRemarks
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.remarks import (
     MAX_NOTE_LENGTH,
@@ -133,10 +133,10 @@ def test_a_full_set_of_tags_may_shrink_and_be_repeated():
 
 @pytest.mark.parametrize("state", ExperimentState)
 def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
-    experiment = Experiment("TESTEXPT", Limits(1, 0, None, None, 0), MAXIMIZE, state=state)
+    experiment = ExperimentCore("TESTEXPT", Limits(1, 0, None, None, 0), MAXIMIZE, state=state)
     experiment.lifecycle.restore([Trial("aaaaa", 0, {}, {}, 0.0, "aaaaa")])
     ours, its = Remarks(("baseline",), ""), Remarks((), "late")
-    seen = experiment.revisions.latest
+    seen = experiment.change_log.latest
     effects = experiment.handle(RemarksChanged(None, ours), 0.0) + experiment.handle(
         RemarksChanged("aaaaa", its), 0.0
     )
@@ -145,7 +145,7 @@ def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
         SaveRemarks("aaaaa", its),
     ]
     assert (experiment.remarks, experiment.trials["aaaaa"].remarks) == (ours, its)
-    assert list(experiment.revisions.since(seen)) == ["aaaaa"]
+    assert list(experiment.change_log.since(seen)) == ["aaaaa"]
 
 
 def test_a_note_that_is_no_text_is_refused():

@@ -127,13 +127,13 @@ def test_start_and_end_times_are_those_of_the_trial_not_of_its_job() -> None:
     search.end("t0", at_s=25.0)
     search.deliver("t0")
     search.lose("env-0")
-    assert (search.trial("t0").started_at_s, search.trial("t0").ended_at_s) == (10.0, 25.0)
+    assert (search.trial("t0").run.started_at_s, search.trial("t0").run.ended_at_s) == (10.0, 25.0)
 
 
 def test_a_queued_trial_that_is_stopped_is_canceled_at_once_and_never_dispatched() -> None:
     search = SimulatedReuse(max_trials=2)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 15.0))
-    assert (search.trial("t0").state, search.trial("t0").ended_at_s) == (TrialState.USER_CANCELED, 15.0)
+    assert (search.trial("t0").state, search.trial("t0").run.ended_at_s) == (TrialState.USER_CANCELED, 15.0)
     search.idle()
     assert search.dispatched == [("env-0", "t1", None)]
 
@@ -164,7 +164,7 @@ def test_a_job_lost_during_a_trial_fails_only_that_trial() -> None:
     search.idle()
     search.start("t0")
     search.lose("env-0")
-    assert (search.trial("t0").state, search.trial("t0").reason) == (
+    assert (search.trial("t0").state, search.trial("t0").run.reason) == (
         TrialState.FAILED,
         ExitReason.KEEPER_LOST,
     )
@@ -194,7 +194,10 @@ def test_a_job_that_leaves_while_idle_fails_no_trial() -> None:
 def test_a_job_that_dies_before_it_ever_connected_fails_one_queued_trial() -> None:
     search = SimulatedReuse(max_trials=2)
     search.lose("env-0")
-    assert (search.trial("t0").state, search.trial("t0").message) == (TrialState.FAILED, "its keeper is gone")
+    assert (search.trial("t0").state, search.trial("t0").run.message) == (
+        TrialState.FAILED,
+        "its keeper is gone",
+    )
     search.lose("env-1")
     assert search.experiment.state is ExperimentState.DONE
 
@@ -225,7 +228,7 @@ def test_a_trial_that_its_dying_job_never_started_gets_one_more_job_and_then_fai
     search.idle("env-1")
     assert search.dispatched[-1] == ("env-1", "t0", None)
     search.lose("env-1", "t0")
-    assert (search.trial("t0").state, search.trial("t0").reason) == (
+    assert (search.trial("t0").state, search.trial("t0").run.reason) == (
         TrialState.FAILED,
         ExitReason.KEEPER_LOST,
     )

@@ -141,13 +141,13 @@ class AnyReuse(RuleBasedStateMachine):
 
     @invariant()
     def all_jobs_drain_when_the_experiment_is_over(self) -> None:
-        if self.search.experiment.state.is_over:
+        if self.search.experiment.state.is_terminal:
             states = {job.state for job in self.search.experiment.jobs.live.values()}
             assert states <= {JobState.DRAINING}
 
     def teardown(self) -> None:
         for _ in range(100):
-            if self.search.experiment.state.is_over:
+            if self.search.experiment.state.is_terminal:
                 break
             for job_id in self.live_jobs():
                 self.search.idle(job_id)

@@ -106,7 +106,7 @@ def test_a_stopped_prefetched_trial_ends_when_its_keeper_has_not_started_it(
     assert prefetched.trial("t2").state is TrialState.STOPPING
     reclaim(prefetched, "t2")
     trial = prefetched.trial("t2")
-    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
+    assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
     assert prefetched.trial("t1").state is TrialState.RUNNING
     assert prefetched.all_of(CancelTrial) == []
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
@@ -148,7 +148,7 @@ def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_r
     assert prefetched.revoked == [("env-0", "t2")]
     assert [trial_id for _, trial_id, _ in prefetched.dispatched].count("t2") == 1
     reclaim(prefetched, "t2")
-    assert prefetched.trial("t2").message == STOPPED_BEFORE_START
+    assert prefetched.trial("t2").run.message == STOPPED_BEFORE_START
 
 
 def test_an_idle_keeper_gets_the_trial_behind_a_stopped_one_that_it_never_received() -> None:
@@ -169,7 +169,7 @@ def test_a_stopped_prefetched_trial_ends_with_the_job_that_has_not_started_it(
     stop(prefetched, "t2")
     prefetched.lose("env-0", "t2")
     trial = prefetched.trial("t2")
-    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
+    assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
 
 
 def test_the_next_manager_revokes_a_prefetched_trial_that_an_earlier_one_stopped(

@@ -87,7 +87,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert trial.job_id == "env-0", "it stays assigned until it is reclaimed"
     job = revocable.experiment.jobs.live["env-1"]
     assert reclaim(revocable, "t4") == [SaveTrial(trial), SaveTrial(trial), DispatchTrial(job, trial)]
-    assert (trial.job_id, trial.state, trial.attempt) == ("env-1", TrialState.WAITING, None)
+    assert (trial.job_id, trial.state, trial.run.attempt) == ("env-1", TrialState.WAITING, None)
     revocable.run("t4")
     revocable.idle("env-1")
     assert revocable.revoked == [("env-0", "t4"), ("env-0", "t3")]

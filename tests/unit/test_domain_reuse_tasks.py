@@ -16,7 +16,7 @@ from nni_manager.domain.events import (
     ManagerReady,
     TrialStopAsked,
 )
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey
@@ -44,7 +44,7 @@ def test_an_orphaned_attempt_is_drained_and_restarted_if_its_end_is_not_found(
     assert running.dispatched[-1] == ("env-0", "t0", "main-0")
     running.start("t0", attempt=1)
     trial = running.trial("t0")
-    assert (trial.state, trial.attempt, trial.final) == (TrialState.RUNNING, 1, None)
+    assert (trial.state, trial.run.attempt, trial.run.final) == (TrialState.RUNNING, 1, None)
 
 
 def test_an_orphaned_attempt_whose_end_is_found_is_terminal_and_the_job_gets_the_next_trial(
@@ -104,7 +104,7 @@ def test_the_first_reporting_task_owns_the_metrics_and_another_one_causes_a_warn
     team.report("t0", "0.5", "worker-1")
     team.report("t0", "0.9", "worker-0")
     trial = team.trial("t0")
-    assert (trial.reporter, trial.final) == ("worker-1", "0.5")
+    assert (trial.run.reporter, trial.run.final) == ("worker-1", "0.5")
     assert "worker-0" in trial.warning
 
 
@@ -132,7 +132,7 @@ def test_one_failed_task_ends_the_trial_for_all_tasks(team: SimulatedReuse) -> N
     for task in ("ps-0", "worker-0"):
         team.end("t0", task, succeeds=False)
         team.deliver("t0", task)
-    assert (team.trial("t0").state, team.trial("t0").exit_code) == (TrialState.FAILED, 1)
+    assert (team.trial("t0").state, team.trial("t0").run.exit_code) == (TrialState.FAILED, 1)
 
 
 def test_a_task_that_starts_after_the_end_of_the_trial_is_stopped() -> None:
@@ -175,7 +175,7 @@ def test_a_trial_that_needs_all_tasks_ends_with_the_last_one() -> None:
     search.end("t0", "worker-1", at_s=120.0)
     assert search.trial("t0").state is TrialState.CLOSING
     search.deliver("t0", "worker-1")
-    assert (search.trial("t0").state, search.trial("t0").ended_at_s) == (TrialState.SUCCEEDED, 120.0)
+    assert (search.trial("t0").state, search.trial("t0").run.ended_at_s) == (TrialState.SUCCEEDED, 120.0)
 
 
 def test_a_restarted_task_leaves_the_results_of_the_others_unchanged(team: SimulatedReuse) -> None:
@@ -183,7 +183,12 @@ def test_a_restarted_task_leaves_the_results_of_the_others_unchanged(team: Simul
     team.end("t0", "worker-0")
     team.start("t0", "ps-0", attempt=1)
     trial = team.trial("t0")
-    assert (trial.final, trial.attempt, trial.reporter, {ended.key.task for ended in trial.ends}) == (
+    assert (
+        trial.run.final,
+        trial.run.attempt,
+        trial.run.reporter,
+        {ended.key.task for ended in trial.ends},
+    ) == (
         "0.5",
         0,
         "worker-0",
@@ -198,7 +203,11 @@ def test_a_restarted_reporter_loses_its_results(team: SimulatedReuse) -> None:
     team.end("t0", "worker-1")
     team.start("t0", "worker-0", attempt=1)
     trial = team.trial("t0")
-    assert (trial.final, trial.attempt, {ended.key.task for ended in trial.ends}) == (None, 1, {"worker-1"})
+    assert (trial.run.final, trial.run.attempt, {ended.key.task for ended in trial.ends}) == (
+        None,
+        1,
+        {"worker-1"},
+    )
 
 
 def test_an_orphaned_task_that_the_policy_does_not_need_delays_nothing(team: SimulatedReuse) -> None:
@@ -215,15 +224,15 @@ def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: Simula
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
     team.trial("t0").state = TrialState.RUNNING  # as stored before the second end
-    team.trial("t0").reason = None
+    team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)
     after.effects = []
-    after.experiment = Experiment(
+    after.experiment = ExperimentCore(
         "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, completion=PAIR, state=before.state
     )
     trial = team.trial("t0")
-    trial.ended = None
+    trial.run.ended = None
     trial.attempts["worker-0"].apply(AttemptReport.DELIVERED)
     trial.attempts["worker-1"].apply(AttemptReport.DELIVERED)
     after.experiment.restore([trial])

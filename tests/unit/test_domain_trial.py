@@ -1,6 +1,6 @@
 """The states of one trial, as the manager stores them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.attempts import AttemptPhase, AttemptReport, Attempts
 from nni_manager.domain.trial import (
-    NO_FINAL_RESULT_IN_CHANGED_FILE,
     TERMINAL_STATE,
     TERMINAL_STATES,
     TRANSITIONS,
@@ -20,23 +19,26 @@ from nni_manager.domain.trial import (
     TrialEvent,
     TrialState,
 )
+from nni_manager.domain.trial_run import NO_FINAL_RESULT_IN_CHANGED_FILE, TrialRun
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import MAX_WARNINGS, AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 W, R, S, C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
+NOTHING: Mapping[str, Any] = {}
 FIRST, SECOND = AttemptKey("abcde", attempt_id(0), "main"), AttemptKey("abcde", attempt_id(1), "main")
 
 
 @pytest.fixture
 def a_trial() -> Callable[..., Trial]:
-    def make(**fields: Any) -> Trial:
-        """A trial with registered attempts up to `attempt`, or with the first one."""
-        trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", **fields)
-        for number in range((trial.attempt or 0) + 1):
+    def make(attempt: int | None = None, run: Mapping[str, Any] = NOTHING, **fields: Any) -> Trial:
+        """A trial with registered attempts up to `attempt`, or with the first one; `run`: fields of its run."""
+        own = TrialRun(attempt, **run)
+        trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", run=own, **fields)
+        for number in range((trial.run.attempt or 0) + 1):
             trial.registered.register(AttemptKey("abcde", attempt_id(number), "main"))
-        if trial.attempt is not None:
-            trial.attempts["main"] = trial.registered.registered[trial.attempt]
+        if trial.run.attempt is not None:
+            trial.attempts["main"] = trial.registered.registered[trial.run.attempt]
         return trial
 
     return make
@@ -56,7 +58,7 @@ def an_end(
 def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(
     a_trial, state: TrialState, event: TrialEvent
 ) -> None:
-    trial = a_trial(state=state, reason=ExitReason.SUCCEEDED)
+    trial = a_trial(state=state, run={"reason": ExitReason.SUCCEEDED})
     if (state, event) in TRANSITIONS:
         trial.apply(event)
         assert trial.state is (TRANSITIONS[state, event] or TrialState.SUCCEEDED)
@@ -115,9 +117,14 @@ def test_terminal_states_have_the_names_of_nni() -> None:
 def test_a_trial_is_started_ended_and_closed(a_trial) -> None:
     trial = a_trial()
     trial.began(FIRST, 110.0, 10.0)
-    assert (trial.state, trial.attempt, trial.started_at_s) == (R, 0, 110.0)
+    assert (trial.state, trial.run.attempt, trial.run.started_at_s) == (R, 0, 110.0)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 3, message="Traceback"))
-    assert (trial.state, trial.exit_code, trial.message, trial.ended_at_s) == (C, 3, "Traceback", 120.0)
+    assert (trial.state, trial.run.exit_code, trial.run.message, trial.run.ended_at_s) == (
+        C,
+        3,
+        "Traceback",
+        120.0,
+    )
     trial.apply(TrialEvent.CLOSED)
     assert trial.state is TrialState.FAILED
 
@@ -126,7 +133,7 @@ def test_the_requested_stop_is_the_reason_of_the_end(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
     trial.apply(TrialEvent.CLOSED)
-    assert (trial.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
+    assert (trial.run.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
 def test_a_command_that_exits_with_0_before_the_stop_reaches_it_has_succeeded(a_trial) -> None:
@@ -148,10 +155,7 @@ def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | Non
         state=S if stop_reason else R,
         attempt=0,
         stop_reason=stop_reason,
-        reporter="main",
-        final="0.5",
-        value=0.5,
-        final_offset=final_offset,
+        run={"reporter": "main", "final": "0.5", "value": 0.5, "final_offset": final_offset},
     )
 
 
@@ -163,8 +167,12 @@ def test_a_final_record_before_the_stop_makes_the_trial_succeed(
     trial = with_result(a_trial, reason)
     trial.finished(an_end(reason, code, metrics_size_at_stop=101))
     trial.apply(TrialEvent.CLOSED)
-    assert (trial.state, trial.reason, trial.exit_code) == (TrialState.SUCCEEDED, ExitReason.SUCCEEDED, code)
-    assert trial.message == f"{reason.value}, after the final result was reported"
+    assert (trial.state, trial.run.reason, trial.run.exit_code) == (
+        TrialState.SUCCEEDED,
+        ExitReason.SUCCEEDED,
+        code,
+    )
+    assert trial.run.message == f"{reason.value}, after the final result was reported"
     assert trial.stop_reason is reason
     assert trial.result == "0.5"
 
@@ -177,7 +185,7 @@ def test_a_final_record_after_the_stop_is_the_result_of_a_stopped_trial(
     trial = with_result(a_trial, reason)
     trial.finished(an_end(reason, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)
-    assert (trial.state, trial.reason, trial.exit_code) == (state, reason, 143)
+    assert (trial.state, trial.run.reason, trial.run.exit_code) == (state, reason, 143)
     assert trial.result == "0.5"
 
 
@@ -243,7 +251,7 @@ def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_f
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
-    assert trial.message == NO_FINAL_RESULT_IN_CHANGED_FILE
+    assert trial.run.message == NO_FINAL_RESULT_IN_CHANGED_FILE
 
 
 @pytest.mark.parametrize("reason", ExitReason)
@@ -260,7 +268,7 @@ def test_a_lost_trial_counts_as_stopped_if_a_stop_was_requested(a_trial) -> None
     lost, stopped = a_trial(state=R), a_trial(state=S, stop_reason=ExitReason.STOPPED_BY_USER)
     for trial in (lost, stopped):
         trial.gone(ExitReason.JOB_LOST, "the node is gone", 130.0, 30.0)
-        assert (trial.message, trial.ended_at_s) == ("the node is gone", 130.0)
+        assert (trial.run.message, trial.run.ended_at_s) == ("the node is gone", 130.0)
     assert (lost.state, stopped.state) == (TrialState.FAILED, TrialState.USER_CANCELED)
 
 
@@ -273,18 +281,18 @@ def test_a_lost_trial_counts_as_stopped_if_a_stop_was_requested(a_trial) -> None
 def test_a_trial_never_ends_before_its_start_whatever_the_clocks_say(
     started_at_s, reported_at_s, start_received_at_s, lasted_s
 ) -> None:
-    fields = {"state": R, "started_at_s": started_at_s, "start_received_at_s": start_received_at_s}
-    lost, ended = (Trial("abcde", 0, {}, {}, 0.0, "abcde", **fields) for _ in range(2))  # type: ignore[arg-type]
+    runs = (TrialRun(started_at_s=started_at_s, start_received_at_s=start_received_at_s) for _ in range(2))
+    lost, ended = (Trial("abcde", 0, {}, {}, 0.0, "abcde", R, run=run) for run in runs)
     lost.gone(ExitReason.JOB_LOST, "", reported_at_s, (start_received_at_s or 0.0) + lasted_s)
-    assert lost.ended_at_s is not None
+    assert lost.run.ended_at_s is not None
     if start_received_at_s is not None:
         # A manager that received the start measures the duration itself and ignores the reported time of day.
-        assert lost.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
-    assert lost.ended_at_s >= started_at_s
+        assert lost.run.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
+    assert lost.run.ended_at_s >= started_at_s
     ended.finished(replace(an_end(), started_at_s=reported_at_s, ended_at_s=reported_at_s))
-    assert ended.started_at_s is not None
-    assert ended.ended_at_s is not None
-    assert ended.ended_at_s >= ended.started_at_s
+    assert ended.run.started_at_s is not None
+    assert ended.run.ended_at_s is not None
+    assert ended.run.ended_at_s >= ended.run.started_at_s
 
 
 def test_the_current_attempt_of_a_task_is_the_one_that_started_last(a_trial) -> None:
@@ -298,7 +306,6 @@ def test_the_current_attempt_of_a_task_is_the_one_that_started_last(a_trial) -> 
 
 
 SPENT = {
-    "attempt": 0,
     "final": "1",
     "value": 1.0,
     "final_offset": 200,
@@ -309,31 +316,36 @@ SPENT = {
     "reason": ExitReason.SIGNAL,
     "ended_at_s": 115.0,
     "reporter": "main",
-    "warning": "a second task reports as well",
 }
+WARNED = "a second task reports as well"
 
 
 def test_a_new_attempt_resets_all_fields_of_the_previous_one(a_trial) -> None:
-    trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
+    trial = a_trial(0, SPENT | {"ended": an_end(ExitReason.SIGNAL, 137)}, state=C, warning=WARNED)
     trial.registered.register(SECOND)
     trial.began(SECOND, 130.0, 30.0)
-    fresh = a_trial(state=R, attempt=1, started_at_s=130.0, start_received_at_s=30.0)
+    fresh = a_trial(1, {"started_at_s": 130.0, "start_received_at_s": 30.0}, state=R)
     fresh.attempts["main"].apply(AttemptReport.STARTED)
     assert trial == fresh
 
 
 def test_an_attempt_that_could_not_start_resets_the_fields_too(a_trial) -> None:
-    trial = a_trial(state=R, **SPENT)
+    trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
-    assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)
-    assert (trial.reason, trial.message) == (ExitReason.COULD_NOT_START, "no bash")
+    assert (trial.run.attempt, trial.run.final, trial.run.value, trial.run.intermediate_count) == (
+        1,
+        None,
+        None,
+        0,
+    )
+    assert (trial.run.reason, trial.run.message) == (ExitReason.COULD_NOT_START, "no bash")
 
 
 def test_a_repeated_start_report_keeps_the_fields_of_the_attempt(a_trial) -> None:
-    trial = a_trial(state=R, attempt=0, final="1", value=1.0, intermediate_count=4)
+    trial = a_trial(0, {"final": "1", "value": 1.0, "intermediate_count": 4}, state=R)
     trial.began(FIRST, 110.0, 10.0)
-    assert (trial.final, trial.value, trial.intermediate_count) == ("1", 1.0, 4)
+    assert (trial.run.final, trial.run.value, trial.run.intermediate_count) == ("1", 1.0, 4)
 
 
 def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stored(a_trial):
@@ -348,7 +360,7 @@ def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stor
 
 
 def test_the_successor_of_a_lost_attempt_resets_the_fields_also_after_a_resume(a_trial) -> None:
-    stored = a_trial(state=R, started_at_s=110.0, **SPENT)
+    stored = a_trial(0, SPENT | {"started_at_s": 110.0}, state=R)
     registered = stored.registered
     registered.mark_lost(FIRST)
     stored.attempts = {}
@@ -356,18 +368,28 @@ def test_the_successor_of_a_lost_attempt_resets_the_fields_also_after_a_resume(a
     assert stored.attempts["main"].key == FIRST, "the restored fields are those of the lost attempt"
     registered.register(SECOND)
     stored.began(SECOND, 130.0, 30.0)
-    assert (stored.attempt, stored.final, stored.value, stored.intermediate_count) == (1, None, None, 0)
-    assert stored.started_at_s == 130.0
+    assert (stored.run.attempt, stored.run.final, stored.run.value, stored.run.intermediate_count) == (
+        1,
+        None,
+        None,
+        0,
+    )
+    assert stored.run.started_at_s == 130.0
 
 
 def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(a_trial) -> None:
-    trial = a_trial(state=R, **SPENT)
+    trial = a_trial(0, SPENT, state=R)
     trial.registered = Attempts()
     trial.attempts = {"main": trial.registered.add(SECOND)}
     trial.registered.mark_lost()
     trial.registered.register(FIRST)
     trial.began(FIRST, 130.0, 30.0)
-    assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)
+    assert (trial.run.attempt, trial.run.final, trial.run.value, trial.run.intermediate_count) == (
+        1,
+        None,
+        None,
+        0,
+    )
 
 
 def test_the_ends_of_tasks_are_in_the_order_of_their_reports_and_not_of_their_starts(a_trial) -> None:

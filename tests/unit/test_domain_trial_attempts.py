@@ -30,7 +30,7 @@ def test_a_new_attempt_resets_the_results() -> None:
     search.start(search.suggest())
     search.report("t0", "0.9")
     search.start("t0", attempt=1)
-    assert search.trial("t0").value is None
+    assert search.trial("t0").run.value is None
     search.report("t0", "0.4", attempt=1)
     search.end("t0", attempt=1)
     search.deliver("t0", attempt=1)
@@ -44,7 +44,7 @@ def test_metrics_of_an_old_attempt_do_not_count() -> None:
     assert search.report("t0", "0.9", attempt=0) == []
     assert search.report("t0", "0.1", final=False, attempt=0) == []
     trial = search.trial("t0")
-    assert (trial.final, trial.intermediate_count) == (None, 0)
+    assert (trial.run.final, trial.run.intermediate_count) == (None, 0)
 
 
 def test_the_end_of_an_old_attempt_does_not_end_the_trial_and_its_keeper_is_released() -> None:
@@ -85,7 +85,11 @@ def test_a_retry_that_could_not_start_decides_the_trial() -> None:
     search.end("t0", ExitReason.COULD_NOT_START, attempt=1, message="no bash")
     search.deliver("t0", attempt=1)
     trial = search.trial("t0")
-    assert (trial.reason, trial.message, trial.final) == (ExitReason.COULD_NOT_START, "no bash", None)
+    assert (trial.run.reason, trial.run.message, trial.run.final) == (
+        ExitReason.COULD_NOT_START,
+        "no bash",
+        None,
+    )
 
 
 def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
@@ -103,7 +107,7 @@ def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
     assert search.end("t0") == [CloseAttempt(key)]
     assert search.deliver("t0") == [CloseAttempt(key)]
     job = search.job("t0")
-    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, has_ended=True)]
     assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == []
     assert search.tuner_results == [TellTuner(0, 0.9)]
 
@@ -114,7 +118,7 @@ def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
-    assert (trial.state, trial.reason, trial.ended_at_s) == (
+    assert (trial.state, trial.run.reason, trial.run.ended_at_s) == (
         TrialState.FAILED,
         ExitReason.KEEPER_LOST,
         50.0,
@@ -139,9 +143,9 @@ def test_a_trial_is_stored_when_its_peak_usage_rises() -> None:
         [SaveUsage],
         [SaveUsage, SaveTrial],
     ]
-    assert trial.peak_usage is not None
-    assert trial.latest_usage is not None
-    assert (trial.peak_usage.rss_bytes, trial.latest_usage.rss_bytes) == (11, 11)
+    assert trial.run.peak_usage is not None
+    assert trial.run.latest_usage is not None
+    assert (trial.run.peak_usage.rss_bytes, trial.run.latest_usage.rss_bytes) == (11, 11)
 
 
 def test_only_the_usage_of_the_current_attempt_counts() -> None:
@@ -151,14 +155,14 @@ def test_only_the_usage_of_the_current_attempt_counts() -> None:
     search.start("t0")
     used(search, 10)
     search.start("t0", attempt=1)
-    assert (trial.peak_usage, trial.latest_usage) == (None, None)
+    assert (trial.run.peak_usage, trial.run.latest_usage) == (None, None)
     assert used(search, 99, attempt=0) == []
     used(search, 7, attempt=1)
     search.end("t0", attempt=1)
     search.deliver("t0", attempt=1)
     assert used(search, 99, attempt=1) == []
-    assert trial.peak_usage is not None
-    assert trial.peak_usage.rss_bytes == 7
+    assert trial.run.peak_usage is not None
+    assert trial.run.peak_usage.rss_bytes == 7
 
 
 def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() -> None:
@@ -168,12 +172,12 @@ def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() 
     effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
     trial = search.trial("t0")
     assert DetachTrial(trial, "t0") in effects
-    assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
+    assert (trial.state, trial.run.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "retry 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
     search.start("t0", attempt=0)  # a late report of the lost attempt
     search.report("t0", "0.8")
-    assert (trial.state, trial.final) == (TrialState.WAITING, None)
+    assert (trial.state, trial.run.final) == (TrialState.WAITING, None)
     search.start("t0", attempt=1)
     search.report("t0", "0.5", attempt=1)
     search.end("t0", attempt=1)

@@ -9,11 +9,8 @@ from nni_manager.domain.events import (
     TellTuner,
 )
 from nni_manager.domain.objectives import MAXIMIZE, MINIMIZE
-from nni_manager.domain.trial import (
-    NO_FINAL_RESULT,
-    NO_NUMBER_IN_FINAL_RESULT,
-    TrialState,
-)
+from nni_manager.domain.trial import TrialState
+from nni_manager.domain.trial_run import NO_FINAL_RESULT, NO_NUMBER_IN_FINAL_RESULT
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -35,7 +32,7 @@ def test_a_terminal_trial_keeps_only_its_stored_fields_in_memory() -> None:
     assert (len(trial.registered.registered), len(trial.attempts), len(trial.ends)) == (1, 1, 1)
     search.deliver("t0")
     assert (trial.state, trial.result) == (TrialState.SUCCEEDED, "0.5")
-    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, [], None)
+    assert (trial.registered.registered, trial.attempts, trial.ends, trial.run.ended) == ([], {}, [], None)
 
 
 def test_a_warning_that_arrives_after_the_end_is_stored() -> None:
@@ -54,7 +51,7 @@ def test_only_the_first_final_result_counts() -> None:
     search.start(search.suggest())
     assert len(search.report("t0", "0.5", "0.9")) == 1
     assert search.report("t0", "0.7") == []
-    assert (search.trial("t0").final, search.trial("t0").value) == ("0.5", 0.5)
+    assert (search.trial("t0").run.final, search.trial("t0").run.value) == ("0.5", 0.5)
 
 
 def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
@@ -63,7 +60,7 @@ def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
     assert search.report("t0", "0.1", "0.3", final=False) == []
     search.report("t0", "0.2", final=False)
     trial = search.trial("t0")
-    assert (trial.intermediate, trial.intermediate_count, trial.final) == ("0.2", 3, None)
+    assert (trial.run.intermediate, trial.run.intermediate_count, trial.run.final) == ("0.2", 3, None)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +74,11 @@ def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
 def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value, reason) -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest(), value)
-    assert search.trial("t0").final == value
+    assert search.trial("t0").run.final == value
     assert search.tuner_results == [TellTuner(0, None)]
     assert search.experiment.leaderboard.best is None
-    assert reason in search.trial("t0").message
-    assert search.trial("t0").message.startswith(NO_NUMBER_IN_FINAL_RESULT.partition("{")[0])
+    assert reason in search.trial("t0").run.message
+    assert search.trial("t0").run.message.startswith(NO_NUMBER_IN_FINAL_RESULT.partition("{")[0])
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
@@ -90,8 +87,8 @@ def test_the_message_about_a_dict_without_a_default_names_how_its_metric_becomes
     search.run(search.suggest(), '{"note": "x", "loss": 1}')
     search.run(search.suggest(), '{"note": "x"}')
     hint = ', or name the metric in the experiment file, such as objectives: [{metric: "loss", mode: minimize}] (or maximize)'
-    assert search.trial("t0").message.endswith('"default"' + hint)
-    assert search.trial("t1").message.endswith('"default"')
+    assert search.trial("t0").run.message.endswith('"default"' + hint)
+    assert search.trial("t1").run.message.endswith('"default"')
 
 
 def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -> None:
@@ -99,8 +96,12 @@ def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -
     search.run(search.suggest(), None)
     search.run(search.suggest(), "0.5")
     silent = search.trial("t0")
-    assert (silent.state, silent.value, silent.message) == (TrialState.SUCCEEDED, None, NO_FINAL_RESULT)
-    assert search.trial("t1").message == ""
+    assert (silent.state, silent.run.value, silent.run.message) == (
+        TrialState.SUCCEEDED,
+        None,
+        NO_FINAL_RESULT,
+    )
+    assert search.trial("t1").run.message == ""
     assert search.experiment.leaderboard.latest_without_result is silent
     assert search.resumed().experiment.leaderboard.latest_without_result is silent
 

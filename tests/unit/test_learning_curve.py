@@ -20,7 +20,8 @@ from nni_manager.domain.learning_curve import (
     curve_of,
     first_of_load,
 )
-from nni_manager.domain.trial import OFFSET_OF_INHERITED, Trial
+from nni_manager.domain.trial import Trial
+from nni_manager.domain.trial_run import OFFSET_OF_INHERITED, TrialRun
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import trial_row
 from nni_sdk.frame import frame, frame_head
@@ -163,7 +164,7 @@ def test_each_step_counts_once_however_often_the_training_was_killed(new_store, 
         reached = training.attempt(number, actions)
     last = len(attempts) - 1
     store, reader = new_store()
-    store.commit([trial_row(Trial("t", 0, {}, {}, 1.0, "t", attempt=last, reporter=TASK))], 1.0)
+    store.commit([trial_row(Trial("t", 0, {}, {}, 1.0, "t", run=TrialRun(attempt=last, reporter=TASK)))], 1.0)
     # The store numbers attempts in the order of their registration.
     for number in training.streams:
         store.commit([AttemptIngest(key_of(number)).take(Stream.STDOUT, 0, b"x")[0]], 1.0)
@@ -172,7 +173,7 @@ def test_each_step_counts_once_however_often_the_training_was_killed(new_store, 
     assert [row.value for row in metrics_of(reader, "t")] == [str(step) for step in range(reached)]
     (trial,) = reader.trials()
     newest = str(reached - 1) if reached else None
-    assert (trial.intermediate_count, trial.intermediate) == (reached, newest)
+    assert (trial.run.intermediate_count, trial.run.intermediate) == (reached, newest)
     assert [row.value for row in reader.latest_intermediates()] == ([newest] if reached else [])
     assert list(chain.from_iterable(reader.metric_pages(True))) == []
 
@@ -186,7 +187,15 @@ def test_the_pages_of_other_trials_are_in_their_place(new_store):
         store.commit(
             [
                 trial_row(
-                    Trial(trial_id, number, {}, {}, 1.0, "", attempt=int(trial_id == "t"), reporter=TASK)
+                    Trial(
+                        trial_id,
+                        number,
+                        {},
+                        {},
+                        1.0,
+                        "",
+                        run=TrialRun(attempt=int(trial_id == "t"), reporter=TASK),
+                    )
                 )
             ],
             1,
@@ -232,11 +241,11 @@ def test_an_attempt_that_continues_has_the_results_before_its_checkpoint():
     search, key = running()
     effects = search.handle(events.AttemptContinued(key, InheritedResults(2, "0.2", (0.1, 0.2), "0.9")))
     trial = search.trial("t0")
-    assert (trial.intermediate_count, trial.intermediate, trial.value) == (2, "0.2", 0.9)
-    assert trial.final_offset == OFFSET_OF_INHERITED
+    assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.value) == (2, "0.2", 0.9)
+    assert trial.run.final_offset == OFFSET_OF_INHERITED
     assert events.AskAssessor("t0", 0, 0, (0.1, 0.2)) in effects
     search.handle(events.MetricsStored(key, ((False, "0.3"),)))
-    assert (trial.intermediate_count, trial.intermediate) == (3, "0.3")
+    assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
 def test_results_that_are_stored_late_come_before_those_of_the_attempt():
@@ -247,7 +256,7 @@ def test_results_that_are_stored_late_come_before_those_of_the_attempt():
     search.handle(events.MetricsStored(key, ((False, "0.3"), (True, "1"))))
     search.handle(events.AttemptContinued(key, InheritedResults(2, "0.2", (0.1, 0.2), "0.9"), is_late=True))
     trial = search.trial("t0")
-    assert (trial.intermediate_count, trial.intermediate, trial.final) == (3, "0.3", "1")
+    assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.final) == (3, "0.3", "1")
 
 
 def test_an_attempt_that_returns_to_its_own_checkpoint_is_not_assessed_twice():
@@ -255,5 +264,5 @@ def test_an_attempt_that_returns_to_its_own_checkpoint_is_not_assessed_twice():
     search.handle(events.MetricsStored(key, ((False, "0.1"), (False, "0.2"), (True, "1"))))
     effects = search.handle(events.AttemptContinued(key, InheritedResults(1, "0.1", (0.1,))))
     trial = search.trial("t0")
-    assert (trial.intermediate_count, trial.intermediate, trial.final) == (1, "0.1", None)
+    assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.final) == (1, "0.1", None)
     assert not [effect for effect in effects if isinstance(effect, events.AskAssessor)]

@@ -20,6 +20,7 @@ from nni_manager.config.cluster import HIDDEN
 from nni_manager.domain.events import ParametersSuggested
 from nni_manager.domain.message_summary import message_summary
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.profiles import configuration_view, profile_view
 from nni_manager.engine.serializers import jobs_view, message_of, row_view, trial_view
 from nni_manager.engine.snapshot import KeeperSeen
@@ -172,15 +173,15 @@ def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, 
     ],
 )
 def test_a_row_has_the_numbers_beside_the_default_metric(final, metrics):
-    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, 0)
-    trial.final = final
+    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
+    trial.run.final = final
     assert row_view(trial).get("metrics") == metrics
 
 
 def test_a_row_has_the_numbers_of_all_objectives_however_many_others_a_result_has():
     final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
-    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, 0)
-    trial.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
+    trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
+    trial.run.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
     found = row_view(trial)["metrics"]
     assert len(found) == 20
     assert [*found.items()][:4] == [("acc", 0.5), ("ms", 7), ("mb", 9), ("other0", 0)]

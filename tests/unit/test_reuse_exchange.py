@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nni_manager.domain import events as manager
 from nni_manager.domain.attempts import AttemptReport
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
@@ -116,7 +116,7 @@ class World:
     """A manager's domain with a simulated engine, and the containers of its jobs."""
 
     def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
-        self.experiment = Experiment(
+        self.experiment = ExperimentCore(
             "exp", Limits(concurrency, max_trials, None), MAXIMIZE, reuses_jobs=True, may_prefetch=True
         )
         self.experiment.jobs.max_trials = max_trials_of_job
@@ -259,12 +259,12 @@ class World:
         self.outbox.clear()
         self.requests.clear()
         self.undelivered.clear()
-        after = self.experiment = Experiment(
+        after = self.experiment = ExperimentCore(
             "exp", before.budget.limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=before.state
         )
         after.jobs.max_trials = before.jobs.max_trials
         for trial in before.trials.values():
-            trial.ended = None
+            trial.run.ended = None
             for attempt in trial.attempts.values():
                 attempt.apply(AttemptReport.DISCARDED)
             key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
@@ -337,7 +337,7 @@ class World:
 
 
 def is_lost_start(trial: Trial, spawned: Counter[str]) -> bool:
-    return trial.message == STOPPED_BEFORE_START and spawned[trial.trial_id] > 0
+    return trial.run.message == STOPPED_BEFORE_START and spawned[trial.trial_id] > 0
 
 
 def final_states() -> list[TrialState]:
@@ -400,9 +400,9 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
 def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_manager_too() -> None:
     """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
-    later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
+    later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
-    experiment = Experiment("exp", limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=state)
+    experiment = ExperimentCore("exp", limits, MAXIMIZE, reuses_jobs=True, may_prefetch=True, state=state)
     experiment.restore([earlier, later])
     experiment.scheduler.restore([Job("env-0", ever_connected=True), Job("env-1", ever_connected=True)], [])
     assert experiment.jobs.live["env-0"].trial_ids == ("t9", "t3")
@@ -560,7 +560,7 @@ class AnyExchange(RuleBasedStateMachine):
             self.check_that_no_trial_waits_beside_an_idle_job()
             for container in self.world.running():
                 container.end_trial(5.0)
-            if self.world.experiment.state.is_over:
+            if self.world.experiment.state.is_terminal:
                 break
         assert self.world.experiment.state is ExperimentState.DONE
         assert all(count <= 1 for count in self.world.spawned.values())

@@ -31,7 +31,7 @@ from nni_manager.domain.events import (
     TrialReclaimed,
     TrialStopAsked,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import ExperimentCore, ExperimentState
 from nni_manager.domain.objectives import MAXIMIZE
 from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
@@ -67,7 +67,7 @@ class SimulatedStops:
 
     def __init__(self, *, reuses_jobs: bool = False, concurrency: int = 1, **options: Any) -> None:
         limits = Limits(concurrency, 5, None, **options)
-        self.experiment = Experiment("exp", limits, MAXIMIZE, reuses_jobs=reuses_jobs)
+        self.experiment = ExperimentCore("exp", limits, MAXIMIZE, reuses_jobs=reuses_jobs)
         self.now_s = 0.0
         self.timed_effects: list[tuple[float, Effect]] = []
         self.handle(ManagerReady())
@@ -119,7 +119,7 @@ def test_a_job_that_ignores_its_stop_is_killed_and_then_abandoned() -> None:
     gone_s = KILL_S + KILLED_TIMEOUT_S
     assert search.steps() == [(KILL_S, "KILLED"), (gone_s, "ABANDONED"), (gone_s, "Finish")]
     trial = search.experiment.trials["t0"]
-    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "remove it with `x`")
+    assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, "remove it with `x`")
     assert search.experiment.state is ExperimentState.STOPPED
     assert not search.experiment.scheduler.runs_jobs
 
@@ -132,7 +132,7 @@ def test_a_stopped_trial_with_a_silent_keeper_ends_and_the_experiment_continues(
     assert search.steps() == [(KILL_S, "KILLED")]
     search.handle(JobProcessesEnded("t0"))
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 40.0))
-    assert search.experiment.trials["t0"].reason is reason
+    assert search.experiment.trials["t0"].run.reason is reason
     assert search.experiment.state is ExperimentState.RUNNING
     search.pass_time(300)
     assert search.steps() == [(KILL_S, "KILLED")]
@@ -210,7 +210,7 @@ def test_an_experiment_whose_remaining_bytes_cannot_be_stored_finishes_and_recor
     search.pass_time(60)
     assert [effect.is_recorded for _, effect in search.timed_effects if isinstance(effect, Finish)] == [False]
     assert not search.experiment.scheduler.runs_jobs
-    assert search.experiment.is_finished
+    assert not search.experiment.state.counts_time
     assert search.state() is TrialState.STOPPING, "the next manager drains the rest"
     # The disk has space again before the manager exits.
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 70.0))
@@ -232,7 +232,7 @@ def test_a_stopping_job_of_an_earlier_manager_has_a_deadline_too() -> None:
     before = SimulatedStops()
     before.stop()
     search = SimulatedStops()
-    search.experiment = Experiment(
+    search.experiment = ExperimentCore(
         "exp", before.experiment.budget.limits, MAXIMIZE, state=ExperimentState.STOPPING
     )
     search.experiment.restore(before.experiment.trials.values())

@@ -20,6 +20,7 @@ from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import InternalError
 from nni_manager.store import writer as writer_module
@@ -64,11 +65,10 @@ def reader(store, database):
         yield reader
 
 
-def a_trial(**fields):
+def a_trial(run=None, **fields):
     values = {"trial_id": KEY.trial_id, "sequence_id": 0, "parameters": {"x": 1.5}, "metadata": {"x": 0.5}}
-    return Trial(
-        **values | {"created_at_s": 1.0, "job_id": KEY.trial_id, "attempt": 0, "reporter": KEY.task} | fields
-    )
+    values |= {"created_at_s": 1.0, "job_id": KEY.trial_id} | fields
+    return Trial(**values, run=TrialRun(**{"attempt": 0, "reporter": KEY.task} | (run or {})))
 
 
 def a_commit(*values, offset=0, key=KEY):
@@ -88,9 +88,9 @@ def test_records_and_their_offset_are_stored_together(store, reader):
 def test_the_peak_usage_of_a_trial_is_stored_with_it(store, reader):
     peak = PeakUsage(150.5, 2**40, 2**41, (GpuUsage(0, 99.0, 2**34),))
     store.commit([trial_row(a_trial())], 1.0)
-    assert reader.trials()[0].peak_usage is None
-    store.commit([trial_row(a_trial(peak_usage=peak))], 2.0)
-    assert reader.trials()[0].peak_usage == peak
+    assert reader.trials()[0].run.peak_usage is None
+    store.commit([trial_row(a_trial({"peak_usage": peak}))], 2.0)
+    assert reader.trials()[0].run.peak_usage == peak
 
 
 def test_usage_samples_of_a_trial_are_stored_in_order(store, reader):
@@ -151,9 +151,9 @@ def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, rea
 def test_remarks_are_stored_unchanged_apart_from_the_rows_of_trials(store, reader, tags, note):
     ours, its = Remarks((), note), Remarks(tuple(tags), note)
     store.commit([trial_row(a_trial()), remarks_row(None, ours), remarks_row(KEY.trial_id, its)], 1.0)
-    store.commit([trial_row(a_trial(message="later"))], 2.0)
+    store.commit([trial_row(a_trial({"message": "later"}))], 2.0)
     (trial,) = reader.trials()
-    assert (reader.experiment().remarks, trial.remarks, trial.message) == (ours, its, "later")
+    assert (reader.experiment().remarks, trial.remarks, trial.run.message) == (ours, its, "later")
     assert (reader.trial(KEY.trial_id).remarks, reader.trial_list()[0]["remarks"]) == (its, its)
     assert (reader.remarks(), reader.remarks(KEY.trial_id), reader.remarks("other")) == (
         ours,
@@ -211,7 +211,7 @@ def test_records_of_one_commit_keep_their_own_types_and_parameter_ids(store, rea
 
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
     second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
-    store.commit([trial_row(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
+    store.commit([trial_row(a_trial({"attempt": 1})), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
     assert [row.value for row in metrics_of(reader, KEY.trial_id)] == ["7"]
     assert [row.value for row in reader.metrics()] == ["7"]
 
@@ -235,16 +235,9 @@ def test_records_are_selected_by_kind_and_by_range(store, reader):
 
 
 def test_a_trial_is_read_back_as_it_was_stored(store, reader):
-    trial = a_trial(
-        state=TrialState.FAILED,
-        started_at_s=2.0,
-        ended_at_s=3.0,
-        stop_reason=ExitReason.STOPPED_BY_USER,
-        reason=ExitReason.SIGNAL,
-        exit_code=137,
-        message="last words",
-        final="NaN",
-    )
+    run = {"started_at_s": 2.0, "ended_at_s": 3.0, "reason": ExitReason.SIGNAL, "exit_code": 137}
+    run |= {"message": "last words", "final": "NaN"}
+    trial = a_trial(run, state=TrialState.FAILED, stop_reason=ExitReason.STOPPED_BY_USER)
     store.commit([trial_row(a_trial())], 1.0)
     store.commit([trial_row(trial)], 1.0)
     assert reader.trials() == [trial]
@@ -400,8 +393,8 @@ def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchang
         TrialState.RUNNING,
         TrialState.WAITING,
     ]
-    assert (done.final, done.value, done.reason) == ("0.9", 0.9, ExitReason.SUCCEEDED)
-    assert [t.reporter for t in (done, running, waiting)] == ["main-0", "main-0", None]
+    assert (done.run.final, done.run.value, done.run.reason) == ("0.9", 0.9, ExitReason.SUCCEEDED)
+    assert [t.run.reporter for t in (done, running, waiting)] == ["main-0", "main-0", None]
     assert ([(job.job_id, job.ever_connected) for job in live], ended) == (
         [("bbbbb", True), ("ccccc", False)],
         ["aaaaa"],
@@ -450,7 +443,7 @@ def test_an_attempt_keeps_its_number_and_may_be_marked_as_lost(store, reader):
     (stored,) = reader.attempts(KEY.trial_id)
     assert (stored.key, stored.number, stored.is_lost) == (KEY, 0, True)
     assert reader.open_attempts()[KEY.trial_id].registered == [stored]
-    store.commit([trial_row(a_trial(state=TrialState.FAILED, reason=ExitReason.JOB_LOST))], 3.0)
+    store.commit([trial_row(a_trial({"reason": ExitReason.JOB_LOST}, state=TrialState.FAILED))], 3.0)
     assert reader.open_attempts() == {}
 
 

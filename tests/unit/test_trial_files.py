@@ -165,10 +165,10 @@ def end(folder: AttemptFolder, key: AttemptKey = KEY, **sizes: int) -> TrialEnde
 
 
 def poll(
-    tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False
+    tmp_path: Path, offsets: dict[Stream, int] | None = None, *, has_ended: bool = False
 ) -> AttemptReadout:
     return SharedFiles(Workspace(tmp_path)).see_attempt(
-        KEY, offsets or {Stream.METRICS: 0}, SIGNER, is_over=is_over
+        KEY, offsets or {Stream.METRICS: 0}, SIGNER, has_ended=has_ended
     )
 
 
@@ -214,7 +214,7 @@ def test_zeros_in_place_of_delayed_bytes_are_not_read_before_the_attempt_has_end
     metrics.write_bytes(FRAME + bytes(len(FRAME)) + FRAME)
     assert poll(tmp_path).pieces == ((Stream.METRICS, 0, FRAME),)
     assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
-    assert len(poll(tmp_path, is_over=True).pieces[0][2]) == 3 * len(FRAME)
+    assert len(poll(tmp_path, has_ended=True).pieces[0][2]) == 3 * len(FRAME)
     end(running_folder, metrics=3 * len(FRAME))
     assert len(poll(tmp_path).pieces[0][2]) == 3 * len(FRAME)
 

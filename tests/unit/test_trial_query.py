@@ -10,6 +10,7 @@ from made_experiment import made_trial
 
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.page_text import number_in, number_text, shown_number, words_of
 from nni_manager.engine.serializers import row_view
 from nni_manager.engine.trial_query import COLUMNS, Comparison, Mark, Query, flat, parameter_text
@@ -33,17 +34,19 @@ def trial_of(row: dict[str, Any]) -> Trial:
         created_at_s=0.0,
         job_id="",
         state=TrialState(row["state"]),
-        attempt=row["attempt"],
-        started_at_s=None if row["start"] is None else row["start"] / 1000,
-        ended_at_s=None if row["end"] is None else row["end"] / 1000,
-        reason=None if row["reason"] is None else ExitReason(row["reason"]),
-        exit_code=row["exitCode"],
-        message=row["message"],
-        final=final,
-        value=value,
-        intermediate=None if row["latest"] is None else json.dumps(row["latest"]),
-        intermediate_count=row["count"],
         remarks=Remarks(tuple(row.get("tags", ())), row.get("note", "")),
+        run=TrialRun(
+            attempt=row["attempt"],
+            started_at_s=None if row["start"] is None else row["start"] / 1000,
+            ended_at_s=None if row["end"] is None else row["end"] / 1000,
+            reason=None if row["reason"] is None else ExitReason(row["reason"]),
+            exit_code=row["exitCode"],
+            message=row["message"],
+            final=final,
+            value=value,
+            intermediate=None if row["latest"] is None else json.dumps(row["latest"]),
+            intermediate_count=row["count"],
+        ),
     )
 
 
@@ -127,9 +130,9 @@ def test_insertions_give_the_same_order_as_a_sort() -> None:
     rng = random.Random(5)
     trials = [made_trial(number, 0.0) for number in range(60)]
     for trial in trials:
-        trial.value = rng.choice([None, 0.0, 1.0, rng.random()])
+        trial.run.value = rng.choice([None, 0.0, 1.0, rng.random()])
         trial.parameters = {"x": rng.choice([None, "a", "b", True, 1, 2.5])}
-        trial.ended_at_s = rng.choice([None, 1.0, 2.0])
+        trial.run.ended_at_s = rng.choice([None, 1.0, 2.0])
     for column in (*COLUMNS, "p:x", "m:none"):
         for descends in (False, True):
             query = Query(column=column, is_descending=descends)

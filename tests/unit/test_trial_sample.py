@@ -14,7 +14,7 @@ RESULTS = st.one_of(st.none(), st.integers(-50, 50).map(float))
 
 def a_trial(number: int, value: float | None, end_s: float | None) -> Trial:
     trial = made_trial(number, 0.0)
-    trial.value, trial.ended_at_s = value, end_s
+    trial.run.value, trial.run.ended_at_s = value, end_s
     return trial
 
 
@@ -36,17 +36,17 @@ def test_a_sample_has_the_best_and_every_improvement_in_order(
         assert chosen == all_trials
         return
     assert len(chosen) <= 3 * most + TOP
-    results = [trial for trial in all_trials if trial.value is not None]
-    ended = [trial for trial in results if trial.ended_at_s is not None]
-    by_end = sorted(ended, key=lambda trial: (trial.ended_at_s, trial.sequence_id))
+    results = [trial for trial in all_trials if trial.run.value is not None]
+    ended = [trial for trial in results if trial.run.ended_at_s is not None]
+    by_end = sorted(ended, key=lambda trial: (trial.run.ended_at_s, trial.sequence_id))
     for order in (results, by_end):
         steps = improvements(order, maximize=maximize)
         if len(steps) <= most:
             assert ids >= {trial.trial_id for trial in steps}
         if steps:
             assert steps[-1].trial_id in ids, "the best one is always there"
-    values = sorted((trial.value or 0.0 for trial in results), reverse=maximize)[:TOP]
-    drawn = sorted((trial.value for trial in chosen if trial.value is not None), reverse=maximize)
+    values = sorted((trial.run.value or 0.0 for trial in results), reverse=maximize)[:TOP]
+    drawn = sorted((trial.run.value for trial in chosen if trial.run.value is not None), reverse=maximize)
     assert drawn[: len(values)] == values, "the best ones are there"
 
 
@@ -66,9 +66,9 @@ def test_even_places_have_the_same_distances_and_the_last_one(count: int, most: 
 def test_a_sample_has_the_front_and_no_infeasible_trial_as_an_improvement():
     trials = [Trial(f"t{number}", number, {}, {}, 0.0, "job") for number in range(1000)]
     for trial in trials:
-        trial.value, trial.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0
-    assert all(each.is_feasible for each in improvements(trials, maximize=True))
+        trial.run.value, trial.run.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0
+    assert all(each.run.is_feasible for each in improvements(trials, maximize=True))
     front = [trials[123], trials[457]]
     chosen = sampled(trials, 3, maximize=True, front=front)
     assert [each in chosen for each in front] == [True, True]
-    assert sum(not each.is_feasible for each in chosen) <= 3 + len(front)
+    assert sum(not each.run.is_feasible for each in chosen) <= 3 + len(front)

@@ -24,7 +24,7 @@ class Made:
 
     def __init__(self, count: int) -> None:
         self.rng = random.Random(3)
-        self.revisions = ChangeLog()
+        self.change_log = ChangeLog()
         self.leaderboard = Leaderboard(MAXIMIZE)
         self.trials: dict[str, Trial] = {}
         for number in range(count):
@@ -34,14 +34,14 @@ class Made:
 
     def change(self, number: int, **fields: Any) -> None:
         trial = made_trial(number, 0.0)
-        trial.value, trial.parameters = (
+        trial.run.value, trial.parameters = (
             self.rng.random(),
             {"x": self.rng.randrange(5), "name": f"n{number % 3}"},
         )
         for name, value in fields.items():
-            setattr(trial, name, value)
+            setattr(trial if hasattr(trial, name) else trial.run, name, value)
         self.trials[trial.trial_id] = trial
-        self.revisions.note(trial.trial_id)
+        self.change_log.note(trial.trial_id)
 
     def window(self, query: Query, first: int = 0, limit: int = 10, around: str | None = None) -> Any:
         return asyncio.run(self._read(lambda: self.views.window(query, first, limit, around)))

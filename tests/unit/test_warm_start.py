@@ -1,6 +1,5 @@
 """`warmStart`: which points of earlier experiments a new one starts with, and why not."""
 
-import dataclasses
 import json
 
 import pytest
@@ -39,13 +38,10 @@ def an_earlier(tmp_path):
     def make(results=RESULTS, space=SPACE, **config):
         def trial(number, now_s):
             parameters, value = results[number]
-            is_number = isinstance(value, float)
-            return dataclasses.replace(
-                made_trial(number, now_s),
-                parameters=parameters,
-                final=json.dumps(value),
-                value=value if is_number else None,
-            )
+            trial = made_trial(number, now_s)
+            trial.parameters, trial.run.final = parameters, json.dumps(value)
+            trial.run.value = value if isinstance(value, float) else None
+            return trial
 
         folder = tmp_path / f"earlier{len(made)}"
         config = MAXIMIZE | {"experiment_id": f"EARLIER{len(made)}", "space": space} | config

@@ -81,7 +81,7 @@ class StoredDocuments:
         return {
             "status": stored.state.value,
             "errors": [stored.error] if stored.error else [],
-            "isOver": stored.state.is_over,
+            "isOver": stored.state.is_terminal,
         }
 
     def trial_list(self) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ class _Choice:
         if known.problem:
             raise UserError(known.problem)
         state = known.stored.read(StoreReader.experiment).state
-        if not state.is_over:
+        if not state.is_terminal:
             raise refuse(f"it is {state.value}; wait for its end, or stop it with `nnictl stop {name}`")
         source = known.stored.config()
         if (paths := paths_of(source.search_space)) != self._paths:

@@ -1,4 +1,4 @@
-"""The events and effects of an experiment: the input and output alphabets of `Experiment.handle`.
+"""The events and effects of an experiment: the input and output alphabets of `ExperimentCore.handle`.
 
 Times inside events are seconds since the epoch.
 """
@@ -286,39 +286,24 @@ class TimePassed:
     """Time has passed: check the limits and deadlines."""
 
 
+_TunerEvent = ParametersSuggested | TunerExhausted | TunerNotReady | TunerFailed
+_AttemptBoundary = (
+    AttemptSeen | AttemptStarted | AttemptEnded | AttemptDelivered | AttemptOrphaned | AttemptLost
+)
+_AttemptData = MetricsStored | AttemptContinued | TaskReported | ProblemFound | UsageReported
+_KeeperEvent = KeeperIdle | KeeperConnected | KeeperDisconnected | KeeperSeenOnStorage | TrialReclaimed
+_ClusterEvent = JobAccepted | JobProcessesEnded | AttemptDrained | JobTerminated
+_StopRequest = TrialStopAsked | EarlyStopRequested | ExperimentStopAsked
+_UserChange = LimitsChanged | SearchSpaceChanged | RemarksChanged | TrialProposed
 Event = (
-    AttemptSeen
+    _TunerEvent
+    | _AttemptBoundary
+    | _AttemptData
+    | _KeeperEvent
+    | _ClusterEvent
+    | _StopRequest
+    | _UserChange
     | ManagerReady
-    | ParametersSuggested
-    | TunerExhausted
-    | TunerNotReady
-    | TunerFailed
-    | AttemptStarted
-    | MetricsStored
-    | AttemptEnded
-    | AttemptDelivered
-    | TaskReported
-    | ProblemFound
-    | KeeperIdle
-    | AttemptOrphaned
-    | AttemptContinued
-    | AttemptLost
-    | JobTerminated
-    | JobProcessesEnded
-    | AttemptDrained
-    | JobAccepted
-    | KeeperConnected
-    | KeeperDisconnected
-    | TrialReclaimed
-    | KeeperSeenOnStorage
-    | UsageReported
-    | TrialStopAsked
-    | EarlyStopRequested
-    | ExperimentStopAsked
-    | LimitsChanged
-    | SearchSpaceChanged
-    | TrialProposed
-    | RemarksChanged
     | TimePassed
 )
 
@@ -375,7 +360,7 @@ class SaveTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveAttempt:
+class SaveTrialAttempt:
     """Store an attempt with its number, before or together with any of its data."""
 
     key: AttemptKey
@@ -401,7 +386,7 @@ class SaveJob:
     """Store the current state of the job."""
 
     job: Job
-    is_over: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,27 +472,8 @@ class Finish:
     is_recorded: bool = True
 
 
-Effect = (
-    AskTuner
-    | TellTuner
-    | AddObservation
-    | AskAssessor
-    | TellAssessor
-    | SaveTrial
-    | SaveAttempt
-    | SaveExperiment
-    | SaveRemarks
-    | SaveJob
-    | SaveUsage
-    | SubmitJob
-    | DispatchTrial
-    | RevokePrefetched
-    | DrainJob
-    | EscalateStop
-    | CancelTrial
-    | CloseAttempt
-    | DrainAttempt
-    | DrainSource
-    | DetachTrial
-    | Finish
-)
+_TunerEffect = AskTuner | TellTuner | AddObservation | AskAssessor | TellAssessor
+_StoreEffect = SaveTrial | SaveTrialAttempt | SaveExperiment | SaveRemarks | SaveJob | SaveUsage
+_JobEffect = SubmitJob | DispatchTrial | RevokePrefetched | DrainJob | EscalateStop | CancelTrial
+_AttemptEffect = CloseAttempt | DrainAttempt | DrainSource | DetachTrial
+Effect = _TunerEffect | _StoreEffect | _JobEffect | _AttemptEffect | Finish

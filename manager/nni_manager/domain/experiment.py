@@ -15,6 +15,7 @@ from nni_manager.domain import events
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import Effect, Event
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
@@ -44,8 +45,8 @@ class ExperimentState(str, Enum):
     STOPPED = "STOPPED"
 
     @property
-    def is_over(self) -> bool:
-        """True if the experiment is terminal: only a `resume` continues it."""
+    def is_terminal(self) -> bool:
+        """True if nothing more happens unless a user requests more."""
         return self in (ExperimentState.DONE, ExperimentState.ERROR, ExperimentState.STOPPED)
 
     @property
@@ -109,7 +110,7 @@ IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
 TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
-class Experiment:
+class ExperimentCore:
     """One experiment. Its owners share `trials` (of `lifecycle`), `jobs`, `stops` and `transports` (of `scheduler`).
 
     `trials_per_job`: the number of trials a job may run; 0: unlimited. `cluster_grace_s`: see `StopEscalation`.
@@ -126,10 +127,7 @@ class Experiment:
         cluster_grace_s: float = 0.0,
         completion: Completion | None = None,
         may_prefetch: bool = False,
-        is_assessed: bool = False,
-        assessor_sees_all: bool = False,
-        learns_from_early_stopped: bool = False,
-        reports_pruned: bool = False,
+        feedback: Feedback | None = None,
         reports_preemption: bool = False,
         state: ExperimentState = ExperimentState.INITIALIZED,
         error: str = "",
@@ -148,6 +146,7 @@ class Experiment:
         self.transports = TransportTracker(completion.tasks, reuses_jobs)
         self.budget = SearchBudget(limits, active_s)
         self.leaderboard = Leaderboard(objectives)
+        self.feedback = feedback or Feedback(objectives)
         self.scheduler = JobScheduler(
             self.trials,
             self.jobs,
@@ -164,19 +163,15 @@ class Experiment:
             self.scheduler,
             self.leaderboard,
             completion,
-            is_assessed,
-            assessor_sees_all,
-            learns_from_early_stopped,
-            reports_pruned,
+            self.feedback,
             reports_preemption,
         )
-        self.revisions = ChangeLog()
+        self.change_log = ChangeLog()
         """The changes of trials, for displays."""
         self.refusals = 0
         """The permanent refusals since the cluster last accepted a job."""
-        self._finished = False
-        self._finished_unrecorded = False
-        """True if the experiment finished although the ends of its last trials cannot be recorded."""
+        self._finish: events.Finish | None = None
+        """The last `Finish`; None while trials may start."""
 
     # ---- queries
 
@@ -191,11 +186,6 @@ class Experiment:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
-    def is_finished(self) -> bool:
-        """True after `Finish`: nothing more happens unless a user requests more."""
-        return self._finished or self._finished_unrecorded
-
-    @property
     def accepts_trials(self) -> bool:
         """True while a user may propose a trial."""
         return (self.state, ExperimentEvent.TRIAL_PROPOSED) in TRANSITIONS
@@ -206,10 +196,10 @@ class Experiment:
         """Restore the trials of an earlier manager. Call this before `JobScheduler.restore` and `ManagerReady`."""
         trials = list(trials)
         for trial in trials:
-            self.revisions.note(trial.trial_id)
-            if trial.final is not None and self.leaderboard.objectives.constraints:
-                outcome = self.leaderboard.objectives.outcome(trial.final)
-                trial.is_feasible = outcome is None or outcome.is_feasible
+            self.change_log.note(trial.trial_id)
+            if trial.run.final is not None and self.leaderboard.objectives.constraints:
+                outcome = self.leaderboard.objectives.outcome(trial.run.final)
+                trial.run.is_feasible = outcome is None or outcome.is_feasible
             self.budget.restore(trial.sequence_id, is_terminal=trial.state.is_terminal)
             self.leaderboard.add(trial)
         self.lifecycle.restore(trials)
@@ -223,7 +213,7 @@ class Experiment:
             self.lifecycle.fatal_error = ""
         effects += self.scheduler.escalate(now_s)
         effects += self._schedule(now_s)
-        self.revisions.note_changes(event, effects)
+        self.change_log.note_changes(event, effects)
         return effects
 
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -264,7 +254,6 @@ class Experiment:
                 error = self.error if self.state is ExperimentState.ERROR else ""
                 return lifecycle.add_suggested(event, now_s, is_running=self.state.counts_time, error=error)
             case events.TrialProposed():
-                self._finished = False
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)
             case events.TunerExhausted():
                 self.budget.note_unanswered()
@@ -309,7 +298,7 @@ class Experiment:
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
         self.refusals = 0
-        self._finished = self._finished_unrecorded = self.stops.is_stopping = False
+        self.stops.is_stopping = False
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.MANAGER_READY, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
@@ -321,7 +310,7 @@ class Experiment:
         job = self.scheduler.end(event.job_id)
         if job is None:
             return []
-        effects: list[Effect] = [events.SaveJob(job, is_over=True)]
+        effects: list[Effect] = [events.SaveJob(job, has_ended=True)]
         self.refusals += event.is_refused
         if event.is_refused and self.refusals >= MAX_REFUSALS_IN_A_ROW:
             # All jobs come from one template, so the cluster would refuse every other job as well.
@@ -347,9 +336,7 @@ class Experiment:
         if self.budget.is_spent(now_s):
             return []
         self.budget.unblock()
-        effects = self._move(ExperimentEvent.EXTENDED, now_s)
-        self._finished = self._finished and self.state.is_over
-        return effects
+        return self._move(ExperimentEvent.EXTENDED, now_s)
 
     def _fail(self, message: str, now_s: float) -> list[Effect]:
         self.error = self.error or message
@@ -372,17 +359,19 @@ class Experiment:
         if self.budget.is_idle:
             if (self.state, ExperimentEvent.ALL_ENDED) in TRANSITIONS:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)
-            if self.state.is_over and not self._finished:
-                self._finished = True
-                effects.append(events.Finish())
-        elif self.scheduler.is_stalled and not self._finished_unrecorded:
-            self._finished_unrecorded = True
-            effects.append(events.Finish(is_recorded=False))
+            if self.state.is_terminal and self._finish != events.Finish():
+                self._finish = events.Finish()
+                effects.append(self._finish)
+        elif self.scheduler.is_stalled and self._finish is None:
+            self._finish = events.Finish(is_recorded=False)
+            effects.append(self._finish)
         return effects
 
     def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
         before, self.state = self.state, TRANSITIONS[self.state, event]
         self.budget.count_time(now_s, counts=self.state.counts_time)
+        if self.state.counts_time:
+            self._finish = None
         return (
             [events.SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
         )

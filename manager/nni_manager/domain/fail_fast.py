@@ -20,7 +20,7 @@ _SHOW_THAT_IT_WORKS = frozenset({TrialState.SUCCEEDED, TrialState.EARLY_STOPPED,
 class FailFast:
     """The failures of an experiment's trials while none has succeeded."""
 
-    is_over: bool = False
+    code_works: bool = False
     """True once a trial has shown that the training code works."""
     _causes: list[str] = field(default_factory=list)
 
@@ -30,8 +30,8 @@ class FailFast:
 
     def note(self, trial: Trial, limit: int) -> str:
         """Note a terminal trial; return the error if `limit` trials have failed (0: no limit), else an empty string."""
-        self.is_over = self.is_over or trial.state in _SHOW_THAT_IT_WORKS
-        if self.is_over or trial.state is not TrialState.FAILED or trial.reason not in _OWN_FAULTS:
+        self.code_works = self.code_works or trial.state in _SHOW_THAT_IT_WORKS
+        if self.code_works or trial.state is not TrialState.FAILED or trial.run.reason not in _OWN_FAULTS:
             return ""
         self._causes.append(_cause_of(trial))
         return self._error() if len(self._causes) == limit else ""
@@ -48,7 +48,7 @@ class FailFast:
 
 
 def _cause_of(trial: Trial) -> str:
-    reason = "" if trial.reason is None else trial.reason.value
-    why = why_it_ended(reason, trial.exit_code, trial.message)
-    place = raised_at(trial.message)
+    reason = "" if trial.run.reason is None else trial.run.reason.value
+    why = why_it_ended(reason, trial.run.exit_code, trial.run.message)
+    place = raised_at(trial.run.message)
     return f"{why} ({place})" if place else why

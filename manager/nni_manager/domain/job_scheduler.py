@@ -148,8 +148,30 @@ class JobScheduler:
         """Queue a new trial or, without reuse, submit a job for it."""
         if not self.reuses_jobs:
             return self._submit_for(trial)
-        self.jobs.queue.append(trial.trial_id)
+        self.enqueue(trial)
         return [events.SaveTrial(trial)]
+
+    def enqueue(self, trial: Trial) -> None:
+        """Queue a trial that has no job."""
+        self.jobs.queue.append(trial.trial_id)
+
+    def requeue_first(self, trial: Trial) -> None:
+        """Queue a trial first, which its job has returned or lost."""
+        trial.job_id = ""
+        self.jobs.queue.appendleft(trial.trial_id)
+
+    def reclaim(self, job: Job, trial: Trial) -> None:
+        """Queue a revoked trial first, which the keeper of its job has returned."""
+        self.jobs.reclaim(job, trial.trial_id)
+        self.requeue_first(trial)
+
+    def remove(self, trial: Trial) -> None:
+        """Remove a trial without a job from the queue."""
+        self.jobs.queue.remove(trial.trial_id)
+
+    def take_first(self) -> Trial | None:
+        """Remove the first trial of the queue and return it; None: the queue is empty."""
+        return self.trials[self.jobs.queue.popleft()] if self.jobs.queue else None
 
     def assign(self) -> list[Effect]:
         """Drain surplus jobs, dispatch queued trials to idle jobs, then prefetch for busy jobs."""
@@ -158,20 +180,20 @@ class JobScheduler:
         excess = jobs.active - self.budget.limits.concurrency if self.reuses_jobs else 0
         if excess > 0:
             effects += self._drain(jobs.unassigned[:excess])
-        while jobs.queue and (job := jobs.next_idle()) is not None:
-            jobs.give(job, jobs.queue[0])
-            effects += self._dispatch_first(job)
+        while (job := jobs.next_idle()) is not None and (trial := self.take_first()) is not None:
+            jobs.give(job, trial.trial_id)
+            effects += self._dispatch(job, trial)
         while (
             excess <= 0
             and jobs.shortfall > 0
             and (job := jobs.next_for_prefetch(self._most_ahead)) is not None
+            and (trial := self.take_first()) is not None
         ):
-            jobs.prefetch(job, jobs.queue[0])
-            effects += self._dispatch_first(job)
+            jobs.prefetch(job, trial.trial_id)
+            effects += self._dispatch(job, trial)
         return effects
 
-    def _dispatch_first(self, job: Job) -> list[Effect]:
-        trial = self.trials[self.jobs.queue.popleft()]
+    def _dispatch(self, job: Job, trial: Trial) -> list[Effect]:
         trial.job_id = job.job_id
         return [events.SaveTrial(trial), events.DispatchTrial(job, trial)]
 
@@ -197,8 +219,10 @@ class JobScheduler:
         jobs, asked, concurrency = self.jobs, self.budget.asked, self.budget.limits.concurrency
         if not self.reuses_jobs:
             # The queue holds trials that a user proposed or the cluster lost.
-            while jobs.queue and self.budget.unfinished - len(jobs.queue) + asked < concurrency:
-                effects += self._submit_for(self.trials[jobs.queue.popleft()])
+            while self.budget.unfinished - len(jobs.queue) + asked < concurrency and (
+                trial := self.take_first()
+            ):
+                effects += self._submit_for(trial)
             return effects
         for _ in range(min(jobs.shortfall, concurrency - jobs.active)):
             job = jobs.add(Job(jobs.new_id()))
@@ -226,8 +250,12 @@ class JobScheduler:
         self.note_stopped(trial, now_s)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
-            if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
-                lasted_s = trial.ended_at_s - trial.started_at_s
+            if (
+                trial.run.ended is not None
+                and trial.run.started_at_s is not None
+                and trial.run.ended_at_s is not None
+            ):
+                lasted_s = trial.run.ended_at_s - trial.run.started_at_s
                 most = next((most for below_s, most in _PREFETCH_BY_DURATION_S if lasted_s < below_s), 0)
                 # A failed trial is no evidence that the others are short, so it may only lower the limit.
                 self._prefetch_limit = (
@@ -309,10 +337,12 @@ def _note_ever_connected(job: Job) -> list[Effect]:
 
 def _may_be_queued(trial: Trial) -> bool:
     """True if an unfinished trial has not started in its job, as far as the manager knows."""
-    is_stopping = trial.state is TrialState.STOPPING and trial.started_at_s is None
+    is_stopping = trial.state is TrialState.STOPPING and trial.run.started_at_s is None
     return trial.state is TrialState.WAITING or is_stopping
 
 
 def _may_run(trial: Trial) -> bool:
     """True if a task of the trial has not reported its end."""
-    return not trial.state.is_terminal and (trial.ended is None or trial.has_task_in(AttemptPhase.RUNNING))
+    return not trial.state.is_terminal and (
+        trial.run.ended is None or trial.has_task_in(AttemptPhase.RUNNING)
+    )

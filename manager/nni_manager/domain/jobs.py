@@ -36,7 +36,7 @@ class JobState(Enum):
     DRAINING = "leaving"
 
 
-class JobEvent(Enum):
+class JobTrigger(Enum):
     """The events of a job."""
 
     KEEPERS_IDLE = "keepers idle"
@@ -45,8 +45,8 @@ class JobEvent(Enum):
     DRAIN_ASKED = "leave asked"
 
 
-_S, _E = JobState, JobEvent
-CHANGES: dict[tuple[JobState, JobEvent], JobState] = {
+_S, _E = JobState, JobTrigger
+CHANGES: dict[tuple[JobState, JobTrigger], JobState] = {
     (_S.PENDING, _E.KEEPERS_IDLE): _S.IDLE,
     (_S.PENDING, _E.TRIAL_GIVEN): _S.BUSY,  # without reuse, before there is a keeper
     (_S.PENDING, _E.DRAIN_ASKED): _S.DRAINING,
@@ -56,7 +56,7 @@ CHANGES: dict[tuple[JobState, JobEvent], JobState] = {
     (_S.BUSY, _E.DRAIN_ASKED): _S.DRAINING,
 }
 # Events that leave the state as it is.
-IGNORED: frozenset[tuple[JobState, JobEvent]] = frozenset(
+IGNORED: frozenset[tuple[JobState, JobTrigger]] = frozenset(
     {
         (_S.IDLE, _E.KEEPERS_IDLE),  # repeated after a lost connection
         (_S.BUSY, _E.KEEPERS_IDLE),  # its trial is not terminal before every byte has arrived
@@ -140,7 +140,7 @@ class Jobs:
     max_trials: int = 0
     live: dict[str, Job] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
-    """Trials without a job, in the order of dispatch."""
+    """Trials without a job, in the order of dispatch; only `JobScheduler` changes it."""
     _idle: dict[str, None] = field(default_factory=dict)
     _busy: _BucketQueue = field(default_factory=lambda: _BucketQueue(MAX_PREFETCH - 1))
     """Busy jobs that accept a prefetched trial, by the number of trials they have prefetched."""
@@ -175,7 +175,7 @@ class Jobs:
         job.trial_id = trial_id
         job.taken += 1
         job.idle_tasks.clear()
-        self._move(job, JobEvent.TRIAL_GIVEN)
+        self._move(job, JobTrigger.TRIAL_GIVEN)
 
     def note_idle(self, job: Job, task: str) -> None:
         """Record that the keeper of a task is idle."""
@@ -201,7 +201,7 @@ class Jobs:
         job.started_ids.intersection_update(job.trial_ids)
         self._forget_revoking(job, trial_id)
         if job.trial_id is None:
-            self._move(job, JobEvent.TRIAL_OVER)
+            self._move(job, JobTrigger.TRIAL_OVER)
             self._note_all_idle(job)
         else:
             self._note_room(job)
@@ -253,10 +253,9 @@ class Jobs:
         return True
 
     def reclaim(self, job: Job, trial_id: str) -> None:
-        """Remove a revoked trial from its job and queue the trial first."""
+        """Remove a revoked trial from its job."""
         job.taken -= 1
         self.free(job.job_id, trial_id)
-        self.queue.appendleft(trial_id)
 
     @property
     def surplus(self) -> int:
@@ -296,7 +295,7 @@ class Jobs:
 
     def dismiss(self, job: Job) -> None:
         """Drain the job: it gets no more trials."""
-        self._move(job, JobEvent.DRAIN_ASKED)
+        self._move(job, JobTrigger.DRAIN_ASKED)
 
     def end(self, job_id: str) -> Job | None:
         """Remove a job that has ended and return it; None if it was removed before."""
@@ -343,9 +342,9 @@ class Jobs:
 
     def _note_all_idle(self, job: Job) -> None:
         if len(job.idle_tasks) >= self.tasks:
-            self._move(job, JobEvent.KEEPERS_IDLE)
+            self._move(job, JobTrigger.KEEPERS_IDLE)
 
-    def _move(self, job: Job, event: JobEvent) -> None:
+    def _move(self, job: Job, event: JobTrigger) -> None:
         before, job.state = job.state, TRANSITIONS[job.state, event]
         self._counts[before] -= 1
         self._counts[job.state] += 1

@@ -52,7 +52,7 @@ class Leaderboard:
             self.latest_failures.appendleft(trial)
         elif trial.is_without_result:
             self.latest_without_result = trial
-        elif trial.result is not None and trial.value is not None and trial.is_feasible:
+        elif trial.result is not None and trial.run.value is not None and trial.run.is_feasible:
             if not self.objectives.has_several:
                 insort(self.top, trial, key=self._rank)
                 del self.top[TOP_TRIALS:]
@@ -60,4 +60,4 @@ class Leaderboard:
                 self._front.add(self.objectives.losses(outcome), trial)
 
     def _rank(self, trial: Trial) -> float:
-        return self.objectives.first.loss(trial.value or 0.0)
+        return self.objectives.first.loss(trial.run.value or 0.0)

@@ -10,15 +10,11 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
-from nni_manager.domain.learning_curve import InheritedResults
-from nni_manager.domain.metrics import objective_hint, reason_without_reward, truncate_for_display
-from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.state_tables import with_ignored
-from nni_manager.domain.usage import PeakUsage
+from nni_manager.domain.trial_run import TrialRun
 from trial_keeper.wire.attempt_ids import sort_key
-from trial_keeper.wire.file_changes import METRICS_FILE_WAS
-from trial_keeper.wire.messages import MAX_WARNINGS, AttemptKey, TrialEnded, Usage
+from trial_keeper.wire.messages import MAX_WARNINGS, AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 
@@ -61,29 +57,9 @@ STATES_WITH_RESULT = TERMINAL_STATES - {TrialState.FAILED}
 _CUT_OFF = (ExitReason.JOB_LOST, ExitReason.PREEMPTED)
 _STOPPED = STOP_REASONS - {ExitReason.TRIAL_OVER} | {*_CUT_OFF}
 
-# Messages of trials that succeeded without a result for the tuner.
-NO_FINAL_RESULT = (
-    "no final result was reported; call nni_sdk.report_final_result() with a number in the training code"
-)
-NO_NUMBER_IN_FINAL_RESULT = (
-    "the final result has no finite number for the tuner: it is {}; report a number, "
-    'or a dict with a number under "default"{}'
-)
-NO_NUMBERS_IN_FINAL_RESULT = (
-    "the final result has not all numbers of objectives and constraints: it is {}; "
-    "report a dict with a number under {}"
-)
 SEVERAL_FINAL_RESULTS = (
     "it reported several final results, and only the first counts; call report_final_result once"
 )
-OFFSET_OF_INHERITED = -1
-"""`final_offset` of a final result that an earlier attempt reported: it precedes any stop of this one."""
-METRICS_ARE_CUT = "its metrics are cut"
-"""The prefix of the warning about truncated metrics."""
-NO_FINAL_RESULT_BEFORE_THE_CUT = (
-    "the collected metrics contain no final result, see the warning; report less, or less often"
-)
-NO_FINAL_RESULT_IN_CHANGED_FILE = "the collected metrics contain no final result, see the warning"
 
 
 class TrialEvent(Enum):
@@ -129,7 +105,7 @@ class Trial:
     """One evaluation of one set of parameters.
 
     `parameters`: what the training code gets. `metadata`: the tuner's metadata, stored with them. Times are in seconds since
-    the epoch. `final`: the JSON text of the final result of the current attempt; `value`: its number of the first objective.
+    the epoch.
     """
 
     trial_id: str
@@ -139,27 +115,12 @@ class Trial:
     created_at_s: float
     job_id: str
     state: TrialState = TrialState.WAITING
-    attempt: int | None = None
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
+    run: TrialRun = field(default_factory=TrialRun)
+    """What the current run has reported."""
     stop_reason: ExitReason | None = None
     stop_asked_at_s: float | None = None
-    reason: ExitReason | None = None
-    exit_code: int | None = None
-    message: str = ""
-    final: str | None = None
-    value: float | None = None
-    is_feasible: bool = True
-    """False if the final result violates a constraint: it is then never the best. Derived from `final`."""
-    unusable: str = ""
-    """Why the final result has no `value`; empty: it has one, or the reason is not known. Derived from `final`."""
     metrics: tuple[str, ...] = ("default",)
     """The metrics of the objectives, the first one first, and of the constraints; not stored."""
-    intermediate: str | None = None
-    intermediate_count: int = 0
-    peak_usage: PeakUsage | None = None
-    reporter: str | None = None
-    """The task that reported metrics first; only its metrics count."""
     warning: str = ""
     """Problems that did not end the trial, one per line."""
     is_customized: bool = False
@@ -173,10 +134,6 @@ class Trial:
     registered: Attempts = field(default_factory=Attempts, repr=False)
     """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
     remarks: Remarks = NO_REMARKS
-    latest_usage: Usage | None = None
-    """The last reported usage; not stored."""
-    ended: TrialEnded | None = field(default=None, repr=False)
-    """The decisive end, whose bytes may still be in transit; not stored."""
     attempts: dict[str, RegisteredAttempt] = field(default_factory=dict, repr=False)
     """The described attempt of each task; those that have ended are in the order of their reports.
 
@@ -184,10 +141,6 @@ class Trial:
     """
     was_returned: bool = False
     """True if a job crashed when this trial was the next to start there; not stored."""
-    final_offset: int | None = None
-    """The offset of the record of `final` in the reporter's metrics file; stored in the metric's row. See OFFSET_OF_INHERITED."""
-    start_received_at_s: float | None = None
-    """When this manager received the start, by its monotonic clock; not stored."""
 
     def apply(self, event: TrialEvent) -> None:
         """Change the state by the table.
@@ -198,13 +151,13 @@ class Trial:
         following = TRANSITIONS[self.state, event]
         if following is not None:
             self.state = following
-        elif self.reason is not None:
+        elif (reason := self.run.reason) is not None:
             if self._had_result_at_stop:
-                self.message = f"{self.reason.value}, after the final result was reported"
-                self.reason = ExitReason.SUCCEEDED
-            self.state = TERMINAL_STATE[self.reason]
+                self.run.message = f"{reason.value}, after the final result was reported"
+                reason = self.run.reason = ExitReason.SUCCEEDED
+            self.state = TERMINAL_STATE[reason]
             if self.is_without_result:
-                self.message = self._why_without_result
+                self.run.message = self.run.why_without_result(self.warning)
         else:
             raise KeyError(f"trial {self.trial_id} is closed without a reason")
 
@@ -216,42 +169,21 @@ class Trial:
     @property
     def result(self) -> str | None:
         """The final result of a terminal trial, as JSON text, perhaps without a number; None: it has none that counts."""
-        return self.final if self.state in STATES_WITH_RESULT else None
+        return self.run.final if self.state in STATES_WITH_RESULT else None
 
     @property
     def _had_result_at_stop(self) -> bool:
         """True if the final record lies within the metrics file as the keeper measured it when it received the stop."""
-        attempt = self.attempts.get(self.reporter or "")
+        attempt = self.attempts.get(self.run.reporter or "")
         size = None if attempt is None or attempt.end is None else attempt.end.metrics_size_at_stop
-        is_before = size is not None and self.final_offset is not None and self.final_offset < size
-        return is_before and self.reason in _STOPPED
+        offset = self.run.final_offset
+        is_before = size is not None and offset is not None and offset < size
+        return is_before and self.run.reason in _STOPPED
 
     @property
     def is_without_result(self) -> bool:
         """True if the trial succeeded without a number for the tuner; `message` states the reason."""
-        return self.state is TrialState.SUCCEEDED and self.value is None
-
-    @property
-    def _why_without_result(self) -> str:
-        if self.final is not None:
-            if self.unusable:
-                return self.unusable
-            return NO_NUMBER_IN_FINAL_RESULT.format(
-                reason_without_reward(self.final), objective_hint(self.final)
-            )
-        if METRICS_FILE_WAS in self.warning:
-            return NO_FINAL_RESULT_IN_CHANGED_FILE
-        return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT
-
-    def set_final(self, text: str, offset: int | None, objectives: Objectives) -> None:
-        """Record the final result of the current attempt, and what it is for these objectives. `text`: its JSON text."""
-        self.final, self.final_offset, self.unusable = text, offset, ""
-        outcome = objectives.outcome(text)
-        self.value = None if outcome is None else outcome.values[0]
-        self.is_feasible = outcome is None or outcome.is_feasible
-        if outcome is None and not objectives.is_plain:
-            names = ", ".join(f'"{name}"' for name in objectives.metrics)
-            self.unusable = NO_NUMBERS_IN_FINAL_RESULT.format(objectives.reason_against(text), names)
+        return self.state is TrialState.SUCCEEDED and self.run.value is None
 
     def warn(self, text: str) -> bool:
         """Add a line to the warnings; True if it is new."""
@@ -300,7 +232,7 @@ class Trial:
     def began(self, key: AttemptKey, at_s: float, now_s: float) -> None:
         """Record that an attempt runs in at least one task. `now_s` is monotonic."""
         self.add_task(key)
-        self.started_at_s, self.start_received_at_s = at_s, now_s
+        self.run.started_at_s, self.run.start_received_at_s = at_s, now_s
         self.apply(TrialEvent.STARTED)
 
     def add_task(self, key: AttemptKey) -> None:
@@ -308,8 +240,8 @@ class Trial:
         self._describe(key).apply(AttemptReport.STARTED)
 
     def supersedes(self, key: AttemptKey) -> bool:
-        """True if this attempt resets the trial: a newer attempt of the task whose metrics count."""
-        return self._is_newer(key) and self.reporter in (None, key.task)
+        """True if this attempt starts a new run: a newer attempt of the task whose metrics count."""
+        return self._is_newer(key) and self.run.reporter in (None, key.task)
 
     def _is_newer(self, key: AttemptKey) -> bool:
         described = self.attempts.get(key.task)
@@ -321,10 +253,10 @@ class Trial:
     def reported(self, key: AttemptKey) -> str:
         """Register a task that reports metrics. Returns a warning if they will not count, else an empty string."""
         self._describe(key)
-        if self.reporter in (None, key.task):
-            self.reporter = key.task
+        if self.run.reporter in (None, key.task):
+            self.run.reporter = key.task
             return ""
-        return f"metrics of task {key.task} are ignored: task {self.reporter} reported first; report metrics in one task only"
+        return f"metrics of task {key.task} are ignored: task {self.run.reporter} reported first; report metrics in one task only"
 
     def ended_in(self, ended: TrialEnded) -> None:
         """Record the end of one task, which need not end the trial."""
@@ -337,69 +269,32 @@ class Trial:
     @property
     def reason_for_others(self) -> ExitReason:
         """The stop reason for tasks that still run when others have ended the trial: they neither failed nor succeeded."""
-        reason = self.reason
+        reason = self.run.reason
         return reason if reason is not None and reason in STOP_REASONS else ExitReason.TRIAL_OVER
 
     def finished(self, ended: TrialEnded) -> None:
         """Record the decisive end. An earlier stop reason takes precedence unless the command succeeded."""
         if self.phase_in(ended.key.task) not in HAVE_ENDED:
             self.ended_in(ended)
-        self.ended = ended
-        self.reason = (
-            ended.reason if ended.reason is ExitReason.SUCCEEDED else (self.stop_reason or ended.reason)
-        )
-        self.exit_code = ended.exit_code
-        self.message = ended.message
-        self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
-        self.ended_at_s = max(self.started_at_s, *(each.ended_at_s for each in self.ends))
+        stop_reason = None if ended.reason is ExitReason.SUCCEEDED else self.stop_reason
+        self.run.end(ended, stop_reason or ended.reason, max(each.ended_at_s for each in self.ends))
         self.apply(TrialEvent.ENDED)
 
-    def used(self, usage: Usage) -> bool:
-        """Record the usage of the attempt; True if a peak rises."""
-        before = self.peak_usage
-        self.latest_usage = usage
-        self.peak_usage = (before or PeakUsage()).merge_max(usage)
-        return self.peak_usage != before
-
     def _describe(self, key: AttemptKey) -> RegisteredAttempt:
-        """Return the attempt, and make it the one that the fields describe. A newer attempt than before resets the fields."""
+        """Return the attempt, and make it the described one of its task. A newer attempt than before starts a new run."""
         attempt = self.registered.find(key) or self.registered.add(key)
         if self._is_newer(key):
-            if self.ended is not None:  # the cluster runs the whole job again
+            if self.run.ended is not None:  # the cluster runs the whole job again
                 for each in self.attempts.values():
                     each.apply(AttemptReport.DISCARDED)
             attempt.apply(AttemptReport.DISCARDED)
             if self.supersedes(key):
-                self._reset()
+                self.run = TrialRun()
                 self.warning = ""
         self.attempts[key.task] = attempt
-        if self.reporter in (None, key.task):
-            self.attempt = attempt.number
+        if self.run.reporter in (None, key.task):
+            self.run.attempt = attempt.number
         return attempt
-
-    def _reset(self) -> None:
-        """Clear the values that the current attempt has reported."""
-        self.final = self.final_offset = self.value = self.intermediate = self.reporter = None
-        self.is_feasible, self.unusable = True, ""
-        self.intermediate_count = 0
-        self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
-        self.ended = self.reason = self.exit_code = self.ended_at_s = None
-        self.message = ""
-
-    def continue_from(self, inherited: InheritedResults, objectives: Objectives, *, is_late: bool) -> None:
-        """Record that a process of the attempt continues from a checkpoint: its earlier reports count no more.
-
-        `is_late`: the inherited results are stored only now, and later reports are recorded already.
-        """
-        if not is_late:
-            self.final = self.final_offset = self.value = self.intermediate = None
-            self.is_feasible, self.unusable = True, ""
-            self.intermediate_count = 0
-        self.intermediate_count += inherited.intermediate_count
-        if self.intermediate is None and inherited.intermediate is not None:
-            self.intermediate = truncate_for_display(inherited.intermediate)
-        if self.final is None and inherited.final is not None:
-            self.set_final(inherited.final, OFFSET_OF_INHERITED, objectives)
 
     def restore_attempts(self, registered: Attempts) -> None:
         """Restore the attempts that an earlier manager registered for an unfinished trial."""
@@ -410,8 +305,12 @@ class Trial:
         ]
         self.attempts = {each.key.task: each for each in currents if each is not None and each.key.task}
         for each in registered.registered:
-            # The fields describe a lost attempt until its successor starts.
-            if each.key.task and each.number == self.attempt and self.reporter in (None, each.key.task):
+            # The run is that of a lost attempt until its successor starts.
+            if (
+                each.key.task
+                and each.number == self.run.attempt
+                and self.run.reporter in (None, each.key.task)
+            ):
                 self.attempts.setdefault(each.key.task, each)
 
     @property
@@ -422,7 +321,7 @@ class Trial:
     @property
     def awaits_job_end(self) -> bool:
         """True if its keeper ended it, without a result, because the cluster ended the job, perhaps to preempt it."""
-        is_cut_off = self.state is TrialState.CLOSING and self.reason in _CUT_OFF
+        is_cut_off = self.state is TrialState.CLOSING and self.run.reason in _CUT_OFF
         return is_cut_off and not self._had_result_at_stop
 
     def lost(self, how: str, *, is_preempted: bool = False) -> list[RegisteredAttempt]:
@@ -438,25 +337,13 @@ class Trial:
             self.retries += 1
         self.warn(how)
         self.attempts.clear()
-        self._reset()
-        self.attempt = None
+        self.run = TrialRun()
         self.was_returned = False
-        self.job_id = ""
         return lost
 
     def gone(self, reason: ExitReason, message: str, at_s: float, now_s: float) -> None:
         """End the trial without a report of its keeper. `now_s` is monotonic."""
-        self.reason = self.stop_reason or reason
-        self.message = message
-        self.ended_at_s = at_s
-        if self.started_at_s is not None:
-            # The start time comes from another machine's clock, and either clock may have been set since.
-            lasted_s = (
-                at_s - self.started_at_s
-                if self.start_received_at_s is None
-                else now_s - self.start_received_at_s
-            )
-            self.ended_at_s = self.started_at_s + max(lasted_s, 0.0)
+        self.run.end_unreported(self.stop_reason or reason, message, at_s, now_s)
         self.apply(TrialEvent.ENDED)
         self.apply(TrialEvent.CLOSED)
 
@@ -464,4 +351,4 @@ class Trial:
         """Free the fields that only an unfinished trial needs: an experiment keeps all of its trials in memory."""
         self.registered.registered.clear()
         self.attempts.clear()
-        self.ended = self.start_received_at_s = None
+        self.run.ended = self.run.start_received_at_s = None

@@ -8,9 +8,10 @@ Times named `now_s` are monotonic; those inside events and trials are seconds si
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import (
@@ -24,10 +25,12 @@ from nni_manager.domain.attempts import (
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.fail_fast import FailFast
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.leaderboard import Leaderboard
-from nni_manager.domain.metrics import MetricValue, reward, truncate_for_display
+from nni_manager.domain.metrics import truncate_for_display
+from nni_manager.domain.running_trials import RunningTrials
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEvent
 from nni_manager.domain.trial import SEVERAL_FINAL_RESULTS, Trial, TrialEvent, TrialState
@@ -36,6 +39,8 @@ from trial_keeper.wire.reasons import ExitReason
 
 # Failures that the training code did not cause; a retry may succeed.
 _FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED)
+
+_NewTrial = events.ParametersSuggested | events.TrialProposed
 
 STOPPED_BEFORE_START = "stopped before it started"
 _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
@@ -50,69 +55,28 @@ class TrialLifecycle:
     scheduler: JobScheduler
     leaderboard: Leaderboard
     completion: Completion
-    is_assessed: bool
-    """True if an assessor receives intermediate results and may stop trials early."""
-    assessor_sees_all: bool
-    """True if the assessor receives whole results instead of their numbers."""
-    learns_from_early_stopped: bool
-    """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
-    reports_pruned: bool = False
-    """True if the tuner receives the intermediate results of a trial that was stopped early."""
+    feedback: Feedback
     reports_preemption: bool = False
     """True if the cluster reports at a job's end that it preempted the job."""
     counts: Counter[TrialState] = field(default_factory=Counter)
     fatal_error: str = ""
     """The message of a trial after which the experiment cannot continue; the experiment clears it."""
     fail_fast: FailFast = field(default_factory=FailFast)
-    _running_by_start: dict[str, None] = field(default_factory=dict)
-    """Running trials in the order in which their starts were received; may include some that no longer run."""
-
-    # ---- for the tuner and the assessor
-
-    def reward_of(self, trial: Trial) -> float | None:
-        """The number that the tuner receives for a terminal trial; None: it receives none.
-
-        With several objectives, the number of the first one.
-        """
-        objectives = self.leaderboard.objectives
-        if trial.result is not None and trial.value is not None:
-            return trial.value
-        return objectives.value_of(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
-
-    def seen_by_assessor(self, value: str) -> float | None:
-        """An intermediate result in the form that the assessor receives; None: it does not receive it."""
-        metric = self.leaderboard.objectives.first.metric
-        return MetricValue(value) if self.assessor_sees_all else reward(value, metric)
-
-    def metric_of(self, trial: Trial) -> str | None:
-        """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
-        if trial.result is not None:
-            return trial.result
-        return trial.intermediate if self._is_cut_and_counts(trial) else None
-
-    def is_pruned(self, trial: Trial) -> bool:
-        """True if the tuner receives the intermediate results of this terminal trial, which has no result for it."""
-        is_stopped = self.reports_pruned and trial.state is TrialState.EARLY_STOPPED
-        return is_stopped and self.reward_of(trial) is None
-
-    def _is_cut_and_counts(self, trial: Trial) -> bool:
-        # NNI also treats a trial that exceeded its time limit as stopped early.
-        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
-        return is_cut and self.learns_from_early_stopped
+    _running: RunningTrials = field(default_factory=RunningTrials)
 
     # ---- restored trials
 
     def restore(self, trials: Sequence[Trial]) -> None:
         """Restore the trials of an earlier manager."""
-        for trial in sorted(trials, key=lambda trial: trial.start_received_at_s or 0.0):
+        for trial in sorted(trials, key=lambda trial: trial.run.start_received_at_s or 0.0):
             if trial.state is TrialState.RUNNING:
-                self._running_by_start[trial.trial_id] = None
+                self._running.add(trial)
         for trial in trials:
             self._add(trial)
             if trial.state.is_terminal:
                 self.fail_fast.note(trial, 0)
             if not trial.state.is_terminal and not trial.job_id:
-                self.scheduler.jobs.queue.append(trial.trial_id)
+                self.scheduler.enqueue(trial)
 
     def begin(self, now_s: float) -> list[Effect]:
         """Continue the unfinished trials of an earlier manager."""
@@ -136,16 +100,7 @@ class TrialLifecycle:
         `is_running`: the experiment still starts trials. `error`: why the experiment failed; empty if it did not.
         """
         self.budget.note_suggested()
-        trial = Trial(
-            event.trial_id,
-            event.sequence_id,
-            event.parameters,
-            event.metadata,
-            event.at_s,
-            job_id="",
-            continues=event.continues,
-        )
-        self._add(trial)
+        trial = self._new(event, event.sequence_id, event.metadata)
         if is_running:
             return self.scheduler.place(trial)
         # The answer arrived after the experiment failed or was stopped: the trial ends before it starts.
@@ -156,19 +111,8 @@ class TrialLifecycle:
 
     def add_proposed(self, event: events.TrialProposed) -> list[Effect]:
         """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
-        sequence_id = self.budget.note_proposed()
-        trial = Trial(
-            event.trial_id,
-            sequence_id,
-            event.parameters,
-            {},
-            event.at_s,
-            job_id="",
-            is_customized=True,
-            continues=event.continues,
-        )
-        self._add(trial)
-        self.scheduler.jobs.queue.append(trial.trial_id)
+        trial = self._new(event, self.budget.note_proposed(), {})
+        self.scheduler.enqueue(trial)
         return [events.SaveTrial(trial)]
 
     def register(self, event: Event) -> list[Effect]:
@@ -184,6 +128,12 @@ class TrialLifecycle:
         new = None if trial.state.is_terminal else trial.registered.register(key)
         return [] if new is None else [_save_attempt(new)]
 
+    def _new(self, event: _NewTrial, sequence_id: int, metadata: Mapping[str, Any]) -> Trial:
+        trial = Trial(event.trial_id, sequence_id, event.parameters, metadata, event.at_s, job_id="")
+        trial.continues, trial.is_customized = event.continues, isinstance(event, events.TrialProposed)
+        self._add(trial)
+        return trial
+
     def _add(self, trial: Trial) -> None:
         self.trials[trial.trial_id] = trial
         trial.metrics = self.leaderboard.objectives.metrics
@@ -195,27 +145,18 @@ class TrialLifecycle:
     def time_runs_out_at_s(self) -> float | None:
         """When the next trial reaches the time limit of a trial; None: no trial runs, or there is no limit."""
         limit_s = self.budget.limits.max_trial_duration_s
-        longest = None if limit_s is None else self._runs_longest()
+        longest = None if limit_s is None else self._running.longest
         return None if limit_s is None or longest is None else longest[1] + limit_s
-
-    def _runs_longest(self) -> tuple[Trial, float] | None:
-        """The trial that has run for longest, and the time at which its start was received; None: none runs."""
-        while self._running_by_start:
-            trial = self.trials[next(iter(self._running_by_start))]
-            if trial.state is TrialState.RUNNING and trial.start_received_at_s is not None:
-                return trial, trial.start_received_at_s
-            del self._running_by_start[trial.trial_id]
-        return None
 
     def stop_overdue(self, now_s: float) -> list[Effect]:
         """Stop the trials that exceed the time limit of a trial."""
         limit_s, effects = self.budget.limits.max_trial_duration_s, list[Effect]()
-        while limit_s is not None and (longest := self._runs_longest()) is not None:
+        while limit_s is not None and (longest := self._running.longest) is not None:
             trial, start_received_at_s = longest
             if now_s - start_received_at_s < limit_s:
                 break
-            del self._running_by_start[trial.trial_id]
-            at_s = (trial.started_at_s or 0.0) + limit_s
+            self._running.remove(trial)
+            at_s = (trial.run.started_at_s or 0.0) + limit_s
             effects += self.stop(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
         return effects
 
@@ -229,16 +170,15 @@ class TrialLifecycle:
         if not trial.is_current(key) or trial.phase_of(key) in HAVE_STARTED:
             return []
         self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
-        is_first = trial.state is TrialState.WAITING or trial.started_at_s is None
+        is_first = trial.state is TrialState.WAITING or trial.run.started_at_s is None
         if not is_first and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
-            is_too_late = trial.reason is not None and self.completion.tasks > 1
+            is_too_late = trial.run.reason is not None and self.completion.tasks > 1
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
-        self._running_by_start.pop(trial.trial_id, None)
-        self._running_by_start[trial.trial_id] = None
+        self._running.add(trial)
         stopped_before = trial.stop_reason or (ExitReason.STOPPED_BY_USER if is_stopping else None)
         if trial.state is TrialState.RUNNING and stopped_before is not None:
             # The cluster started a new attempt of a trial that was to be stopped.
@@ -255,9 +195,9 @@ class TrialLifecycle:
         trial = self.trials[key.trial_id]
         if trial.state.is_terminal or not trial.is_current(key):
             return []
-        before = trial.reporter, trial.warning
+        before = trial.run.reporter, trial.warning
         trial.warn(trial.reported(key))
-        return [events.SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+        return [events.SaveTrial(trial)] if before != (trial.run.reporter, trial.warning) else []
 
     def note_problem(self, event: events.ProblemFound) -> list[Effect]:
         """Add a warning to the trial, unless it concerns an attempt that does not count any more."""
@@ -268,7 +208,7 @@ class TrialLifecycle:
     def note_metrics(self, event: events.MetricsStored, now_s: float) -> list[Effect]:
         """Record stored results; the assessor receives the intermediate ones."""
         trial = self.trials[event.key.trial_id]
-        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.run.reporter != event.key.task:
             return []
         self.scheduler.stops.apply(trial.job_id, StopEvent.PROGRESSED, now_s)
         has_changed = False
@@ -277,35 +217,29 @@ class TrialLifecycle:
         for is_final, value in event.records:
             if not is_final:
                 newest = value
-                trial.intermediate_count += 1
-                if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
+                trial.run.intermediate_count += 1
+                if (number := self.feedback.seen_by_assessor(value)) is not None:
                     numbers.append(number)
-            elif trial.final is None:  # later final results are stored as rows, but the first one counts
-                trial.set_final(value, event.final_offset, self.leaderboard.objectives)
+            elif trial.run.final is None:  # later final results are stored as rows, but the first one counts
+                trial.run.set_final(value, event.final_offset, self.leaderboard.objectives)
                 has_changed = True
             else:
                 has_changed = trial.warn(SEVERAL_FINAL_RESULTS) or has_changed
         if newest is not None:
-            trial.intermediate = truncate_for_display(newest)
-        effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
-        if numbers:
-            effects.append(
-                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, tuple(numbers))
-            )
-        return effects
+            trial.run.intermediate = truncate_for_display(newest)
+        saved = [events.SaveTrial(trial)] if has_changed else []
+        return [*saved, *self.feedback.assess(trial, numbers)]
 
     def note_continued(self, event: events.AttemptContinued) -> list[Effect]:
         """Record that the attempt continues from a checkpoint. An assessor to which it is new gets the results before."""
         trial, inherited = self.trials[event.key.trial_id], event.inherited
-        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.run.reporter != event.key.task:
             return []
-        is_new = not trial.intermediate_count
-        trial.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
+        is_new = not trial.run.intermediate_count
+        trial.run.continue_from(inherited, self.leaderboard.objectives, is_late=event.is_late)
         effects: list[Effect] = [events.SaveTrial(trial)]
-        if is_new and inherited.numbers:
-            effects.append(
-                events.AskAssessor(trial.trial_id, trial.sequence_id, trial.attempt or 0, inherited.numbers)
-            )
+        if is_new:
+            effects += self.feedback.assess(trial, inherited.numbers)
         if event.missing is not None:
             effects.append(events.DrainSource(event.missing))
         return effects
@@ -315,7 +249,7 @@ class TrialLifecycle:
         trial = self.trials[usage.key.trial_id]
         if trial.state.is_terminal or not trial.describes(usage.key):
             return []
-        is_higher = trial.used(usage)
+        is_higher = trial.run.used(usage)
         return [events.SaveUsage(usage), *([events.SaveTrial(trial)] if is_higher else [])]
 
     def note_ended(self, ended: TrialEnded, now_s: float) -> list[Effect]:
@@ -336,7 +270,7 @@ class TrialLifecycle:
 
     def _evaluate_completion(self, trial: Trial, now_s: float) -> list[Effect]:
         """End the trial if the reported ends of its tasks are decisive."""
-        decisive = self.completion.decisive(trial.ends) if trial.ended is None else None
+        decisive = self.completion.decisive(trial.ends) if trial.run.ended is None else None
         if decisive is None:
             return []
         with self._counted(trial):
@@ -356,7 +290,7 @@ class TrialLifecycle:
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
         """Close the trial unless another of its tasks still runs, or the end of its job will explain its end."""
-        if trial.ended is None or trial.has_task_in(*UNDELIVERED):
+        if trial.run.ended is None or trial.has_task_in(*UNDELIVERED):
             return []
         return [] if self._awaits_job_end(trial) else self._close(trial, now_s)
 
@@ -378,7 +312,7 @@ class TrialLifecycle:
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
         trial.attempts[key.task].apply(AttemptReport.DISCARDED)
-        if trial.ended is not None:
+        if trial.run.ended is not None:
             return self._close_when_complete(trial, now_s)
         job.idle_tasks.discard(key.task)
         return [
@@ -408,8 +342,7 @@ class TrialLifecycle:
         trial = self.trials[event.trial_id]
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
-        self.scheduler.jobs.reclaim(job, trial.trial_id)
-        trial.job_id = ""
+        self.scheduler.reclaim(job, trial)
         return [events.SaveTrial(trial)]
 
     def note_job_end(
@@ -419,10 +352,10 @@ class TrialLifecycle:
         trials = self.scheduler.trials_of(job)
         may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
         is_suspicious = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
-        if self.scheduler.reuses_jobs and not trials and is_suspicious and self.scheduler.jobs.queue:
+        if self.scheduler.reuses_jobs and not trials and is_suspicious:
             # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
-            trial = self.trials[self.scheduler.jobs.queue.popleft()]
-            return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
+            first = self.scheduler.take_first()
+            return [] if first is None else self._lose_to_cluster(first, event, now_s, may_retry=may_retry)
         suspect, effects = self._suspect(trials, event), list[Effect]()
         for trial in reversed(trials):  # trials that return to the queue keep their order
             effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect, may_retry=may_retry)
@@ -446,14 +379,17 @@ class TrialLifecycle:
             # The job ended after its idle timeout, or crashed before it started the trial. A trial that was charged for two
             # crashes is not dispatched to a third job.
             trial.was_returned |= is_suspect
-            trial.job_id = ""
-            self.scheduler.jobs.queue.appendleft(trial.trial_id)
+            self.scheduler.requeue_first(trial)
             return [events.SaveTrial(trial)]
         if is_untouched and trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         if self._may_restart_preempted(trial, event, may_retry=may_retry):
             return self._restart(trial, event, is_preempted=True)
-        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED) and not trial.awaits_job_end:
+        if (
+            trial.run.ended is not None
+            and not trial.has_task_in(AttemptPhase.ENDED)
+            and not trial.awaits_job_end
+        ):
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
@@ -462,21 +398,21 @@ class TrialLifecycle:
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, may_retry: bool
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
-        ended_by_itself = trial.ended is not None and not trial.awaits_job_end
+        ended_by_itself = trial.run.ended is not None and not trial.awaits_job_end
         may_retry = may_retry and trial.stop_reason is None and not ended_by_itself
         if event.reason is ExitReason.PREEMPTED or trial.retries >= self.budget.limits.max_retries:
             may_retry = False
         if not may_retry:
             reason, message = event.reason, event.message
-            if trial.awaits_job_end and trial.reason is not None and reason in _FAULTS_OF_CLUSTER:
+            if trial.awaits_job_end and trial.run.reason is not None and reason in _FAULTS_OF_CLUSTER:
                 # The keeper knows how the trial ended, and the cluster why.
-                reason, message = trial.reason, message or trial.message
+                reason, message = trial.run.reason, message or trial.run.message
             return self._lose(trial, reason, message, event.at_s, now_s)
         return self._restart(trial, event, is_preempted=False)
 
     def _may_restart_preempted(self, trial: Trial, event: events.JobTerminated, *, may_retry: bool) -> bool:
         """True for a trial that the cluster has preempted and that neither ended by itself nor was to be stopped."""
-        is_cut_off = trial.stop_reason is None and (trial.reason is None or trial.awaits_job_end)
+        is_cut_off = trial.stop_reason is None and (trial.run.reason is None or trial.awaits_job_end)
         is_preempted = event.reason is ExitReason.PREEMPTED and is_cut_off and may_retry
         return is_preempted and trial.preemptions < self.budget.limits.max_preemptions
 
@@ -489,7 +425,7 @@ class TrialLifecycle:
             how = f"the cluster lost it ({event.reason.value}); retry {number} of {limits.max_retries}"
         with self._counted(trial):
             lost = trial.lost(how, is_preempted=is_preempted)
-        self.scheduler.jobs.queue.appendleft(trial.trial_id)
+        self.scheduler.requeue_first(trial)
         return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
 
     # ---- ends and stops
@@ -497,23 +433,15 @@ class TrialLifecycle:
     def _finalize(self, trial: Trial, now_s: float) -> list[Effect]:
         """Free the slot of a terminal trial and notify the tuner."""
         self.budget.note_ended()
-        self._running_by_start.pop(trial.trial_id, None)
+        self._running.remove(trial)
         self.leaderboard.add(trial)
         self.scheduler.free(trial, now_s)
         trial.release()
-        effects: list[Effect] = [events.SaveTrial(trial)]
-        reward_of_trial = self.reward_of(trial)
-        if not trial.is_customized:
-            effects.append(events.TellTuner(trial.sequence_id, reward_of_trial, trial.trial_id))
-        elif reward_of_trial is not None:
-            effects.append(events.AddObservation(trial.trial_id, reward_of_trial))
-        if self.is_assessed:
-            effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         self.fatal_error = self.fail_fast.note(trial, self.budget.limits.fail_fast) or self.fatal_error
-        if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
+        if trial.run.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
-            self.fatal_error = trial.message
-        return effects
+            self.fatal_error = trial.run.message
+        return [events.SaveTrial(trial), *self.feedback.report(trial)]
 
     def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:
         """Stop a trial; ignored for one that has ended or is being stopped."""
@@ -521,7 +449,7 @@ class TrialLifecycle:
         if trial.state.is_terminal:
             return []
         if self._awaits_job_end(trial):
-            trial.stop_reason = trial.reason = reason
+            trial.stop_reason = trial.run.reason = reason
             return self._close_when_complete(trial, now_s)
         with self._counted(trial):
             trial.apply(TrialEvent.STOP_ASKED)
@@ -529,10 +457,10 @@ class TrialLifecycle:
             return []
         trial.stop_reason, trial.stop_asked_at_s = reason, trial.stop_asked_at_s or at_s
         if not trial.job_id:
-            self.scheduler.jobs.queue.remove(trial_id)
+            self.scheduler.remove(trial)
             return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
-        if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
+        if job is not None and trial_id in job.prefetched_ids and trial.run.started_at_s is None:
             # Its keeper may have started it, and even reported results, that the manager has not received.
             return [events.SaveTrial(trial), *self.scheduler.revoke_stopped(job)]
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
@@ -540,7 +468,7 @@ class TrialLifecycle:
     def stop_early(self, event: events.EarlyStopRequested, now_s: float) -> list[Effect]:
         """Stop the attempt that the assessor found unpromising. An advisor may name any trial, also one that does not exist."""
         trial = self.trials.get(event.trial_id)
-        if trial is None or event.attempt not in (None, trial.attempt):
+        if trial is None or event.attempt not in (None, trial.run.attempt):
             return []  # a new attempt has started in the meantime
         return self.stop(event.trial_id, ExitReason.EARLY_STOPPED, event.at_s, now_s)
 
@@ -561,5 +489,5 @@ class TrialLifecycle:
             self.counts[trial.state] += 1
 
 
-def _save_attempt(attempt: RegisteredAttempt) -> events.SaveAttempt:
-    return events.SaveAttempt(attempt.key, attempt.number, attempt.is_lost)
+def _save_attempt(attempt: RegisteredAttempt) -> events.SaveTrialAttempt:
+    return events.SaveTrialAttempt(attempt.key, attempt.number, attempt.is_lost)

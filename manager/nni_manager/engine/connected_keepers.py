@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.snapshot import KeeperSeen
 from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
@@ -53,7 +53,7 @@ class ConnectedKeeper:
 class ConnectedKeepers:
     """The connected keepers by job and task. Commands are queued; a command to an unconnected keeper is dropped."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: ExperimentCore) -> None:
         self._experiment = experiment
         self._by_job: dict[str, dict[str, ConnectedKeeper]] = {}
 

@@ -6,22 +6,24 @@ Limits and the search space are parts of the configuration, so a change rewrites
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.config.changes import changed
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import results_of
 from nni_manager.domain.events import LimitsChanged, RemarksChanged, TrialProposed
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.remarks import Remarks, RemarksChange
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.history import History
 from nni_manager.engine.runtime import Runtime
-from nni_manager.engine.shared_files import Signer
 from nni_manager.engine.snapshot import limits_of
-from nni_manager.engine.tokens import token_of
+from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.rows import config_row, imported_rows
+from trial_keeper.wire.checkpoints import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +36,23 @@ class TunerFailedOver(RetryableError):
     """cannot change the search space: the tuner failed; `nnictl experiment status` shows the error"""
 
 
+@dataclass(eq=False)
 class ExperimentCommands:
-    """Performs user commands on the experiment of one engine. Runs on the engine's loop."""
+    """Performs user commands on one experiment. Runs on the engine's loop."""
 
-    def __init__(self, engine: Runtime, history: History) -> None:
-        self._engine = engine
-        self._history = history
-        self.imported = 0
-        """The number of results that were imported, also under earlier managers."""
-        self._tuner_updates = asyncio.Lock()
-        """Serialises tuner updates; results are persisted before the tuner sees them."""
+    runtime: Runtime
+    experiment: ExperimentCore
+    config: ExperimentSpec
+    """The current configuration."""
+    tuner_executor: TunerExecutor
+    history: History
+    find_checkpoints: Callable[[Trial], Sequence[Checkpoint]]
+    """Returns those from which a trial may continue. Blocks."""
+    new_trial_id: Callable[[], str]
+    imported: int = 0
+    """The number of results that were imported, also under earlier managers."""
+    _tuner_updates: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Serialises tuner updates; results are persisted before the tuner sees them."""
 
     async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
         """Change one limit, or the search space; see `config.changes.changed`. A new limit does not stop running trials.
@@ -52,24 +61,23 @@ class ExperimentCommands:
             ChangeInvalid, ConfigInvalid: the change is not valid.
             TunerFailedOver: the tuner failed; the change is stored and takes effect after a resume.
         """
-        engine = self._engine
-        before = engine.config
-        after = engine.config = changed(before, update_type, params)
+        before = self.config
+        after = self.config = changed(before, update_type, params)
         if after == before:
             return
         log.info("changed %s", update_type)
-        stored = engine.commits.add([config_row(after.to_json())])
-        engine.post(LimitsChanged(limits_of(after)))
-        await asyncio.shield(stored)
+        self.runtime.save(config_row(after.to_json()))
+        self.runtime.post(LimitsChanged(limits_of(after)))
+        await asyncio.shield(self.runtime.durable())
         if after.search_space_revision != before.search_space_revision:
             async with self._tuner_updates:
-                is_done = await engine.algorithms.change_space(after, *self._history.all_known())
+                is_done = await self.tuner_executor.change_space(after, *self.history.all_known())
             if not is_done:
                 raise TunerFailedOver(
                     "cannot change the search space: the tuner failed; "
-                    f"`nnictl experiment status {engine.experiment.experiment_id}` shows the error"
+                    f"`nnictl experiment status {self.experiment.experiment_id}` shows the error"
                 )
-        await asyncio.shield(engine.durable())
+        await asyncio.shield(self.runtime.durable())
 
     async def import_data(self, raw: Any) -> dict[str, int]:
         """Import results from elsewhere for the tuner. Returns the number of imported results and how many the tuner uses.
@@ -77,7 +85,7 @@ class ExperimentCommands:
         Raises:
             ConfigInvalid: the data is invalid; lists all errors, and nothing is imported.
         """
-        engine, config = self._engine, self._engine.config
+        config = self.config
         # Ten thousand results take a second, so this runs in a thread.
         results = tuple(
             await asyncio.to_thread(
@@ -86,8 +94,9 @@ class ExperimentCommands:
         )
         async with self._tuner_updates:
             position, self.imported = self.imported, self.imported + len(results)
-            await asyncio.shield(engine.commits.add([imported_rows(position, results)]))
-            used = await engine.algorithms.teach(results)
+            self.runtime.save(imported_rows(position, results))
+            await asyncio.shield(self.runtime.durable())
+            used = await self.tuner_executor.teach(results)
         log.info("imported %d results; the tuner uses %d of them", len(results), used)
         return {"imported": len(results), "used": used}
 
@@ -99,16 +108,16 @@ class ExperimentCommands:
         Raises:
             FailedPrecondition: the experiment starts no trials in its present state.
         """
-        engine = self._engine
-        if not engine.experiment.accepts_trials:
-            name, state = engine.experiment.experiment_id, engine.experiment.state.value
+        experiment = self.experiment
+        if not experiment.accepts_trials:
+            name, state = experiment.experiment_id, experiment.state.value
             raise FailedPrecondition(
                 f"cannot start a trial: experiment {name} is {state}; resume it first with `nnictl resume {name}`"
             )
-        trial_id = engine.new_trial_id()
-        engine.post(TrialProposed(trial_id, parameters, time.time(), continues))
-        await asyncio.shield(engine.durable())
-        return engine.experiment.trials[trial_id]
+        trial_id = self.new_trial_id()
+        self.runtime.post(TrialProposed(trial_id, parameters, time.time(), continues))
+        await asyncio.shield(self.runtime.durable())
+        return experiment.trials[trial_id]
 
     async def change_remarks(self, change: RemarksChange, trial: Trial | None = None) -> Remarks:
         """Change the remarks of a trial, and return the new ones; `trial` None: of the experiment. Possible in every state.
@@ -116,13 +125,12 @@ class ExperimentCommands:
         Raises:
             RemarksInvalid: there would be too many tags.
         """
-        engine = self._engine
-        before = engine.experiment.remarks if trial is None else trial.remarks
+        before = self.experiment.remarks if trial is None else trial.remarks
         after = change.applied_to(before)
         if after != before:
-            engine.post(RemarksChanged(None if trial is None else trial.trial_id, after))
+            self.runtime.post(RemarksChanged(None if trial is None else trial.trial_id, after))
         # Also without a change: the request that this one repeats may not be stored yet.
-        await asyncio.shield(engine.durable())
+        await asyncio.shield(self.runtime.durable())
         return after
 
     async def retry(self, trial: Trial, *, from_checkpoint: bool = False) -> Trial:
@@ -141,11 +149,7 @@ class ExperimentCommands:
             )
         if not from_checkpoint:
             return await self.propose(trial.parameters)
-        engine = self._engine
-        signer = Signer(
-            engine.experiment.experiment_id, trial.job_id, partial(token_of, engine.stored.secret)
-        )
-        found = await asyncio.to_thread(engine.files.find_checkpoints, trial, signer)
+        found = await asyncio.to_thread(self.find_checkpoints, trial)
         if not found:  # the new trial would start at its first step
             raise FailedPrecondition(
                 f"cannot continue trial {trial.trial_id}: it has no signed checkpoint; let the training code call "

@@ -7,7 +7,7 @@ from itertools import chain
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.events import TellTuner
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessment import PastLearningCurve
@@ -18,26 +18,26 @@ from nni_manager.tuner.base import Observation, PastTrial
 class History:
     """The trials of one experiment, and its imported results."""
 
-    experiment: Experiment
+    experiment: ExperimentCore
     reader: StoreReader
     pending: set[str] = field(default_factory=set)
     """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
 
     def past(self, trials: Sequence[Trial]) -> list[PastTrial]:
         """Restored trials that the tuner proposed."""
-        lifecycle = self.experiment.lifecycle
-        curves = self._curves() if any(map(lifecycle.is_pruned, trials)) else {}
+        feedback = self.experiment.feedback
+        curves = self._curves() if any(map(feedback.is_pruned, trials)) else {}
         return [
             PastTrial(
                 trial.sequence_id,
                 trial.parameters,
                 trial.metadata,
-                lifecycle.reward_of(trial),
+                feedback.reward_of(trial),
                 trial.state.is_terminal,
                 trial.trial_id,
-                lifecycle.metric_of(trial),
+                feedback.metric_of(trial),
                 trial.state is TrialState.SUCCEEDED,
-                curves.get(trial.trial_id, ()) if lifecycle.is_pruned(trial) else (),
+                curves.get(trial.trial_id, ()) if feedback.is_pruned(trial) else (),
             )
             for trial in trials
         ]
@@ -45,21 +45,21 @@ class History:
     def observation(self, effect: TellTuner) -> Observation:
         """The result of a trial that the tuner proposed."""
         trial = self.experiment.trials[effect.trial_id]
-        lifecycle = self.experiment.lifecycle
+        feedback = self.experiment.feedback
         curve: Sequence[float] = ()
-        if lifecycle.is_pruned(trial):
+        if feedback.is_pruned(trial):
             curve = self._curves(trial.sequence_id, trial.sequence_id).get(trial.trial_id, ())
-        metric, has_succeeded = lifecycle.metric_of(trial), trial.state is TrialState.SUCCEEDED
+        metric, has_succeeded = feedback.metric_of(trial), trial.state is TrialState.SUCCEEDED
         return Observation(trial.trial_id, effect.value, metric, has_succeeded, curve)
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
         """The result of a trial in the form of imported results."""
-        metric = self.experiment.lifecycle.metric_of(trial)
+        metric = self.experiment.feedback.metric_of(trial)
         return PriorResult(trial.parameters, value, metric or json.dumps(value))
 
     def prior_results(self, trials: Iterable[Trial]) -> list[PriorResult]:
         """The results of the terminal trials that have a result."""
-        reward_of = self.experiment.lifecycle.reward_of
+        reward_of = self.experiment.feedback.reward_of
         rewards = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
         return [self.prior_result(trial, value) for trial, value in rewards if value is not None]
 
@@ -76,7 +76,7 @@ class History:
         return [
             PastLearningCurve(
                 trial.trial_id,
-                trial.attempt or 0,
+                trial.run.attempt or 0,
                 curves.get(trial.trial_id, []),
                 trial.state is TrialState.SUCCEEDED if trial.state.is_terminal else None,
             )
@@ -87,6 +87,6 @@ class History:
         """The learning curves by trial id. `sequence_ids`: the first and the last trial; none: all trials."""
         curves: dict[str, list[float]] = {}
         for row in chain.from_iterable(self.reader.metric_pages(False, *sequence_ids)):
-            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
+            if (number := self.experiment.feedback.seen_by_assessor(row.value)) is not None:
                 curves.setdefault(row.trial_id, []).append(number)
         return curves

@@ -4,14 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from nni_manager.domain import admission_errors
 from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import Signer
 from nni_manager.engine.tokens import is_token, token_of
 from trial_keeper import __version__
 from trial_keeper.wire import messages
@@ -88,27 +91,33 @@ class ProbeSession:
         """Do nothing: a probe has no state."""
 
 
+@dataclass(eq=False)
 class KeeperAdmission:
     """Admits keepers of this experiment's jobs and reports their connections to the experiment."""
 
-    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers, ingest: KeeperIngest) -> None:
-        self._experiment = runtime.experiment
-        self._secret = runtime.stored.secret
-        self._check_versions = runtime.config.version_check
-        self._keepers = keepers
-        self._ingest = ingest
-        self._post = runtime.post
-        self.is_open = False
-        """True while connections and messages are accepted: from the start of the experiment to `close`."""
+    runtime: Runtime
+    experiment: ExperimentCore
+    keepers: ConnectedKeepers
+    ingest: KeeperIngest
+    secret: bytes
+    """The secret of the experiment, from which the tokens of jobs are derived."""
+    checks_versions: bool
+    is_open: bool = False
+    """True while connections and messages are accepted: from the start of the experiment to `close`."""
 
     @property
     def most_streams_of_job(self) -> int:
         """The maximum number of open streams of a job: one for each task, plus stale streams of lost connections and probes."""
-        return _SPARE_STREAMS + 2 * self._experiment.jobs.tasks
+        return _SPARE_STREAMS + 2 * self.experiment.jobs.tasks
 
     def token(self, job_id: str) -> str:
         """The token of a job."""
-        return token_of(self._secret, job_id)
+        return token_of(self.secret, job_id)
+
+    def signer_of(self, trial: Trial) -> Signer:
+        """The valid signer of the trial's attempts: the keepers of its job."""
+        experiment_id, unsigned_ids = self.experiment.experiment_id, trial.registered.unsigned_ids
+        return Signer(experiment_id, trial.job_id, self.token, unsigned_ids)
 
     def check_token(self, job_id: str, token: str) -> None:
         """Authenticate a keeper by its job's token, before any message is read.
@@ -131,21 +140,21 @@ class KeeperAdmission:
         if hello.is_probe:
             log.info("job %s: a probe of version %s was answered", job_id, hello.version)
             return ProbeSession()
-        session = KeeperSession(self, self._ingest, job_id, hello.task, hello.version)
-        trials = [self._ingest.own_trial(session, key) for key in hello.attempts]
-        is_abandoned = job_id not in self._experiment.jobs.live
+        session = KeeperSession(self, self.ingest, job_id, hello.task, hello.version)
+        trials = [self.ingest.own_trial(session, key) for key in hello.attempts]
+        is_abandoned = job_id not in self.experiment.jobs.live
         attempts = tuple(
             AttemptOffsets(key, {}, closed=True, trial_succeeded=trial.state is TrialState.SUCCEEDED)
             if is_abandoned or trial.state.is_terminal or trial.registered.is_lost(key)
-            else self._ingest.offsets(key)
+            else self.ingest.offsets(key)
             for key, trial in zip(hello.attempts, trials, strict=True)
         )
         # Nothing below may raise: a registered session that is not returned would never be closed.
-        self._keepers.add(session)
+        self.keepers.add(session)
         log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
-        self._post(KeeperConnected(job_id, hello.supports_revoke))
+        self.runtime.post(KeeperConnected(job_id, hello.supports_revoke))
         if not is_abandoned:
-            self._experiment.transports.connected(job_id, hello.task, time.monotonic())
+            self.experiment.transports.connected(job_id, hello.task, time.monotonic())
         session.outgoing.put_nowait(messages.Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
@@ -164,36 +173,36 @@ class KeeperAdmission:
             raise admission_errors.InvalidToken()
         if not self.is_open:
             raise admission_errors.NotAccepting()
-        if self._check_versions and not versions_agree(__version__, hello.version):
+        if self.checks_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
             log.error("job %s: %s", job_id, message)
             raise admission_errors.VersionRefused(message)
-        if hello.experiment_id != self._experiment.experiment_id:
+        if hello.experiment_id != self.experiment.experiment_id:
             raise admission_errors.UnknownJob()
 
     def _report_orphaned(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
-        for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
-            attempt = self._experiment.trials[trial_id].attempts.get(session.task)
+        for trial_id in self.experiment.jobs.live[session.job_id].trial_ids:
+            attempt = self.experiment.trials[trial_id].attempts.get(session.task)
             if attempt is not None and attempt.key not in attempts:
-                self._post(AttemptOrphaned(attempt.key))
+                self.runtime.post(AttemptOrphaned(attempt.key))
 
     def forget(self, session: KeeperSession) -> None:
         """Remove a session whose stream has ended."""
-        if self._keepers.remove(session):
-            self._experiment.transports.lost(session.job_id, session.task, time.monotonic())
+        if self.keepers.remove(session):
+            self.experiment.transports.lost(session.job_id, session.task, time.monotonic())
             log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
             if self.is_open:
-                self._post(KeeperDisconnected(session.job_id))
+                self.runtime.post(KeeperDisconnected(session.job_id))
 
     def close(self) -> None:
         """End all streams and refuse new ones; keepers search for a manager again."""
         self.is_open = False
-        self._keepers.end_streams()
+        self.keepers.end_streams()
 
 
 def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
     """The reason to stop a running task: a stopped trial, or the end of another task. None: the task may run."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    must_end = trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
+    must_end = trial.run.ended is not None and trial.phase_in(task) not in HAVE_ENDED
     return trial.reason_for_others if must_end else None

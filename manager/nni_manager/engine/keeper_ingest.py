@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from nni_manager.domain import events
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import AttemptPhase
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.learning_curve import (
     InheritedResults,
@@ -20,14 +21,18 @@ from nni_manager.domain.learning_curve import (
     curve_of,
     first_of_load,
 )
-from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import METRICS_ARE_CUT
+from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.provenance import ProvenanceRecorder
 from nni_manager.engine.runtime import Runtime
+from nni_manager.store.reader import StoreReader
 from nni_sdk.records import Mark
 from trial_keeper.wire import messages
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Stream
+from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -39,42 +44,42 @@ MESSAGE_CHARACTERS = 8192
 GARBAGE_LINES = 10
 
 
+@dataclass(eq=False)
 class KeeperIngest:
     """The attempts whose data is being received. Stores the data and reports to the experiment.
 
     One `AttemptIngest` per attempt exists from its first byte to its close, across any number of gRPC streams.
     """
 
-    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers, provenance: ProvenanceRecorder) -> None:
-        self._provenance = provenance
-        self._experiment = runtime.experiment
-        self.commits = runtime.commits
-        """Stores the data of all keepers."""
-        self._reader = runtime.reader
-        self._workspace = runtime.folder.workspace
-        self._keepers = keepers
-        self._post = runtime.post
-        self._receivers: dict[AttemptKey, AttemptIngest] = {}
-        self._garbage_lines: dict[AttemptKey, int] = {}
-        self._awaiting: dict[AttemptKey, AttemptKey] = {}
-        """Attempts that continue from a checkpoint whose mark is not stored yet, by the attempt that saved it."""
+    runtime: Runtime
+    experiment: ExperimentCore
+    commits: GroupCommit
+    """Stores the data of all keepers."""
+    reader: StoreReader
+    workspace: Workspace
+    keepers: ConnectedKeepers
+    provenance: ProvenanceRecorder
+    _open: dict[AttemptKey, AttemptIngest] = field(default_factory=dict)
+    _garbage_lines: dict[AttemptKey, int] = field(default_factory=dict)
+    _awaiting: dict[AttemptKey, AttemptKey] = field(default_factory=dict)
+    """Attempts that continue from a checkpoint whose mark is not stored yet, by the attempt that saved it."""
 
     # ---- messages of keepers
 
     def receive(self, keeper: ConnectedKeeper, message: messages.KeeperMessage) -> None:
         """Handle a message of an admitted keeper; see `KeeperSession.receive`."""
-        self._experiment.transports.received(keeper.job_id, keeper.task, time.monotonic())
+        self.experiment.transports.received(keeper.job_id, keeper.task, time.monotonic())
         match message:
             case messages.Hello():
                 raise ProtocolError(
                     "cannot accept a second Hello on one stream; use the keeper of the manager's version"
                 )
             case messages.Idle():
-                self._post(events.KeeperIdle(keeper.job_id, keeper.task))
+                self.runtime.post(events.KeeperIdle(keeper.job_id, keeper.task))
             case messages.TrialRevoked():
-                if self._keepers.has(keeper):
+                if self.keepers.has(keeper):
                     # An answer on a superseded stream may belong to an earlier revoke.
-                    self._post(events.TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
+                    self.runtime.post(events.TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
             case _:
                 self._receive_of_attempt(keeper, message)
 
@@ -95,12 +100,12 @@ class KeeperIngest:
                 if not (trial.state.is_terminal or trial.phase_of(key) is AttemptPhase.DELIVERED):
                     self.take(key, message.stream, message.offset, message.data)
             case messages.TrialStarted():
-                self._post(events.AttemptStarted(key, message.started_at_s))
-                self._provenance.note(key, message.environment)
+                self.runtime.post(events.AttemptStarted(key, message.started_at_s))
+                self.provenance.note(key, message.environment)
             case messages.TrialEnded():
                 self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
             case messages.Usage():
-                self._post(events.UsageReported(message))
+                self.runtime.post(events.UsageReported(message))
 
     def own_trial(self, keeper: ConnectedKeeper, key: AttemptKey) -> Trial:
         """The trial of a message that the keeper may send. A trial of an abandoned job may have another job by now.
@@ -108,8 +113,8 @@ class KeeperIngest:
         Raises:
             ProtocolError: the trial belongs to another job or task, or has too many attempts.
         """
-        trial, job_id = self._experiment.trials.get(key.trial_id), keeper.job_id
-        is_own = trial is not None and (trial.job_id == job_id or job_id not in self._experiment.jobs.live)
+        trial, job_id = self.experiment.trials.get(key.trial_id), keeper.job_id
+        is_own = trial is not None and (trial.job_id == job_id or job_id not in self.experiment.jobs.live)
         if trial is None or not is_own or key.task != keeper.task:
             raise ProtocolError(
                 f"cannot accept {key} from task {keeper.task} of job {keeper.job_id}: the attempt belongs to another job or "
@@ -122,11 +127,11 @@ class KeeperIngest:
 
     def received(self, key: AttemptKey, stream: Stream) -> int:
         """The offset up to which bytes of a stream of an attempt have arrived."""
-        return self._receiver(key).received(stream)
+        return self._ingest_of(key).received(stream)
 
     def offsets(self, key: AttemptKey) -> AttemptOffsets:
         """The durable offsets of an attempt."""
-        return AttemptOffsets(key, dict(self._receiver(key).durable))
+        return AttemptOffsets(key, dict(self._ingest_of(key).durable))
 
     def take(self, key: AttemptKey, stream: Stream, offset: int, data: bytes) -> None:
         """Ingest bytes of an attempt.
@@ -134,47 +139,47 @@ class KeeperIngest:
         Raises:
             OffsetGap: bytes are missing before them.
         """
-        receiver = self._receiver(key)
-        commits = receiver.take(stream, offset, data)
+        ingest = self._ingest_of(key)
+        commits = ingest.take(stream, offset, data)
         if commits and commits[-1].is_last_collected:
             commits[-1] = self._truncate(commits[-1])
-        self._store(receiver, commits)
+        self._store(ingest, commits)
 
     def end(self, ended: messages.TrialEnded) -> None:
         """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
-        self._post(events.AttemptEnded(ended))
-        self._provenance.note(ended.key, ended.environment)
-        if self._experiment.trials[ended.key.trial_id].state.is_terminal:
+        self.runtime.post(events.AttemptEnded(ended))
+        self.provenance.note(ended.key, ended.environment)
+        if self.experiment.trials[ended.key.trial_id].state.is_terminal:
             return  # the experiment has already closed the attempt
-        receiver = self._receiver(ended.key)
-        commits = receiver.end(ended.final_sizes)
-        self._store(receiver, commits)
-        if not commits and receiver.is_complete:
-            self._post(events.AttemptDelivered(ended.key))
+        ingest = self._ingest_of(ended.key)
+        commits = ingest.end(ended.final_sizes)
+        self._store(ingest, commits)
+        if not commits and ingest.is_complete:
+            self.runtime.post(events.AttemptDelivered(ended.key))
 
     def close(self, key: AttemptKey) -> None:
         """Close an attempt whose data is stored completely, so that its keeper may discard the data."""
-        state = self._experiment.trials[key.trial_id].state
+        state = self.experiment.trials[key.trial_id].state
         self._ack(replace(self.offsets(key), closed=True, trial_succeeded=state is TrialState.SUCCEEDED))
         if state.is_terminal:
             # Also drop attempts of this task without a reported end: no more of their data is accepted.
             for other in [
-                each for each in self._receivers if (each.trial_id, each.task) == (key.trial_id, key.task)
+                each for each in self._open if (each.trial_id, each.task) == (key.trial_id, key.task)
             ]:
                 self._drop(other)
         self._drop(key)
 
     def forget_trial(self, trial: Trial, job_id: str) -> None:
         """Accept no more data of a trial that the job has lost, and notify the keepers that still report it."""
-        for key in [key for key in self._receivers if key.trial_id == trial.trial_id]:
-            self._keepers.send(job_id, key.task, _closed(key))
+        for key in [key for key in self._open if key.trial_id == trial.trial_id]:
+            self.keepers.send(job_id, key.task, _closed(key))
             self._drop(key)
 
     # ---- internals
 
     def _ack(self, attempt: AttemptOffsets) -> None:
-        job_id = self._experiment.trials[attempt.key.trial_id].job_id
-        self._keepers.send(job_id, attempt.key.task, messages.Ack(attempt))
+        job_id = self.experiment.trials[attempt.key.trial_id].job_id
+        self.keepers.send(job_id, attempt.key.task, messages.Ack(attempt))
 
     def _check_count(self, trial: Trial, key: AttemptKey) -> None:
         if len(trial.registered.registered) >= MAX_ATTEMPTS and trial.registered.find(key) is None:
@@ -182,39 +187,39 @@ class KeeperIngest:
                 f"cannot accept {key}: the trial already has {MAX_ATTEMPTS} attempts; stop the job"
             )
 
-    def _store(self, receiver: AttemptIngest, commits: list[StreamWrite]) -> None:
+    def _store(self, ingest: AttemptIngest, commits: list[StreamWrite]) -> None:
         if any(commit.records or any(map(_is_continuation, commit.marks)) for commit in commits):
             # Posted first, so that the task whose metrics count is stored no later than its records.
-            self._post(events.TaskReported(receiver.key))
+            self.runtime.post(events.TaskReported(ingest.key))
         for commit in commits:
-            self.commits.add([commit]).add_done_callback(partial(self._note_committed, receiver, commit))
+            self.commits.add([commit]).add_done_callback(partial(self._note_committed, ingest, commit))
 
     def _truncate(self, commit: StreamWrite) -> StreamWrite:
         """Report the truncation of a stream before its last write is stored, and note it at the end of a log."""
         key, stream = commit.key, commit.stream
-        message = quota_message(stream, self._workspace.attempt(key).stream(stream))
+        message = quota_message(stream, self.workspace.attempt(key).stream(stream))
         log.warning("trial %s: %s", key, message)
-        self._post(events.ProblemFound(key.trial_id, message, key))
+        self.runtime.post(events.ProblemFound(key.trial_id, message, key))
         is_log = stream is not Stream.METRICS
         return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
 
     def _note_committed(
-        self, receiver: AttemptIngest, commit: StreamWrite, done: "asyncio.Future[None]"
+        self, ingest: AttemptIngest, commit: StreamWrite, done: "asyncio.Future[None]"
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # no ack; the writer's own task reports the error and ends the manager
-        key = receiver.key
-        receiver.committed(commit)
+        key = ingest.key
+        ingest.committed(commit)
         self._log_garbage(commit)
-        self._ack(AttemptOffsets(key, dict(receiver.durable)))
+        self._ack(AttemptOffsets(key, dict(ingest.durable)))
         first = self._note_marks(commit) if commit.marks else 0
         counted = [record for record in commit.records if record.offset >= first]
         records = tuple((record.type == "FINAL", record.value) for record in counted)
         if records:
             final_offset = next((record.offset for record in counted if record.type == "FINAL"), None)
-            self._post(events.MetricsStored(key, records, final_offset))
-        if receiver.is_complete:
-            self._post(events.AttemptDelivered(key))
+            self.runtime.post(events.MetricsStored(key, records, final_offset))
+        if ingest.is_complete:
+            self.runtime.post(events.AttemptDelivered(key))
 
     # ---- checkpoints
 
@@ -225,7 +230,7 @@ class KeeperIngest:
     def _note_marks(self, commit: StreamWrite) -> int:
         """Report the last continuation in a stored write; returns the offset from which the records of the write count."""
         key = commit.key
-        marks = self._reader.marks(key.trial_id)
+        marks = self.reader.marks(key.trial_id)
         number = next((mark.attempt for mark in marks if mark.attempt_id == key.attempt_id), 0)
         first = None
         for mark in filter(_is_continuation, commit.marks):
@@ -246,29 +251,29 @@ class KeeperIngest:
         if curve.missing is not None:
             self._awaiting[curve.missing] = key
         inherited = self._inherited(key.trial_id, curve.segments[:-1])
-        self._post(events.AttemptContinued(key, inherited, is_late, curve.missing))
+        self.runtime.post(events.AttemptContinued(key, inherited, is_late, curve.missing))
 
     def _inherited(self, trial_id: str, segments: Sequence[Segment]) -> InheritedResults:
-        lifecycle = self._experiment.lifecycle
+        feedback = self.experiment.feedback
         count, newest, final = 0, None, None
         numbers: list[float] = []
         for segment in segments:
-            for row in chain.from_iterable(self._reader.segment_pages(trial_id, segment)):
+            for row in chain.from_iterable(self.reader.segment_pages(trial_id, segment)):
                 if row.is_final:
                     final = row.value if final is None else final
                     continue
                 count, newest = count + 1, row.value
-                if lifecycle.is_assessed and (number := lifecycle.seen_by_assessor(row.value)) is not None:
+                if (number := feedback.seen_by_assessor(row.value)) is not None:
                     numbers.append(number)
         return InheritedResults(count, newest, tuple(numbers), final)
 
     def _drop(self, key: AttemptKey) -> None:
-        self._receivers.pop(key, None)
+        self._open.pop(key, None)
         self._garbage_lines.pop(key, None)
-        self._provenance.forget(key)
+        self.provenance.forget(key)
 
     def _log_garbage(self, commit: StreamWrite) -> None:
-        for span in commit.garbage if commit.key in self._receivers else ():
+        for span in commit.garbage if commit.key in self._open else ():
             logged = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
             if logged > GARBAGE_LINES:
                 return
@@ -281,16 +286,16 @@ class KeeperIngest:
                 "; further corrupt spans are not logged" if logged == GARBAGE_LINES else "",
             )
 
-    def _receiver(self, key: AttemptKey) -> AttemptIngest:
-        receiver = self._receivers.get(key)
-        if receiver is None:
-            trial = self._experiment.trials[key.trial_id]
+    def _ingest_of(self, key: AttemptKey) -> AttemptIngest:
+        ingest = self._open.get(key)
+        if ingest is None:
+            trial = self.experiment.trials[key.trial_id]
             self._check_count(trial, key)
             if trial.registered.find(key) is None:
                 # Posted first, so that the attempt's number is stored no later than its data.
-                self._post(events.AttemptSeen(key))
-            receiver = self._receivers[key] = AttemptIngest.restored(key, self._reader.offsets(key))
-        return receiver
+                self.runtime.post(events.AttemptSeen(key))
+            ingest = self._open[key] = AttemptIngest.restored(key, self.reader.offsets(key))
+        return ingest
 
 
 def _is_continuation(mark: Mark) -> bool:

@@ -53,7 +53,7 @@ def trial_job_view(
     """One trial. NNI's client requires a start, which NNI counts from the submission."""
     reported = reports.get(trial.trial_id, TrialReport())
     fields = serializers.nni_fields(snapshot, trial)
-    if trial.final is not None and reported.final is not None:
+    if trial.run.final is not None and reported.final is not None:
         fields["finalMetricData"] = [serializers.metric_view(reported.final)]
     if reported.stderr is not None and trial.state.nni_status == "FAILED":
         fields["stderrPath"] = str(reported.stderr)

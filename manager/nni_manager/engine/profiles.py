@@ -37,7 +37,7 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
             "execDuration": int(snapshot.duration_s),
             "logDir": str(snapshot.folder.path),
             "startTime": ms(snapshot.created_at_s),
-            "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+            "endTime": ms(snapshot.ended_at_s) if experiment.state.is_terminal else None,
             "nextSequenceId": len(experiment.trials),
             "code": [code_view(each) for each in snapshot.code],
             "params": params_of(snapshot.config),
@@ -129,7 +129,7 @@ def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
 def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The fields of the experiment, of which the snapshot has all trials, in a list of experiments."""
     lifecycle, leaderboard = snapshot.experiment.lifecycle, snapshot.experiment.leaderboard
-    best = None if leaderboard.best is None else leaderboard.best.value
+    best = None if leaderboard.best is None else leaderboard.best.run.value
     return _metadata_view(snapshot, lifecycle.counts, best, len(leaderboard.front))
 
 
@@ -143,7 +143,7 @@ def _metadata_view(
             "platform": snapshot.config.training_service,
             "status": snapshot.experiment.state.value,
             "startTime": ms(snapshot.created_at_s),
-            "endTime": ms(snapshot.ended_at_s) if snapshot.experiment.state.is_over else None,
+            "endTime": ms(snapshot.ended_at_s) if snapshot.experiment.state.is_terminal else None,
             "logDir": str(snapshot.folder.path),
             "trialCount": sum(counts.values()),
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),

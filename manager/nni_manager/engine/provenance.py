@@ -7,13 +7,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.provenance import CodeVersion
 from nni_manager.engine.code_version import code_version
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.shared_files import STORAGE_LAG_S
 from nni_manager.errors import RetryableError
+from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import code_row, environment_row, packages_row
 from trial_keeper.wire.messages import NO_ENVIRONMENT, AttemptKey, Environment
+from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +24,21 @@ log = logging.getLogger(__name__)
 class ProvenanceRecorder:
     """Writes provenance to the store of one experiment."""
 
-    def __init__(self, runtime: Runtime, read_packages: Callable[[str], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, runtime: Runtime, reader: StoreReader, read_packages: Callable[[str], Awaitable[bytes]]
+    ) -> None:
         """`read_packages` reads a list of packages in the workspace by its digest."""
         self._runtime = runtime
         self._read = read_packages
-        self.code: tuple[CodeVersion, ...] = tuple(runtime.reader.code())
-        self._packages = set(runtime.reader.package_digests())
+        self.code: tuple[CodeVersion, ...] = tuple(reader.code())
+        self._packages = set(reader.package_digests())
         """The lists that are stored, or being read."""
         self._noted: dict[AttemptKey, Environment] = {}
 
-    async def record_code(self) -> None:
+    async def record_code(self, config: ExperimentSpec, workspace: Workspace) -> None:
         """Record the version of the code folder, if it differs from the last one."""
-        config, since_s = self._runtime.config, time.time()
-        root = self._runtime.folder.workspace.root
-        now = await asyncio.to_thread(code_version, config.code_dir, root, since_s, config.secret_files)
+        code_dir, secret_files = config.code_dir, config.secret_files
+        now = await asyncio.to_thread(code_version, code_dir, workspace.root, time.time(), secret_files)
         if not self.code or not self.code[-1].is_same(now):
             self.code = (*self.code, now)
             self._runtime.save(code_row(now))

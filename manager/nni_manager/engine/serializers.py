@@ -11,7 +11,7 @@ from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.attempts import RegisteredAttempt
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.leaderboard import TOP_TRIALS
 from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
@@ -42,11 +42,11 @@ def without_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 def usage_view(trial: Trial) -> dict[str, Any] | None:
     """The latest usage of the trial (None: not reported to this manager) and its peak; None: never reported."""
-    if trial.peak_usage is None:
+    if trial.run.peak_usage is None:
         return None
-    latest = trial.latest_usage
+    latest = trial.run.latest_usage
     return {
-        "peak": _usage_fields(trial.peak_usage),
+        "peak": _usage_fields(trial.run.peak_usage),
         "latest": None if latest is None or trial.state.is_terminal else _usage_fields(latest),
     }
 
@@ -99,8 +99,8 @@ def nni_fields(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "trialJobId": trial.trial_id,
             "status": trial.state.nni_status,
             "sequenceId": trial.sequence_id,
-            "startTime": ms(trial.started_at_s),
-            "endTime": ms(trial.ended_at_s),
+            "startTime": ms(trial.run.started_at_s),
+            "endTime": ms(trial.run.ended_at_s),
             "hyperParameters": [json.dumps(parameters_view(trial))],
             "logPath": f"{_trials_folder(snapshot.folder)}/{trial.trial_id}",
         }
@@ -110,14 +110,14 @@ def nni_fields(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
 def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
     """One trial: NNI's fields and additional ones."""
     final = None
-    if trial.final is not None:
+    if trial.run.final is not None:
         final = [
             {
                 "trialJobId": trial.trial_id,
                 "parameterId": str(trial.sequence_id),
                 "type": "FINAL",
                 "sequence": 0,
-                "data": trial.final,
+                "data": trial.run.final,
             }
         ]
     more = {
@@ -133,15 +133,15 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "state": trial.state.value,
             "stoppingSince": ms(trial.stopping_since_s),
             "parameters": trial.parameters,
-            "value": trial.value,
+            "value": trial.run.value,
             **_outcome_view(snapshot, trial),
-            "reason": trial.reason and trial.reason.value,
-            "exitCode": trial.exit_code,
-            "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
+            "reason": trial.run.reason and trial.run.reason.value,
+            "exitCode": trial.run.exit_code,
+            "how": trial.run.reason and how_it_ended(trial.run.reason.value, trial.run.exit_code),
             "why": _why(trial),
             "message": message_of(snapshot, trial),
             "warning": trial.warning,
-            "attempt": trial.attempt,
+            "attempt": trial.run.attempt,
             "retries": trial.retries,
             "preemptions": trial.preemptions,
             "continues": trial.continues,
@@ -150,8 +150,8 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "seed": trial_seed(
                 snapshot.experiment.experiment_id, snapshot.config.tuner.seed, trial.sequence_id
             ),
-            "intermediateCount": trial.intermediate_count,
-            "latestIntermediate": trial.intermediate,
+            "intermediateCount": trial.run.intermediate_count,
+            "latestIntermediate": trial.run.intermediate,
             "usage": usage_view(trial),
             "link": snapshot.link_of(trial.job_id) if trial.job_id else None,
             **transport_view(snapshot, trial),
@@ -201,7 +201,7 @@ def provenance_view(
     snapshot: ExperimentSnapshot, trial: Trial, environments: Iterable[AttemptEnvironment]
 ) -> dict[str, Any]:
     """What ran as this trial: the code, and for each attempt of each task the host, Python, and the digest of its packages."""
-    code = code_at(snapshot.code, trial.started_at_s)
+    code = code_at(snapshot.code, trial.run.started_at_s)
     return {
         "code": code and code_view(code),
         "attempts": [
@@ -223,26 +223,26 @@ _TRIALS_OF_JOB = 20
 def row_view(trial: Trial) -> dict[str, Any]:
     """One row of a table of all trials: small, and without values that change over time by themselves."""
     parameters = row_parameters(trial)
-    reason = trial.reason and trial.reason.value
+    reason = trial.run.reason and trial.run.reason.value
     row = {
         "id": trial.trial_id,
         "seq": trial.sequence_id,
         "state": trial.state.value,
         "status": trial.state.nni_status,
         "parameters": parameters,
-        "value": trial.value,
+        "value": trial.run.value,
         "latest": latest_of(trial),
-        "count": trial.intermediate_count,
+        "count": trial.run.intermediate_count,
         "submit": ms(trial.created_at_s),
-        "start": ms(trial.started_at_s),
-        "end": ms(trial.ended_at_s),
+        "start": ms(trial.run.started_at_s),
+        "end": ms(trial.run.ended_at_s),
         "reason": reason,
-        "exitCode": trial.exit_code,
+        "exitCode": trial.run.exit_code,
         "message": row_message(trial),
-        "attempt": trial.attempt,
+        "attempt": trial.run.attempt,
         "customized": trial.is_customized,
     }
-    if not trial.is_feasible:
+    if not trial.run.is_feasible:
         row["infeasible"] = True
     if trial.stopping_since_s is not None:
         row["stoppingSince"] = ms(trial.stopping_since_s)
@@ -266,18 +266,18 @@ def row_parameters(trial: Trial) -> dict[str, Any]:
 
 def latest_of(trial: Trial) -> float | None:
     """The number of the newest intermediate result: that of the first objective, or the result itself."""
-    if trial.intermediate is None:
+    if trial.run.intermediate is None:
         return None
-    named = reward(trial.intermediate, trial.metrics[0])
-    return reward(trial.intermediate) if named is None else named
+    named = reward(trial.run.intermediate, trial.metrics[0])
+    return reward(trial.run.intermediate) if named is None else named
 
 
 def row_message(trial: Trial) -> str:
     """The most informative line of the trial's message."""
-    if not trial.message:
+    if not trial.run.message:
         return ""
-    reason = trial.reason.value if trial.reason else ""
-    return message_summary(reason, trial.message, trial.exit_code)[:_MAX_MESSAGE]
+    reason = trial.run.reason.value if trial.run.reason else ""
+    return message_summary(reason, trial.run.message, trial.run.exit_code)[:_MAX_MESSAGE]
 
 
 def row_note(trial: Trial) -> str:
@@ -306,9 +306,9 @@ def _cell(value: Any) -> Any:
 
 def _why(trial: Trial) -> str:
     """The reason for the trial's end in one line; empty if it succeeded without a problem."""
-    if trial.reason is None or trial.reason is ExitReason.SUCCEEDED:
-        return message_summary("", trial.message)
-    return why_it_ended(trial.reason.value, trial.exit_code, trial.message)
+    if trial.run.reason is None or trial.run.reason is ExitReason.SUCCEEDED:
+        return message_summary("", trial.run.message)
+    return why_it_ended(trial.run.reason.value, trial.run.exit_code, trial.run.message)
 
 
 def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
@@ -319,9 +319,9 @@ def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
             return warning
         return f"{warning}; its keeper last reported {snapshot.now_s - seen_at_s:.0f} s ago"
     if trial.state is not TrialState.WAITING or not trial.job_id:
-        return trial.message
+        return trial.run.message
     why = snapshot.pending_reason(trial.job_id)
-    return f"not started yet: {why}" if why else trial.message
+    return f"not started yet: {why}" if why else trial.run.message
 
 
 # The values of `road`, the field for `transport` until 0.7; to be removed in 0.8.
@@ -418,7 +418,7 @@ def problem_of(snapshot: ExperimentSnapshot) -> dict[str, str]:
     return {"problem": snapshot.problem} if snapshot.problem else {}
 
 
-def counts_view(experiment: Experiment) -> dict[str, int]:
+def counts_view(experiment: ExperimentCore) -> dict[str, int]:
     """The number of trials with each of NNI's statuses."""
     counts: dict[str, int] = {state.value: 0 for state in TrialState if state.nni_status == state.value}
     for state, count in experiment.lifecycle.counts.items():
@@ -426,13 +426,13 @@ def counts_view(experiment: Experiment) -> dict[str, int]:
     return counts
 
 
-def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
+def statistics_view(experiment: ExperimentCore) -> list[dict[str, Any]]:
     """The counts in NNI's format, without zeros."""
     counts = counts_view(experiment)
     return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
 
 
-def errors_view(experiment: Experiment) -> list[str]:
+def errors_view(experiment: ExperimentCore) -> list[str]:
     """The error that stopped the experiment, if any."""
     return [experiment.error] if experiment.error else []
 
@@ -477,11 +477,11 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "readOnly": snapshot.is_view,
         **experiment.remarks.to_json(),
         "startTime": ms(snapshot.created_at_s),
-        "endTime": ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+        "endTime": ms(snapshot.ended_at_s) if experiment.state.is_terminal else None,
     }
 
 
-def export_view(experiment: Experiment) -> list[dict[str, Any]]:
+def export_view(experiment: ExperimentCore) -> list[dict[str, Any]]:
     """The parameters and results of the trials whose final result counts; with several objectives, which are on the front."""
     leaderboard = experiment.leaderboard
     front = {trial.trial_id for trial in leaderboard.front} if leaderboard.objectives.has_several else None

@@ -263,11 +263,11 @@ class SharedFiles:
         return newest_first(found, trial.trial_id)
 
     def see_attempt(
-        self, key: AttemptKey, offsets: Offsets, signer: Signer, *, is_over: bool = False
+        self, key: AttemptKey, offsets: Offsets, signer: Signer, *, has_ended: bool = False
     ) -> AttemptReadout:
         """Read an attempt's files from these offsets on, at most 256 KiB of each.
 
-        Bytes beyond the sizes in exit.json are ignored. `is_over`: nothing writes there any more, so zero bytes are data.
+        Bytes beyond the sizes in exit.json are ignored. `has_ended`: nothing writes there any more, so zero bytes are data.
         """
         # Read exit.json before the streams: they then have all bytes within its sizes, or will show them later.
         read, folder = self._read, self.workspace.attempt(key)
@@ -277,7 +277,7 @@ class SharedFiles:
             end = None if ended is None else ended.final_sizes.get(stream)
             longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
             data = read(folder.stream(stream), offset, longest) if longest > 0 else b""
-            if ended is None and not is_over:
+            if ended is None and not has_ended:
                 # NFS clients send written data in any order; missing parts are read as zeros.
                 data = data.partition(b"\0")[0]
             if data:

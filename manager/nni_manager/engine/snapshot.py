@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.pruned_trials import reports_pruned
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
+from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
@@ -20,11 +21,11 @@ def snapshot_from_stored(
     service: TrainingService | None = None,
     *,
     may_prefetch: bool = False,
-) -> Experiment:
+) -> ExperimentCore:
     """The stored experiment, without its trials. `service` None: for display only."""
     own = config.tuner.own if config.assessor is None else config.assessor.own
     has_advisor = config.tuner.own is not None and config.tuner.own.is_advisor
-    return Experiment(
+    return ExperimentCore(
         stored.experiment_id,
         limits_of(config),
         config.all_objectives,
@@ -33,10 +34,13 @@ def snapshot_from_stored(
         cluster_grace_s=0.0 if service is None else service.grace_s,
         completion=None if service is None else service.completion,
         may_prefetch=may_prefetch,
-        is_assessed=config.assessor is not None or has_advisor,
-        assessor_sees_all=own is not None,
-        learns_from_early_stopped=config.tuner.include_intermediate_results,
-        reports_pruned=reports_pruned(config),
+        feedback=Feedback(
+            config.all_objectives,
+            is_assessed=config.assessor is not None or has_advisor,
+            assessor_sees_all=own is not None,
+            learns_from_early_stopped=config.tuner.include_intermediate_results,
+            reports_pruned=reports_pruned(config),
+        ),
         reports_preemption=service is not None and service.reports_preemption,
         state=stored.state,
         error=stored.error,
@@ -81,7 +85,7 @@ class ExperimentSnapshot:
 
     config: ExperimentSpec
     folder: ExperimentFolder
-    experiment: Experiment
+    experiment: ExperimentCore
     created_at_s: float
     ended_at_s: float | None
     duration_s: float

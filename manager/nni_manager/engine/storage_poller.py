@@ -7,24 +7,26 @@ jobs are polled, and when.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
 from nni_manager.domain.events import AttemptStarted, KeeperSeenOnStorage, ProblemFound
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.runtime import Runtime
-from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, SharedFiles
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
 from nni_manager.errors import RetryableError, UserError
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
-from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,6 @@ _ROUNDS_PER_POLL = 16
 _RETRY_DELAY_S = 0.2
 # Failing storage is polled and reported until it works again: its files are not lost.
 _FAILED_POLL_RETRY_DELAY_S = 2.0
-# The longest delay of the cluster's own stop by a stop request that cannot be written.
-_MAX_WRITE_S = 5.0
 _REPORTED = float("-inf")
 
 
@@ -46,60 +46,58 @@ class StoragePermissionDenied(UserError):
     """cannot read the files of a trial; let containers leave their files readable to the manager's user"""
 
 
+@dataclass(eq=False)
 class SharedStoragePoller:
     """Polls the attempts whose keepers are not connected, and drains those whose keepers have ended."""
 
-    def __init__(self, runtime: Runtime, admission: KeeperAdmission, ingest: KeeperIngest) -> None:
-        self.threads = StorageExecutor()
-        self._experiment = runtime.experiment
-        self._transports = runtime.experiment.transports
-        self._files = runtime.files
-        self._commits = runtime.commits
-        self._post = runtime.post
-        self._admission = admission
-        self._ingest = ingest
-        self._streams = tuple(Stream) if runtime.config.log_collection == "http" else (Stream.METRICS,)
-        """The streams to collect, most urgent first."""
-        # Other machines write there only if the jobs need a snapshot.
-        self._lag_s = STORAGE_LAG_S if runtime.service.uses_snapshot else 0.0
-        self._failures: dict[str, str] = {}
-        """Why the files of a job cannot be read at present, by job id."""
-        self._rejected: dict[str, tuple[str, float]] = {}
-        """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
-        self._polling = 0
+    runtime: Runtime
+    experiment: ExperimentCore
+    files: SharedFiles
+    storage: StorageExecutor
+    admission: KeeperAdmission
+    ingest: KeeperIngest
+    streams: tuple[Stream, ...]
+    """The streams to collect, most urgent first."""
+    lag_s: float
+    """The time after which the storage shows what other machines have written; 0: they write nothing."""
+    _failures: dict[str, str] = field(default_factory=dict)
+    """Why the files of a job cannot be read at present, by job id."""
+    _rejected: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
+    _polling: int = 0
 
     @property
     def problems(self) -> list[str]:
         """Why the workspace, or parts of it, cannot be read at present; empty if they can."""
-        stalled_s = self.threads.stalled_s()
+        stalled_s = self.storage.stalled_s()
         if stalled_s:
             stalled = (
-                f"cannot read {self._files.workspace.root}: the shared storage has not answered for {stalled_s:.0f} s; check "
+                f"cannot read {self.files.workspace.root}: the shared storage has not answered for {stalled_s:.0f} s; check "
                 "its server and the network to it. Connected keepers are not affected"
             )
             return [stalled]
-        live = self._experiment.jobs.live
+        live = self.experiment.jobs.live
         return list(dict.fromkeys(failure for job_id, failure in self._failures.items() if job_id in live))
 
     # ---- while the job runs
 
-    async def follow(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
-        """Start due polls until cancelled. `spawn` runs a poll as a task."""
+    async def follow(self) -> None:
+        """Start due polls until cancelled."""
         while True:
             now_s = time.monotonic()
-            job_id = self._transports.next_poll(now_s) if self._polling < THREADS else None
+            job_id = self.experiment.transports.next_poll(now_s) if self._polling < THREADS else None
             if job_id is not None:
                 self._polling += 1
-                spawn(self._poll(job_id))
-            due_at_s = self._transports.next_poll_at_s()
+                self.runtime.spawn(self._poll(job_id))
+            due_at_s = self.experiment.transports.next_poll_at_s()
             pause_s = _MAX_PAUSE_S if due_at_s is None else min(due_at_s - now_s, _MAX_PAUSE_S)
             await asyncio.sleep(max(pause_s, 1e-3) if self._polling < THREADS else _RETRY_DELAY_S)
 
     async def _poll(self, job_id: str) -> None:
         try:
             for trial in self._trials_of(job_id):
-                found = await self.threads.call(
-                    self._files.find_attempts, trial.trial_id, self.signer_of(trial)
+                found = await self.storage.call(
+                    self.files.find_attempts, trial.trial_id, self.admission.signer_of(trial)
                 )
                 self._note_rejected(trial, found)
                 for key in found.newest:
@@ -109,25 +107,25 @@ class SharedStoragePoller:
             self._note_failure(job_id, error)
         finally:
             self._polling -= 1
-            self._transports.polled(job_id, time.monotonic())
+            self.experiment.transports.polled(job_id, time.monotonic())
 
     def _trials_of(self, job_id: str) -> list[Trial]:
-        job = self._experiment.jobs.live.get(job_id)
-        return [] if job is None else self._experiment.scheduler.trials_of(job)
+        job = self.experiment.jobs.live.get(job_id)
+        return [] if job is None else self.experiment.scheduler.trials_of(job)
 
     async def _follow_attempt(self, job_id: str, trial: Trial, key: AttemptKey) -> None:
         for _ in range(_ROUNDS_PER_POLL):
             if not self._is_wanted(job_id, trial, key):
                 return
-            seen = await self.threads.call(
-                self._files.see_attempt, key, self._offsets(key), self.signer_of(trial)
+            seen = await self.storage.call(
+                self.files.see_attempt, key, self._offsets(key), self.admission.signer_of(trial)
             )
             if not seen.has_started or not self._is_wanted(job_id, trial, key):
                 return
             has_new_data = bool(seen.pieces) or trial.phase_of(key) not in HAVE_STARTED
-            self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
-            if not self._experiment.jobs.live[job_id].was_found:
-                self._post(KeeperSeenOnStorage(job_id))
+            self.experiment.transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
+            if not self.experiment.jobs.live[job_id].was_found:
+                self.runtime.post(KeeperSeenOnStorage(job_id))
             self._report_start(trial, seen)
             await self._ingest_readout(seen)
             if not seen.pieces:
@@ -139,25 +137,13 @@ class SharedStoragePoller:
             trial in self._trials_of(job_id)
             and trial.is_current(key)
             and trial.phase_of(key) is not AttemptPhase.DELIVERED
-            and self._transports.polls_storage(job_id, key.task, time.monotonic())
+            and self.experiment.transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
-    def signer_of(self, trial: Trial) -> Signer:
-        """The valid signer of the trial's attempts: the keepers of its job."""
-        return Signer(
-            self._experiment.experiment_id,
-            trial.job_id,
-            self._admission.token,
-            trial.registered.unsigned_ids,
-        )
-
-    def _note_rejected(self, trial: Trial, found: FoundAttempts, *, is_over: bool = False) -> None:
-        """Report a rejected attempt once, after the storage lag. Until then a signed attempt may be only partly visible.
-
-        `is_over`: the lag has passed already.
-        """
+    def _note_rejected(self, trial: Trial, found: FoundAttempts, *, lag_has_passed: bool = False) -> None:
+        """Report a rejected attempt once, after the storage lag. Until then a signed attempt may be only partly visible."""
         # During a restore, the trials are not in the experiment yet.
-        if not found.rejected or trial.trial_id not in self._experiment.trials:
+        if not found.rejected or trial.trial_id not in self.experiment.trials:
             return
         now_s = time.monotonic()
         message, since_s = self._rejected.get(trial.trial_id, ("", now_s))
@@ -165,45 +151,47 @@ class SharedStoragePoller:
             return
         if message not in found.rejected:
             message, since_s = found.rejected[0], now_s
-        is_due = is_over or now_s - since_s >= self._lag_s
+        is_due = lag_has_passed or now_s - since_s >= self.lag_s
         self._rejected[trial.trial_id] = (message, _REPORTED if is_due else since_s)
         if is_due:
             log.warning("trial %s: %s", trial.trial_id, message)
-            self._post(ProblemFound(trial.trial_id, message))
+            self.runtime.post(ProblemFound(trial.trial_id, message))
 
     async def report_rejected(self, trial: Trial) -> None:
         """Report rejected attempts of a trial whose job has ended."""
         try:
-            found = await self.threads.call(self._files.find_attempts, trial.trial_id, self.signer_of(trial))
+            found = await self.storage.call(
+                self.files.find_attempts, trial.trial_id, self.admission.signer_of(trial)
+            )
         except (OSError, RetryableError) as error:  # only a warning is lost
             log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
-            self._note_rejected(trial, found, is_over=True)
+            self._note_rejected(trial, found, lag_has_passed=True)
 
     def _report_start(self, trial: Trial, seen: AttemptReadout) -> None:
         if trial.phase_of(seen.key) not in HAVE_STARTED:
             at_s = time.time() if seen.ended is None else seen.ended.started_at_s
-            self._post(AttemptStarted(seen.key, at_s))
+            self.runtime.post(AttemptStarted(seen.key, at_s))
 
     def _offsets(self, key: AttemptKey) -> Offsets:
-        received = {stream: self._ingest.received(key, stream) for stream in self._streams}
+        received = {stream: self.ingest.received(key, stream) for stream in self.streams}
         return {stream: offset for stream, offset in received.items() if offset < QUOTA_BYTES[stream]}
 
     async def _ingest_readout(self, seen: AttemptReadout) -> None:
-        await self._commits.wait_for_capacity()
-        if self._experiment.trials[seen.key.trial_id].state.is_terminal:
+        await self.ingest.commits.wait_for_capacity()
+        if self.experiment.trials[seen.key.trial_id].state.is_terminal:
             return
         try:
             for stream, offset, data in seen.pieces:
-                self._ingest.take(seen.key, stream, offset, data)
+                self.ingest.take(seen.key, stream, offset, data)
         except OffsetGap as error:
             # The attempt was closed or lost while the storage was read: the next poll starts from the current offsets.
             log.info("trial %s: %s", seen.key, error)
             return
         if seen.ended is not None:
-            self._ingest.end(seen.ended)
+            self.ingest.end(seen.ended)
         # Backpressure: the next bytes stay in the files until these are stored.
-        await asyncio.shield(self._commits.add([]))
+        await asyncio.shield(self.runtime.durable())
 
     # ---- after the job ended
 
@@ -218,11 +206,11 @@ class SharedStoragePoller:
         """
         deadline_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
         while True:
-            signer = self.signer_of(trial)
-            found = await self._with_retries(trial, self._files.find_attempts, trial.trial_id, signer)
+            signer = self.admission.signer_of(trial)
+            found = await self._with_retries(trial, self.files.find_attempts, trial.trial_id, signer)
             self._note_rejected(trial, found)
             keys = [key for key in found.newest if trial.is_current(key)]
-            see = partial(self._files.see_attempt, offsets={}, signer=signer, is_over=True)
+            see = partial(self.files.see_attempt, offsets={}, signer=signer, has_ended=True)
             left = [await self._with_retries(trial, see, key) for key in keys]
             if (left and all(each.ended for each in left)) or time.monotonic() >= deadline_s:
                 return left
@@ -241,11 +229,11 @@ class SharedStoragePoller:
         deadline_s = time.monotonic() + STORAGE_LAG_S
         while True:
             see = partial(
-                self._files.see_attempt,
+                self.files.see_attempt,
                 left.key,
                 self._offsets(left.key),
-                self.signer_of(trial),
-                is_over=True,
+                self.admission.signer_of(trial),
+                has_ended=True,
             )
             seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
@@ -265,26 +253,35 @@ class SharedStoragePoller:
         Raises:
             StoragePermissionDenied: the manager has no read permission on the storage.
         """
-        signer = await self._with_retries(trial, self._files.signer_of_attempt, key, self.signer_of(trial))
+        signer = await self._with_retries(
+            trial, self.files.signer_of_attempt, key, self.admission.signer_of(trial)
+        )
         while signer is not None and not trial.state.is_terminal:
-            offsets = {Stream.METRICS: self._ingest.received(key, Stream.METRICS)}
-            see = partial(self._files.see_attempt, key, offsets, signer, is_over=True)
+            offsets = {Stream.METRICS: self.ingest.received(key, Stream.METRICS)}
+            see = partial(self.files.see_attempt, key, offsets, signer, has_ended=True)
             seen = await self._with_retries(trial, see)
             if not seen.pieces:
                 return
             await self._ingest_readout(AttemptReadout(key, True, seen.pieces, None))
 
+    async def missing_attempts(self, trial: Trial) -> Path | None:
+        """The folder of the trial's attempts if it is gone although there were attempts; None: it is there."""
+        if not trial.registered.registered:
+            return None
+        is_there = await self.storage.call(self.files.has_folder_of_attempts, trial.trial_id)
+        return None if is_there else self.files.workspace.trial(trial.trial_id).attempts
+
     def _has_all(self, left: AttemptReadout) -> bool:
         sizes = {} if left.ended is None else left.ended.final_sizes
         return all(
-            self._ingest.received(left.key, stream) >= collected(stream, sizes.get(stream, 0))
-            for stream in self._streams
+            self.ingest.received(left.key, stream) >= collected(stream, sizes.get(stream, 0))
+            for stream in self.streams
         )
 
     async def _with_retries(self, trial: Trial, read: Callable[..., Answer], *arguments: object) -> Answer:
         while True:
             try:
-                answer = await self.threads.call(read, *arguments)
+                answer = await self.storage.call(read, *arguments)
             except PermissionError as error:
                 raise StoragePermissionDenied(_reason_of(error)) from error  # a retry would not help
             except (OSError, RetryableError) as error:
@@ -293,17 +290,6 @@ class SharedStoragePoller:
             else:
                 self._failures.pop(trial.job_id, None)
                 return answer
-
-    # ---- commands to unconnected keepers
-
-    async def write_stop_request(self, trial_id: str, reason: ExitReason) -> None:
-        """Write a stop request for the keepers of a trial. A failed or slow write is logged and not awaited further."""
-        try:
-            await asyncio.wait_for(
-                self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _MAX_WRITE_S
-            )
-        except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
-            log.warning("trial %s: cannot write the stop request for its keepers: %s", trial_id, error)
 
     # ---- internals
 

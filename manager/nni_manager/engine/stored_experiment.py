@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
@@ -58,7 +58,7 @@ class StoredExperimentReader:
         raise self._view_only("stop trial", trial_id)
 
     @property
-    def changes(self) -> NoReturn:
+    def commands(self) -> NoReturn:
         """Not supported: raises ViewOnly."""
         raise self._view_only("change experiment", self.folder.experiment_id)
 
@@ -68,7 +68,7 @@ class StoredExperimentReader:
 
     def _problem(self) -> str:
         try:
-            if self._snapshot.experiment.state.is_over or self.folder.running_process() is not None:
+            if self._snapshot.experiment.state.is_terminal or self.folder.running_process() is not None:
                 return ""
         except FolderUnreadable as error:
             return str(error)
@@ -83,9 +83,9 @@ class StoredExperimentReader:
         return ViewOnly(f"cannot {what} {which}: experiment {name} is open read-only here; {remedy}")
 
 
-def _continue_log(before: Experiment, now: Experiment) -> None:
+def _continue_log(before: ExperimentCore, now: ExperimentCore) -> None:
     """Continue the change log of the earlier snapshot, and add a revision for each trial that differs."""
-    now.revisions = before.revisions
+    now.change_log = before.change_log
     for trial_id, trial in now.trials.items():
         if before.trials.get(trial_id) != trial:
-            now.revisions.note(trial_id)
+            now.change_log.note(trial_id)

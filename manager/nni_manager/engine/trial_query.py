@@ -135,7 +135,7 @@ class Query:
                 return False
         if not words:
             return True
-        reason = trial.reason.value if trial.reason else ""
+        reason = trial.run.reason.value if trial.run.reason else ""
         parts = str(trial.sequence_id), trial.trial_id, trial.state.nni_status, reason, row_message(trial)
         text = "\n".join((*parts, row_note(trial), *trial.remarks.tags)).lower()
         left = [word for word in words if word not in text]
@@ -205,7 +205,7 @@ def _sortable(value: Simple) -> tuple[str, float | bytes]:
 
 
 def _duration(trial: Trial) -> int | None:
-    start, end = ms(trial.started_at_s), ms(trial.ended_at_s)
+    start, end = ms(trial.run.started_at_s), ms(trial.run.ended_at_s)
     if start is None:
         return None
     return end - start if end else _RUNNING_MS - start
@@ -215,14 +215,14 @@ COLUMNS: Mapping[str, Callable[[Trial], Simple]] = {
     "seq": lambda trial: trial.sequence_id,
     "id": lambda trial: trial.trial_id,
     "state": lambda trial: trial.state.nni_status,
-    "value": lambda trial: trial.value,
+    "value": lambda trial: trial.run.value,
     "latest": latest_of,
-    "count": lambda trial: trial.intermediate_count,
-    "start": lambda trial: ms(trial.started_at_s),
+    "count": lambda trial: trial.run.intermediate_count,
+    "start": lambda trial: ms(trial.run.started_at_s),
     "duration": _duration,
     "tags": lambda trial: " ".join(trial.remarks.tags) or None,
     "note": lambda trial: row_note(trial) or None,
-    "reason": lambda trial: trial.reason and trial.reason.value,
+    "reason": lambda trial: trial.run.reason and trial.run.reason.value,
 }
 """The value of each column that is no parameter and no metric."""
 
@@ -286,7 +286,7 @@ def _value_of(trial: Trial, name: str) -> Any:
     if own is not _MISSING or not name.startswith(METRIC_PREFIX):
         return own
     if name == METRIC_PREFIX:
-        return _MISSING if trial.value is None else trial.value
+        return _MISSING if trial.run.value is None else trial.run.value
     return row_metrics(trial).get(name.removeprefix(METRIC_PREFIX), _MISSING)
 
 

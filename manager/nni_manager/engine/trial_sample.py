@@ -22,10 +22,10 @@ def improvements(trials: Iterable[Trial], *, maximize: bool) -> list[Trial]:
     better: list[Trial] = []
     best: float | None = None
     for trial in trials:
-        value = trial.value
+        value = trial.run.value
         if (
             value is not None
-            and trial.is_feasible
+            and trial.run.is_feasible
             and (best is None or (value > best if maximize else value < best))
         ):
             better.append(trial)
@@ -45,10 +45,12 @@ def sampled(
     """
     if len(trials) <= most:
         return list(trials)
-    results = [trial for trial in trials if trial.value is not None]
-    by_end = sorted((trial for trial in results if trial.ended_at_s is not None), key=_end)
+    results = [trial for trial in trials if trial.run.value is not None]
+    by_end = sorted((trial for trial in results if trial.run.ended_at_s is not None), key=_end)
     best = sorted(
-        (each for each in results if each.is_feasible), key=lambda trial: trial.value or 0.0, reverse=maximize
+        (each for each in results if each.run.is_feasible),
+        key=lambda trial: trial.run.value or 0.0,
+        reverse=maximize,
     )[:TOP]
     chosen = {trials[place].trial_id for place in even(len(trials), most)}
     for steps in (improvements(results, maximize=maximize), improvements(by_end, maximize=maximize)):
@@ -59,4 +61,4 @@ def sampled(
 
 
 def _end(trial: Trial) -> float:
-    return trial.ended_at_s or 0.0
+    return trial.run.ended_at_s or 0.0

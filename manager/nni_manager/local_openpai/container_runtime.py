@@ -31,6 +31,7 @@ from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted,
 from nni_manager.local_openpai.planning import RUNTIME_DIR
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
+from nni_manager.task_set import TaskSet
 from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 from trial_keeper.processes import ProcessIdentity, boot_id
 from trial_keeper.wire.safe_open import read_beneath
@@ -99,7 +100,7 @@ class ContainerRuntime:
         self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
         self._starter = ForkServer()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     # ---- commands of the cluster
 
@@ -138,8 +139,7 @@ class ContainerRuntime:
 
     async def close(self) -> None:
         """Stop watching. Containers continue."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.join()
         for container in self._containers.values():
             self._unwatch(container)
         self._containers.clear()
@@ -303,12 +303,9 @@ class ContainerRuntime:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     def _soon(self, work: Coroutine[Any, Any, None], container_id: str) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._done, container_id))
+        self._tasks.spawn(work).add_done_callback(partial(self._done, container_id))
 
     def _done(self, container_id: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if task.cancelled() or task.exception() is None:
             return
         logger.error("cannot watch a container: this is a bug", exc_info=task.exception())

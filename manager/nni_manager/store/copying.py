@@ -70,11 +70,11 @@ def _check_times(times: dict[str, float | None]) -> None:
 
 def _check_contents(reader: StoreReader) -> None:
     """Check the values that the schema does not check and that become a path or a state."""
-    if not reader.experiment().state.is_over:
+    if not reader.experiment().state.is_terminal:
         raise ValueError("the experiment has not ended")
     trials = reader.trials()
     names = {
-        name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.reporter or "_")
+        name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.run.reporter or "_")
     }
     live, ended = reader.jobs()
     for attempt in reader.attempts():

@@ -192,7 +192,7 @@ class StoreReader:
         for row in self._rows(query, values):
             newest, count = progress.get(row["trial_id"], (None, 0))
             remarks = all_remarks.get(row["trial_id"], NO_REMARKS)
-            trials.append(trial_of(row, intermediate=newest, intermediate_count=count, remarks=remarks))
+            trials.append(trial_of(row, remarks, intermediate=newest, intermediate_count=count))
         return trials
 
     def jobs(self) -> tuple[list[Job], list[str]]:

@@ -4,7 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +16,7 @@ from nni_manager.domain.learning_curve import StoredMark
 from nni_manager.domain.provenance import CodeVersion
 from nni_manager.domain.remarks import Remarks
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_run import TrialRun
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
 from nni_sdk.records import Mark
@@ -45,8 +46,10 @@ def json_of(document: object) -> str:
     return json.dumps(document) if document else "{}"
 
 
-# The fields of `Trial` that are stored.
+# The fields of `Trial` and of its `TrialRun` that are stored.
 _COLUMNS = re.findall(r":(\w+)", QUERIES["save_trial"])
+_OF_RUN = frozenset(_COLUMNS) & {field.name for field in fields(TrialRun)}
+_values_of = attrgetter(*(f"run.{name}" if name in _OF_RUN else name for name in _COLUMNS))
 _REASON = (lambda reason: reason and reason.value, lambda value: ExitReason(value) if value else None)
 # Those that are converted: (to the store, from the store).
 _CONVERTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -63,10 +66,12 @@ _CONVERTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def trial_of(row: sqlite3.Row, **fields: Any) -> Trial:
-    """The trial of a row of table `trial`. `fields`: those that are not in its columns."""
+def trial_of(row: sqlite3.Row, remarks: Remarks, **reports: Any) -> Trial:
+    """The trial of a row of table `trial`. `reports`: fields of its run that are in other tables."""
     converted = {name: from_store(row[name]) for name, (_, from_store) in _CONVERTED.items()}
-    return Trial(**{name: row[name] for name in _COLUMNS} | converted | fields)
+    values = {name: row[name] for name in _COLUMNS} | converted
+    run = TrialRun(**{name: values.pop(name) for name in _OF_RUN}, **reports)
+    return Trial(**values, run=run, remarks=remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,9 @@ class RowWrite:
 
 def trial_row(trial: Trial) -> RowWrite:
     """A snapshot of a trial, which may change afterwards."""
-    converted = {name: convert(getattr(trial, name)) for name, (convert, _) in _CONVERTED.items()}
-    values = {name: getattr(trial, name) for name in _COLUMNS} | converted
-    return RowWrite("save_trial", trial.trial_id, values)
+    values = dict(zip(_COLUMNS, _values_of(trial), strict=True))
+    converted = {name: to_store(values[name]) for name, (to_store, _) in _CONVERTED.items()}
+    return RowWrite("save_trial", trial.trial_id, values | converted)
 
 
 def attempt_row(key: AttemptKey, number: int, is_lost: bool = False) -> RowWrite:

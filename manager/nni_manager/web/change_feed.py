@@ -83,7 +83,7 @@ class ChangeFeed:
         )
         if not is_known:
             since = None
-        revisions = snapshot.experiment.revisions.since(0 if since is None else since.revision)
+        revisions = snapshot.experiment.change_log.since(0 if since is None else since.revision)
         changed = list(islice(revisions, MAX_ROWS + 1) if may_window else revisions)
         is_windowed = may_window and len(changed) > MAX_ROWS
         if is_windowed:
@@ -127,7 +127,7 @@ class ChangeFeed:
     def _refreshed(self) -> ExperimentSnapshot:
         """The current experiment. Refreshes the summary at most every `INTERVAL_S` / 2: it costs as much as a hundred rows."""
         snapshot, now_s = self._snapshot(), time.monotonic()
-        self._revision = snapshot.experiment.revisions.latest
+        self._revision = snapshot.experiment.change_log.latest
         if now_s - self._summarised_at_s >= INTERVAL_S / 2:
             self._summarised_at_s = now_s
             summary = serializers.summary_view(snapshot)
@@ -139,7 +139,7 @@ class ChangeFeed:
         return snapshot
 
     def _row(self, snapshot: ExperimentSnapshot, trial_id: str) -> bytes:
-        revision = snapshot.experiment.revisions.of(trial_id)
+        revision = snapshot.experiment.change_log.of(trial_id)
         known = self._rows.get(trial_id)
         if known is None or known[0] != revision:
             known = revision, to_json(serializers.row_view(snapshot.experiment.trials[trial_id]))

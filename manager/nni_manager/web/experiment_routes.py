@@ -148,7 +148,7 @@ class ExperimentRoutes:
 
     async def update(self, request: Request) -> Response:
         """Change a limit or the search space durably. update_type names it; the body is a profile with its params."""
-        changes = self._engine.changes
+        commands = self._engine.commands
         update_type = request.query_params.get("update_type", "")
         profile = await body_of(request)
         params = profile.get("params") if isinstance(profile, dict) else None
@@ -157,12 +157,12 @@ class ExperimentRoutes:
                 400,
                 'cannot change the experiment: the body has no params; send {"params": {"maxTrialNum": 20}}',
             )
-        await changes.update(update_type, params)
+        await commands.update(update_type, params)
         return Json({})
 
     async def import_data(self, request: Request) -> Response:
         """Import results of other experiments into the tuner: all of them, or none if one is invalid."""
-        return Json(await self._engine.changes.import_data(await body_of(request)))
+        return Json(await self._engine.commands.import_data(await body_of(request)))
 
     async def imported(self, _: Request) -> Response:
         """The results of other experiments that were imported into the tuner."""
@@ -170,13 +170,13 @@ class ExperimentRoutes:
 
     async def propose(self, request: Request) -> Response:
         """Start a trial with the given parameters, regardless of the tuner and of all limits."""
-        changes = self._engine.changes
+        commands = self._engine.commands
         parameters = await body_of(request)
         if not isinstance(parameters, dict):
             raise HTTPException(
                 400, 'cannot start a trial: its parameters are not a mapping; send e.g. {"lr": 0.1}'
             )
-        return self._started(await changes.propose(parameters))
+        return self._started(await commands.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
@@ -188,7 +188,7 @@ class ExperimentRoutes:
             raise HTTPException(400, f"cannot retry from {given!r}; write {' or '.join(RETRY_FROM)}")
         trial = self._reads.trial_of(request)
         is_continued = given == RETRY_FROM[1]
-        return self._started(await self._engine.changes.retry(trial, from_checkpoint=is_continued))
+        return self._started(await self._engine.commands.retry(trial, from_checkpoint=is_continued))
 
     async def change_remarks(self, request: Request) -> Response:
         """Add and remove tags of the experiment, or set its note. A repeated request has no further effect."""
@@ -199,9 +199,9 @@ class ExperimentRoutes:
         return await self._change_remarks(request, self._reads.trial_of(request))
 
     async def _change_remarks(self, request: Request, trial: Trial | None) -> Response:
-        changes = self._engine.changes
+        commands = self._engine.commands
         change = RemarksChange.from_json(await body_of(request))
-        return Json((await changes.change_remarks(change, trial)).to_json())
+        return Json((await commands.change_remarks(change, trial)).to_json())
 
     @staticmethod
     def _started(trial: Trial) -> Response:

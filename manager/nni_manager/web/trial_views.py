@@ -90,7 +90,7 @@ class TrialViews:
                 chosen = await asyncio.to_thread(
                     sampled, trials, limit, maximize=leaderboard.maximize, front=front
                 )
-                results = sum(trial.value is not None for trial in trials)
+                results = sum(trial.run.value is not None for trial in trials)
                 known = _View(revision, [trial.trial_id for trial in chosen], results=results)
                 _keep(self._samples, (query, limit), known)
             await self._name()
@@ -127,7 +127,7 @@ class TrialViews:
                 if known is None or not self._update(query, known):
                     experiment = self._snapshot().experiment
                     # Trials that change during the sort have a later revision, and are inserted again.
-                    revision, trials = experiment.revisions.latest, list(experiment.trials.values())
+                    revision, trials = experiment.change_log.latest, list(experiment.trials.values())
                     arranged = await asyncio.to_thread(query.arranged, trials, self._text_of)
                     self._expire_texts()
                     known = _View(revision, [trial.trial_id for trial in arranged])
@@ -137,7 +137,7 @@ class TrialViews:
     def _update(self, query: Query, view: _View) -> bool:
         """Update a view by the changed trials; False if they are too many."""
         experiment = self._snapshot().experiment
-        changed = self._changed(experiment.revisions.since(view.revision))
+        changed = self._changed(experiment.change_log.since(view.revision))
         if changed is None:
             return False
         if changed:
@@ -147,7 +147,7 @@ class TrialViews:
                 if query.matches(experiment.trials[trial_id], self._text_of):
                     insort(ids, trial_id, key=lambda each: query.key(experiment.trials[each]))
             view.ids, view.place = ids, None
-        view.revision = experiment.revisions.latest
+        view.revision = experiment.change_log.latest
         return True
 
     def _text_of(self, trial: Trial) -> str:
@@ -171,9 +171,9 @@ class TrialViews:
         """Add the names of the trials that have changed since the last call."""
         experiment = self._snapshot().experiment
         changed: list[Trial] = [
-            experiment.trials[each] for each in experiment.revisions.since(self._named_revision)
+            experiment.trials[each] for each in experiment.change_log.since(self._named_revision)
         ]
-        self._named_revision = experiment.revisions.latest
+        self._named_revision = experiment.change_log.latest
         self._has_tags = self._has_tags or any(trial.remarks.tags for trial in changed)
         changed.sort(key=lambda trial: trial.sequence_id)
         await asyncio.to_thread(names_in, changed, self._parameters, self._metrics)

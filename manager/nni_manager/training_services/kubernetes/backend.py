@@ -13,13 +13,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.kubernetes import render, watch
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
@@ -96,7 +97,8 @@ class KubernetesService(TrainingService):
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._pods_answered = asyncio.Event()
         """Pods were listed, or cannot be."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(self._note_bug)
+        self._spawn = self._tasks.spawn
         self._watches: list[watch.Watch] = []
 
     @property
@@ -233,9 +235,7 @@ class KubernetesService(TrainingService):
             logger.warning("%s", left)
         for each in self._watches:
             each.end()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._calls.close()
         for each in self._watches:
             await asyncio.to_thread(each.join)
@@ -484,16 +484,9 @@ class KubernetesService(TrainingService):
             logger.warning("%s", problem)
         self._problem = problem
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._problem = "cannot watch jobs on Kubernetes because of a bug; stop and resume the experiment, and report the bug"
-            logger.critical("%s", self._problem, exc_info=error)
+    def _note_bug(self, error: BaseException) -> None:
+        self._problem = "cannot watch jobs on Kubernetes because of a bug; stop and resume the experiment, and report the bug"
+        logger.critical("%s", self._problem, exc_info=error)
 
 
 def _post(

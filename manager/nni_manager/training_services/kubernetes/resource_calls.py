@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
+from nni_manager.task_set import TaskSet
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound
@@ -65,7 +66,7 @@ class ResourceCalls:
         self._problems: dict[str, str] = {}
         """Why the resource of a job is not deleted yet."""
         self._is_last_chance = asyncio.Event()
-        self._deletes: set[asyncio.Task[None]] = set()
+        self._deletes = TaskSet()
         self._callers = ThreadPoolExecutor(_CALLERS, thread_name_prefix="kubernetes")
 
     async def create(self, settings: KeeperSettings) -> str:
@@ -146,17 +147,12 @@ class ResourceCalls:
         """Delete a resource that is no longer needed."""
         self.doomed[uid] = job_id, name
         delete = partial(self._cluster.delete, self._operator.resource, self._namespace, name, uid=uid)
-        self._start(job_id, self._until_deleted(job_id, delete, uid))
+        self._deletes.spawn(self._until_deleted(job_id, delete, uid))
 
     def start_delete_refused(self, job: KubernetesJob) -> None:
         """Delete what a refused submit, or an earlier one of the job, has created."""
         self._refused[job.job_id] = job.name
-        self._start(job.job_id, self._until_deleted(job.job_id, partial(self._delete, job), None))
-
-    def _start(self, job_id: str, deleting: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(deleting, name=job_id)
-        self._deletes.add(task)
-        task.add_done_callback(self._deletes.discard)
+        self._deletes.spawn(self._until_deleted(job.job_id, partial(self._delete, job), None))
 
     async def _until_deleted(self, job_id: str, delete: Callable[[], None], uid: str | None) -> None:
         for delay_s in retry_delays_s():
@@ -235,9 +231,7 @@ class ResourceCalls:
         """Cancel everything in progress, and close the clients of the share and the cluster."""
         if self._share is not None:
             self._share.close()
-        for task in self._deletes:
-            task.cancel()
-        await asyncio.gather(*self._deletes, return_exceptions=True)
+        await self._deletes.cancel()
         self._cluster.close()
         await asyncio.to_thread(self._callers.shutdown, wait=True, cancel_futures=True)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.connection import (
     JobAlreadyExists,
@@ -133,7 +134,7 @@ class OpenPaiService(TrainingService):
         self._wake = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._messages = TerminationMessages(cluster)
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings = TaskSet()
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="openpai-submit")
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="openpai-watch")
 
@@ -266,9 +267,7 @@ class OpenPaiService(TrainingService):
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
-        for ending in self._endings:
-            ending.cancel()
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        await self._endings.cancel()
         self._cluster.close()
         for threads in (self._submitters, self._watcher):
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
@@ -361,9 +360,7 @@ class OpenPaiService(TrainingService):
                 self._end(job, None, message, ExitReason.JOB_LOST)
             case _:
                 job.is_ending = True
-                ending = asyncio.get_running_loop().create_task(self._end_failed(job, detail))
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+                ending = self._endings.spawn(self._end_failed(job, detail))
                 ending.add_done_callback(self._report_bug)
 
     async def _end_failed(self, job: _Job, detail: JobStatus) -> None:

@@ -1,0 +1,235 @@
+"""Recovers the data of jobs and attempts that have ended from the workspace, and reports the ends of jobs to the experiment."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from nni_manager.domain import events
+from nni_manager.domain.attempts import UNDELIVERED
+from nni_manager.domain.experiment import ExperimentCore
+from nni_manager.domain.jobs import Job
+from nni_manager.domain.stop_escalation import StopStage
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.keeper_ingest import KeeperIngest
+from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout
+from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
+from nni_manager.store import leftover_jobs
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from trial_keeper.exit_codes import known
+from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.reasons import ExitReason
+
+log = logging.getLogger(__name__)
+
+# Bounds the wait for hanging storage or a full disk when a job is abandoned.
+_ABANDONED_TIMEOUT_S = 5.0
+
+
+@dataclass(eq=False)
+class JobRecovery:
+    """The ended jobs of one experiment, and what they leave: data in the workspace, objects on the cluster.
+
+    Runs on the engine's loop.
+    """
+
+    runtime: Runtime
+    experiment: ExperimentCore
+    folder: ExperimentFolder
+    service: TrainingService
+    ingest: KeeperIngest
+    storage_poller: SharedStoragePoller
+    leftovers: dict[str, str] = field(default_factory=dict)
+    """What may be left on the cluster of jobs that have ended for the experiment: a message for each, with the command that
+    removes it.
+    """
+    _recovering: set[str] = field(default_factory=set)
+    """The ended jobs whose files are being read. Only the recovery reports their end to the experiment."""
+
+    # ---- ends of jobs
+
+    def is_recovering(self, job_id: str) -> bool:
+        """True while the files of the ended job are being read."""
+        return job_id in self._recovering
+
+    def report(self, job_id: str, reason: ExitReason, message: str, **how: Any) -> None:
+        """Report the end of a job to the experiment; `how`: further fields of the event."""
+        self.runtime.post(events.JobTerminated(job_id, reason, message, time.time(), **how))
+
+    def note_ended(self, ended: JobEnded) -> None:
+        """Handle the end of a job that the training service reports."""
+        job = self.experiment.jobs.live.get(ended.job_id)
+        self.leftovers.pop(ended.job_id, None)
+        if job is not None:
+            self.start(job, ended)
+
+    def start(self, job: Job, ended: JobEnded) -> None:
+        """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
+        if job.job_id not in self._recovering:
+            self._recovering.add(job.job_id)
+            self.runtime.spawn(self._recover(job, ended))
+
+    async def _recover(self, job: Job, ended: JobEnded) -> None:
+        was_killed = self.experiment.stops.stage(job.job_id) is StopStage.KILLED
+        # From here on its trials must not move to another job, which would get the data of the files here.
+        self.runtime.post(events.KeeperDisconnected(job.job_id))
+        how, reason = "its keeper is gone", ended.reason
+        if ended.exit_code is not None:
+            how = f"its keeper ended with exit code {ended.exit_code}"
+            if (own := known(ended.exit_code)) is not None:
+                how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
+        if was_killed:
+            how = "its keeper did not stop the trial in time, so the job was killed; see the end of the keeper's log"
+        untouched: set[str] = set()
+        scanned: set[str] = set()
+        trials_of = self.experiment.scheduler.trials_of
+        shows_all_at_s = time.monotonic() + STORAGE_LAG_S
+        # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
+        while trial := next((each for each in trials_of(job) if each.trial_id not in scanned), None):
+            if not scanned:
+                # Trials that the job gets from now on never start.
+                await self.service.reap_orphans(job.job_id, [each.trial_id for each in trials_of(job)])
+                self.runtime.post(events.JobProcessesEnded(job.job_id))
+            scanned.add(trial.trial_id)
+            try:
+                may_be_late = time.monotonic() < shows_all_at_s
+                left = await self._ingest_remaining(trial, ended, may_be_late=may_be_late)
+            except StoragePermissionDenied as error:
+                how, reason, left = str(error), ExitReason.MOUNT, []
+            else:
+                if not left:
+                    untouched.add(trial.trial_id)
+                if (gone := await self.storage_poller.missing_attempts(trial)) is not None:
+                    how = f"{how}; the trial's files are gone: {gone}"
+            # Wait until everything read so far is stored and the experiment has received it.
+            await asyncio.shield(self.runtime.durable())
+            is_complete = trial.state.is_terminal or (
+                trial.awaits_job_end and not trial.has_task_in(*UNDELIVERED)
+            )
+            if any(each.ended for each in left) and not is_complete:
+                reason = ExitReason.MOUNT
+                how = "the workspace lacks data that the trial has written; check the shared storage"
+        if self.service.uses_snapshot:  # only then can other users write there
+            for trial_id in job.trial_ids:
+                await self.storage_poller.report_rejected(self.experiment.trials[trial_id])
+        log.info("job %s has ended: %s", job.job_id, how)
+        self._recovering.discard(job.job_id)
+        message = "\n".join(part for part in (how, ended.message) if part)
+        is_clean = ended.exit_code == 0
+        self.report(job.job_id, reason, message, is_clean=is_clean, untouched=frozenset(untouched))
+
+    async def abandon(self, job: Job) -> None:
+        """Stop waiting for the job, and ingest the data of its trials that the workspace shows now."""
+        self.leftovers[job.job_id] = message = (
+            f"cannot end job {job.job_id}, which may still run; remove it with `{self.service.removal_command(job.job_id)}`"
+        )
+        log.error("%s", message)
+        try:
+            await asyncio.wait_for(self._ingest_visible(job), _ABANDONED_TIMEOUT_S)
+        except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
+            log.warning("job %s: cannot read all files of its trials: %s", job.job_id, error)
+        untouched = frozenset(job.trial_ids) - job.started_ids
+        self.report(job.job_id, ExitReason.JOB_LOST, message, untouched=untouched)
+
+    async def _ingest_visible(self, job: Job) -> None:
+        unreported = JobEnded(job.job_id, None, "")
+        for trial in self.experiment.scheduler.trials_of(job):
+            await self._ingest_remaining(trial, unreported, may_be_late=False)
+        await asyncio.shield(self.runtime.durable())
+
+    async def is_untouched(self, trial: Trial) -> bool:
+        """True if no keeper has started the trial."""
+        try:
+            return trial.state is TrialState.WAITING and not await self.storage_poller.scan_remaining(
+                trial, may_be_late=False
+            )
+        except StoragePermissionDenied:
+            return False
+
+    async def _ingest_remaining(
+        self, trial: Trial, ended: JobEnded, *, may_be_late: bool
+    ) -> list[AttemptReadout]:
+        """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.
+
+        `may_be_late`: the storage may not show the last written data yet.
+
+        Raises:
+            StoragePermissionDenied: the manager has no read permission on the storage.
+        """
+        # An end that another machine has written may not be visible yet. A keeper that failed itself rarely writes an end.
+        has_started = trial.state is not TrialState.WAITING or ended.exit_code == 0
+        is_own = ended.exit_code is not None and known(ended.exit_code) is not None
+        left = await self.storage_poller.scan_remaining(
+            trial, may_be_late=may_be_late and self.service.uses_snapshot and has_started and not is_own
+        )
+        for each in left:
+            at_s = time.time() if each.ended is None else each.ended.started_at_s
+            self.runtime.post(events.AttemptStarted(each.key, at_s))
+            await self.storage_poller.drain(
+                trial, each, lambda: self.runtime.post(events.AttemptDrained(trial.job_id))
+            )
+        for each in left:
+            if each.ended is not None:
+                self.ingest.end(each.ended)
+        return left
+
+    # ---- single attempts
+
+    async def drain_orphaned(self, key: AttemptKey) -> None:
+        """Drain an orphaned attempt from the workspace: the keeper of the attempt has ended, but the job still runs."""
+        trial = self.experiment.trials[key.trial_id]
+        try:
+            left = await self.storage_poller.scan_remaining(trial, may_be_late=False)
+            found = next((each for each in left if each.key == key and each.ended), None)
+            if found is not None:
+                await self.storage_poller.drain(trial, found)
+        except StoragePermissionDenied as error:
+            log.warning("trial %s: %s", key, error)
+            found = None
+        if found is None or found.ended is None:
+            log.warning("trial %s: its keeper ended without reporting the end of the trial", key)
+            self.runtime.post(events.AttemptLost(key, time.time()))
+        else:
+            self.ingest.end(found.ended)
+
+    async def drain_source(self, key: AttemptKey) -> None:
+        """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues."""
+        trial = self.experiment.trials[key.trial_id]
+        try:
+            await self.storage_poller.drain_source(trial, key)
+        except StoragePermissionDenied as error:
+            log.warning("trial %s: %s", key, error)
+        await asyncio.shield(self.runtime.durable())
+        if self.ingest.is_awaited(key):
+            log.warning(
+                "trial %s: its results before the checkpoint are missing: they are not in the workspace", key
+            )
+
+    # ---- what is left on the cluster
+
+    async def adopt_leftovers(self) -> None:
+        """End what an earlier manager may have left on the cluster.
+
+        Raises:
+            FolderUnreadable: its note cannot be read.
+        """
+        self.leftovers = leftover_jobs.read(self.folder)
+        for job_id in list(self.leftovers):
+            if await self.service.adopt(job_id) is JobPresence.RUNNING:
+                self.service.wake(job_id)
+                await self.service.stop(job_id)  # its end removes the message
+            else:
+                del self.leftovers[job_id]
+
+    async def settle(self) -> None:
+        """Wait until the cluster has deleted what is left of ended jobs, for a bounded time, and store what it may still have."""
+        await self.service.settle()
+        self.leftovers |= self.service.leftovers()
+        try:
+            leftover_jobs.write(self.folder, self.leftovers)
+        except OSError as error:
+            # The leftovers are named in the log and by the command that ends the experiment.
+            log.warning("cannot store what is left on the cluster: %s; free some space", error)

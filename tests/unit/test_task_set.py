@@ -1,0 +1,78 @@
+"""Tasks that are referenced until they end, and cancelled together."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from deadlines import DEADLINE_S
+
+from nni_manager.task_set import TaskSet
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_the_exception_of_a_task_is_reported_and_its_end_removes_it() -> None:
+    failures: list[BaseException] = []
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def scenario() -> None:
+        tasks = TaskSet(failures.append)
+        tasks.spawn(fail())
+        assert len(tasks) == 1
+        await tasks.join()
+        assert len(tasks) == 0
+
+    play(scenario)
+    assert [str(error) for error in failures] == ["broken"]
+
+
+def test_a_cancelled_set_ends_its_tasks_and_each_task_that_is_spawned_later() -> None:
+    failures: list[BaseException] = []
+    steps: list[str] = []
+
+    async def scenario() -> None:
+        tasks, never = TaskSet(failures.append), asyncio.Event()
+
+        async def late() -> None:
+            await asyncio.sleep(0)
+            steps.append("the late task runs")
+
+        async def hang() -> None:
+            try:
+                await never.wait()
+            finally:
+                steps.append("cancelled")
+                tasks.spawn(late())
+
+        tasks.spawn(hang())
+        await asyncio.sleep(0)
+        await tasks.cancel()
+        assert len(tasks) == 0
+
+    play(scenario)
+    assert (steps, failures) == (["cancelled"], [])
+
+
+def test_joining_waits_also_for_tasks_that_the_tasks_spawn() -> None:
+    steps: list[str] = []
+
+    async def scenario() -> None:
+        tasks = TaskSet()
+
+        async def second() -> None:
+            for _ in range(5):  # longer than the first task
+                await asyncio.sleep(0)
+            steps.append("second")
+
+        async def first() -> None:
+            steps.append("first")
+            tasks.spawn(second())
+
+        tasks.spawn(first())
+        await tasks.join()
+
+    play(scenario)
+    assert steps == ["first", "second"]
