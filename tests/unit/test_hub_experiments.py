@@ -45,7 +45,7 @@ def test_the_list_has_each_experiment_with_its_best_result_so_far(an_experiment)
         began_s = reader.experiment().created_at_s
     trials = [made_trial(number, began_s + number) for number in range(100)]
     for trial, value in zip(trials, (0.2, 0.1, *range(98)), strict=True):
-        trial.value = value
+        trial.run.value = value
     write(folder, *map(trial_row, trials))
     an_experiment("abc22222")
     lines = {line["id"]: line for line in Experiments().lines()}

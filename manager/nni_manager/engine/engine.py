@@ -93,7 +93,7 @@ class Engine:
             runtime, experiment, self.commits, reader, folder.workspace, self.keepers, self.provenance
         )
         self.admission = admission = KeeperAdmission(
-            runtime, experiment, self.keepers, self.ingest, stored.secret, config.version_check
+            runtime, experiment, self.keepers, self.ingest, stored.secret, bool(config.version_check)
         )
         streams = tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,)
         # Other machines write to the storage only if the jobs need a snapshot.

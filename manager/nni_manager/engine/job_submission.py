@@ -196,7 +196,6 @@ class JobSubmission:
                 self.service.release(job.job_id)
 
     def _settings(self, job: Job) -> KeeperSettings:
-        reuse = self.config.reuse
         return KeeperSettings(
             experiment_id=self.experiment.experiment_id,
             job_id=job.job_id,
@@ -204,8 +203,8 @@ class JobSubmission:
             token=self.admission.token(job.job_id),
             trial_id=job.trial_id,
             collect_logs=self.config.log_collection == "http",
-            version_check=self.config.version_check,
-            idle_timeout_s=reuse.idle_timeout_s,
-            max_trials=reuse.max_trials,
-            warm_imports=reuse.warm_imports,
+            version_check=bool(self.config.version_check),
+            idle_timeout_s=self.config.reuse_idle_timeout,
+            max_trials=self.config.max_trials_per_job,
+            warm_imports=tuple(self.config.warm_imports),
         )

@@ -17,9 +17,9 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import TrainingService
 from trial_keeper import __version__
 from trial_keeper.wire.checkpoints import Checkpoint
+from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.messages import StopTrial
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class WorkspaceWriter:
 
     def open(self) -> None:
         """Call `ExperimentFolder.open_workspace` as this experiment needs it. Blocks, and raises the same errors."""
-        is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse.is_on
+        is_private, reuses_jobs = self.service.runs_as_manager, self.config.reuse_mode
         if self.folder.open_workspace(is_private=is_private, reuses_jobs=reuses_jobs):
             log.warning(
                 "%s was missing and has been created; what trials had written there is gone",

@@ -34,7 +34,7 @@ from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation
 from nni_manager.web.session_auth import SessionAuth
 from nni_manager.web.session_routes import LOGIN, MAX_CODE_BYTES, NEW_LINK, SessionRoutes
 from nni_manager.web.url_prefix import UrlPrefixMiddleware, path_of
-from trial_keeper.wire.workspace import is_safe_name
+from trial_keeper.wire.safe_open import is_safe_name
 
 _OF_EXPERIMENT = re.compile(r"/experiments/([^/]+)(/.*)?")
 # No segment is empty or moves up: a client of the manager would resolve these, also towards what a session may not do.
