@@ -169,6 +169,14 @@ def started(command, **environ):
     )
 
 
+def a_guard():
+    """A process that looks like a guard. While a process executes another program, the kernel shows no environment of it."""
+    guard = started("exec sleep 1000", GUARD_OF="this")
+    shown = psutil.Process(guard.pid)
+    wait_until(lambda: shown.name() == "sleep" and "GUARD_OF" in shown.environ(), "the guard runs")
+    return guard
+
+
 def is_marked(folder):
     return lambda environ: environ.get(MARKER) == str(folder)
 
@@ -206,7 +214,7 @@ def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp
 
 
 def test_reap_orphans_waits_for_the_end_of_the_guard(tmp_path):
-    guard = started("exec sleep 1000", GUARD_OF="this")
+    guard = a_guard()
     guard_ends = threading.Timer(0.3, guard.kill)
     guard_ends.start()
     began_s = time.monotonic()
@@ -218,7 +226,7 @@ def test_reap_orphans_waits_for_the_end_of_the_guard(tmp_path):
 
 
 def test_a_suspended_guard_is_killed(tmp_path):
-    guard = started("exec sleep 1000", GUARD_OF="this")
+    guard = a_guard()
     guard.send_signal(signal.SIGSTOP)
     reap_orphans(is_marked(tmp_path), lambda environ: environ.get("GUARD_OF") == "this")
     assert guard.wait() == -signal.SIGKILL
