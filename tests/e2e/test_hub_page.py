@@ -185,9 +185,13 @@ def test_nnictl_starts_one_server_names_it_and_links_new_experiments_to_it(brows
     with visit(browser, link) as person:
         expect(person.page.locator("header .name")).to_have_text("live search")
         assert person.page.url.startswith(f"http://127.0.0.1:{port}/experiments/")
-    assert nnictl(place, "web", "--stop").stdout.startswith(
-        f"INFO: Ended the page of all experiments on port {port}"
-    )
+        # Its end does not wait for the open event stream.
+        expect(person.see("connection")).to_have_text("Live")
+        stopped = nnictl(place, "web", "--stop")
+        assert stopped.stdout.startswith(f"INFO: Ended the page of all experiments on port {port}"), (
+            stopped.stderr
+        )
+        expect(person.see("connection")).to_have_text("Not connected")
     wait_until(
         lambda: not [each for each in processes_of(place) if "nni_manager.hub" in each.cmdline()], "it ends"
     )
