@@ -287,3 +287,12 @@ def an_http_manager(answer, asked=None):
         finally:
             server.shutdown()
             serving.join(DEADLINE_S)
+
+
+def test_a_state_folder_that_cannot_be_made_is_an_error_of_the_page_of_all_experiments(nnictl, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/absent")
+    code, out, err = nnictl("web")
+    assert (code, out) == (1, "")
+    assert err.startswith(
+        "ERROR: cannot create /proc/absent/trial-keeper/web: No such file or directory; give this user write"
+    )

@@ -4,23 +4,13 @@ import socket
 
 import pytest
 from free_ports import free_port_pair
+from stored_experiments import CONFIG
 
 from nni_manager.client import manager_process
 from nni_manager.client.preflight import free_ports, usable_ports
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
 from nni_manager.training_services.local.command import check_command
-
-CONFIG = """\
-authorName: ada
-experimentName: digits
-trialConcurrency: 2
-trainingServicePlatform: local
-searchSpacePath: search_space.json
-useAnnotation: false
-tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}
-trial: {command: "true", codeDir: .}
-"""
 
 
 @pytest.fixture

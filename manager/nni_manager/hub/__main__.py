@@ -70,4 +70,7 @@ async def _serve(folder: ExperimentFolder, host: str, port: int, url_prefix: str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    # Python would wait for the threads that wait for an event stream's next bytes, or for a frozen manager.
+    os._exit(code)

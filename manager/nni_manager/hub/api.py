@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -92,7 +91,7 @@ class HubApi:
                     AuthMiddleware,
                     session_auth=self._session_auth,
                     host=self._host,
-                    most_body_bytes=_BodyLimits(),
+                    most_body_bytes=_most_body_bytes,
                     is_public=self._is_public,
                     for_programs={(NEW_LINK[0], API_ROOT + NEW_LINK[1])},
                 ),
@@ -237,20 +236,9 @@ class HubApi:
         return Json({"error": str(error)}, status_code=409)
 
 
-class _BodyLimits(Mapping[tuple[str, str], int]):
-    """The body limits by method and path: only a manager knows those of its operations."""
-
-    def get(self, operation: tuple[str, str], default: int = MAX_BODY_BYTES) -> int:  # type: ignore[override]
-        found = _OF_EXPERIMENT.fullmatch(operation[1])
-        if (operation[0], operation[1] if found is None else found[2]) == (LOGIN[0], API_ROOT + LOGIN[1]):
-            return MAX_CODE_BYTES
-        return default if found is None else _MAX_FORWARDED_BYTES
-
-    def __getitem__(self, operation: tuple[str, str]) -> int:
-        return self.get(operation)
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+def _most_body_bytes(method: str, path: str) -> int:
+    """The body limit. Only a manager knows those of its operations."""
+    found = _OF_EXPERIMENT.fullmatch(path)
+    if (method, path if found is None else found[2]) == (LOGIN[0], API_ROOT + LOGIN[1]):
+        return MAX_CODE_BYTES
+    return MAX_BODY_BYTES if found is None else _MAX_FORWARDED_BYTES

@@ -54,7 +54,7 @@ class Forwarding:
                     timeout=(_CONNECT_TIMEOUT_S, TIMEOUT_S),
                     allow_redirects=False,
                 )
-            except BaseException:
+            except requests.RequestException:
                 session.close()
                 raise
 

@@ -18,7 +18,7 @@ from nni_manager.engine.experiment_commands import FailedPrecondition
 from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.http_server import LingeringCloseMiddleware, mark_streaming
-from nni_manager.web.auth_middleware import AuthMiddleware
+from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
 from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
 from nni_manager.web.compression import streamed
@@ -99,7 +99,7 @@ class ManagerApi:
                     AuthMiddleware,
                     session_auth=self._session_auth,
                     host=self._host,
-                    most_body_bytes=body_limits,
+                    most_body_bytes=lambda method, path: body_limits.get((method, path), MAX_BODY_BYTES),
                     is_public=self._is_public,
                     for_programs={(NEW_LINK[0], API_ROOT + NEW_LINK[1])},
                     require_token=self._require_token,

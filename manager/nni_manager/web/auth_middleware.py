@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -52,21 +52,21 @@ class AuthMiddleware:
         app: ASGIApp,
         session_auth: SessionAuth,
         host: str,
-        most_body_bytes: Mapping[tuple[str, str], int] | None = None,
+        most_body_bytes: Callable[[str, str], int] = lambda method, path: MAX_BODY_BYTES,
         is_public: Callable[[str, str], bool] = lambda method, path: False,
         for_programs: Collection[tuple[str, str]] = (),
         require_token: bool = True,
     ) -> None:
         """`host`: the listen address.
 
-        `most_body_bytes`: body limits by method and path, where they differ from the default. `is_public`: true for methods and
+        `most_body_bytes`: the body limit of a method and a path. `is_public`: true for methods and
         paths without authentication. `for_programs`: endpoints that require the token; a browser session is not enough.
         `require_token`: on loopback, this user's own programs need the token, too.
         """
         self._app = app
         self._session_auth = session_auth
         self._host = host
-        self._most_body_bytes = {} if most_body_bytes is None else most_body_bytes
+        self._most_body_bytes = most_body_bytes
         self._is_public = is_public
         self._for_programs = for_programs
         self._admits_own_programs = is_loopback(host) and not require_token
@@ -87,7 +87,7 @@ class AuthMiddleware:
 
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
-        most = self._most_body_bytes.get(operation, MAX_BODY_BYTES)
+        most = self._most_body_bytes(*operation)
         headers = Headers(scope=scope)
         refusal = (
             self._refusal_of_page(headers, scope, is_public)
