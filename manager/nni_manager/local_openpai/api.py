@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -57,8 +58,11 @@ class OpenPaiApi:
         self._authenticator = Authenticator(cluster, accounts, store, clock)
         self._links = LogLinks(cluster, address, clock)
 
-    def app(self, host_names: Sequence[str]) -> Starlette:
-        """The ASGI application, which accepts only these host names ("*" is any)."""
+    def app(self, host_names: Sequence[str], allowed_origins: Sequence[str] = ()) -> Starlette:
+        """The ASGI application, which accepts only these host names ("*" is any).
+
+        Pages of `allowed_origins` may use it from a browser. They need a token as all others do: a request never carries cookies.
+        """
         v1, v2 = self._routes()
         api = [Mount("/v1", routes=v1), Mount("/v2", routes=v2)]
         return Starlette(
@@ -71,6 +75,12 @@ class OpenPaiApi:
                 Middleware(AccessLog),
                 Middleware(LingeringCloseMiddleware),
                 Middleware(TrustedHostMiddleware, allowed_hosts=host_names, www_redirect=False),
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=allowed_origins,
+                    allow_methods=("GET", "POST", "PUT", "DELETE"),
+                    allow_headers=("Authorization", "Content-Type", "Range"),
+                ),
             ],
             exception_handlers=dict.fromkeys(
                 (HTTPException, BodyTooLarge, ApiError, ProtocolInvalid, StateBusy, ClusterClosed, Exception),
@@ -85,6 +95,7 @@ class OpenPaiApi:
             Route("/virtual-clusters", authenticated(self.virtual_clusters)),
             Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
             Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
+            Route("/virtual-clusters/{name}/sku-types", authenticated(self.sku_types_of)),
             Route("/storages", authenticated(self.storages)),
             Route("/storages/{name}", authenticated(self.storage)),
             Route("/cluster/sku-types", authenticated(self.sku_types)),
@@ -302,6 +313,11 @@ class OpenPaiApi:
     async def sku_types(self, _: Request, __: Caller) -> Response:
         """The types of machines of the HiveD scheduler: none."""
         return JSONResponse({})
+
+    async def sku_types_of(self, request: Request, caller: Caller) -> Response:
+        """The same of one virtual cluster, where earlier releases of OpenPAI have it."""
+        await self.virtual_cluster(request, caller)
+        return await self.sku_types(request, caller)
 
     async def alerts(self, _: Request, __: Caller) -> Response:
         """The active alerts: none."""
