@@ -98,7 +98,7 @@ class LocalConfig(TrainingServiceConfig):
 
     gpu_indices: The GPUs to use.
     max_trial_number_per_gpu: The number of trials that share one GPU.
-    use_active_gpu: Checked, and without effect on this version.
+    use_active_gpu: Also use GPUs on which other programs compute.
     """
 
     platform: str | None = "local"
@@ -107,7 +107,7 @@ class LocalConfig(TrainingServiceConfig):
     max_trial_number_per_gpu: int | None = None
     """The number of trials that share one GPU. Value: a whole number from 1 to 99999. Default: `1`."""
     use_active_gpu: bool | None = None
-    """Checked, and without effect on this version. Default: `False`."""
+    """Also use GPUs on which other programs compute. Default: `False`."""
 
 
 @dataclass(kw_only=True)
