@@ -73,7 +73,7 @@ def machine(tmp_path):
         pytest.skip("needs unshare and the right to mount below /proc")
     made = Machine(tmp_path)
     yield made
-    for process in processes_of(made.folder):
+    for process in processes_of(tmp_path):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
