@@ -73,7 +73,7 @@ def machine(tmp_path):
         pytest.skip("needs unshare and the right to mount below /proc")
     made = Machine(tmp_path)
     yield made
-    for process in processes_of(tmp_path):
+    for process in processes_of(made.folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
