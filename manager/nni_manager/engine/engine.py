@@ -259,6 +259,7 @@ class Engine:
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
             code=self.provenance.code,
+            store=self.commits.load,
         )
 
     def _problems(self) -> tuple[str, ...]:
