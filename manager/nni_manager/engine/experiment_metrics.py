@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     InfoMetricFamily,
     StateSetMetricFamily,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from nni_manager.domain.experiment import ExperimentState
@@ -108,12 +106,3 @@ class ExperimentCollector(Collector):
         for key, value in values.items():
             metric.add_metric([self._id, key], value)
         return metric
-
-
-def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
-    """The metrics of this collector and of this process, and their media type, in the format that a scraper accepts."""
-    registry = CollectorRegistry()
-    registry.register(collector)
-    ProcessCollector(registry=registry)
-    encode, media_type = choose_encoder(accept)
-    return encode(registry), media_type

@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from nni_manager.http_server import metrics_response
 from nni_manager.web.backend_reads import ExperimentBackend
 
 LIVE, READY, METRICS = "/livez", "/readyz", "/metrics"
@@ -33,10 +34,7 @@ class MonitoringRoutes:
     async def metrics(self, request: Request) -> Response:
         """The metrics of the experiment and of this process."""
         # A manager that nobody scrapes does not pay for the import.
-        from nni_manager.engine.experiment_metrics import ExperimentCollector, exposition
+        from nni_manager.engine.experiment_metrics import ExperimentCollector
 
         # In the event loop, which alone changes the experiment.
-        content, media_type = exposition(
-            ExperimentCollector(self._engine.snapshot()), request.headers.get("accept", "")
-        )
-        return Response(content, headers={"Content-Type": media_type})
+        return metrics_response(ExperimentCollector(self._engine.snapshot()), request)
