@@ -36,13 +36,21 @@ class ExperimentState(str, Enum):
     """The state of an experiment, in NNI's words."""
 
     INITIALIZED = "INITIALIZED"
+    """Created; no manager has started it yet."""
     RUNNING = "RUNNING"
+    """Trials start as the limits and the tuner allow."""
     NO_MORE_TRIAL = "NO_MORE_TRIAL"
+    """A limit of the experiment is reached; started trials run on."""
     TUNER_NO_MORE_TRIAL = "TUNER_NO_MORE_TRIAL"
+    """The tuner proposes nothing more; started trials run on."""
     DONE = "DONE"
+    """All trials have ended. A user may still extend it or add trials."""
     ERROR = "ERROR"
+    """It cannot go on, for example because the cluster refused jobs; a resume tries again."""
     STOPPING = "STOPPING"
+    """A user has stopped it; its trials and jobs are ending."""
     STOPPED = "STOPPED"
+    """A user has stopped it, and all trials have ended."""
 
     @property
     def is_terminal(self) -> bool:
