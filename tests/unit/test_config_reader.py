@@ -189,7 +189,7 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "maxTrialDuration, maxTrialRetry, maxPreemptions, failFast, nniManagerIp, debug, versionCheck, logLevel, "
+        "maxTrialDuration, maxTrialRetry, maxPreemptions, lostNodeTimeout, failFast, nniManagerIp, debug, versionCheck, logLevel, "
         "logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, objectives, constraints, "
         "searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, advisor, trial, "
         "trainingServicePlatform, localConfig)",

@@ -182,6 +182,7 @@ class ExperimentCore:
             self.budget.time_runs_out_at_s if self.state is ExperimentState.RUNNING else None,
             self.lifecycle.time_runs_out_at_s,
             self.stops.next_deadline_s,
+            self.scheduler.lost.next_deadline_s,
         )
         return min((time_s for time_s in times if time_s is not None), default=None)
 
@@ -278,6 +279,9 @@ class ExperimentCore:
                 return []
             case events.JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
+                return []
+            case events.NodeReadinessChanged():
+                scheduler.note_node(event, now_s)
                 return []
             case events.AttemptDrained():
                 self.stops.apply(event.job_id, StopEvent.PROGRESSED, now_s)
