@@ -208,6 +208,31 @@ def test_a_trial_that_is_killed_while_it_waits_keeps_the_reason_of_kubernetes(pl
     assert "ConfigMapExternalDeleted" not in told["message"]
 
 
+def test_the_trial_of_a_lost_node_is_retried_and_its_job_is_named_until_it_is_gone(place):
+    place.config["maxTrialRetry"] = 1
+    assert place.create().returncode == 0
+    (path,) = (place.folder / "experiments").iterdir()
+    client = ManagerClient(path.name, ExperimentFolder(path).running_process())
+    lost = pod_of(place)
+    place.cluster.node.lose()
+    retried = "the cluster lost it (job lost); retry 1 of 1"
+    trial = wait_until(
+        lambda: next((each for each in client.get("/trials") if each["warning"] == retried), None),
+        "it is retried",
+    )
+    assert (trial["state"], trial["retries"]) == ("WAITING", 1)
+    wait_until(lambda: place.cluster.store.count(FRAMEWORKS) == 2, "it has a new job")
+    (left,) = json.loads(place.nnictl("experiment", "status").stdout)["leftovers"]
+    assert left.startswith(f"cannot confirm the end of job {trial['id']}: node n1 has not been ready for ")
+    assert f"expId={path.name},trialId={trial['id']} " in left
+    place.cluster.node.bury()
+    wait_until(lambda: not place.cluster.store.find(PODS, "default", lost), "the old pod is gone")
+    wait_until(
+        lambda: not json.loads(place.nnictl("experiment", "status").stdout)["leftovers"],
+        "nothing is left of it",
+    )
+
+
 def lines_of(process, pattern):
     """The line of a running command's output that matches; the command is ended then."""
     try:

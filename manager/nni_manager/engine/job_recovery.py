@@ -63,7 +63,8 @@ class JobRecovery:
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
         job = self.experiment.jobs.live.get(ended.job_id)
-        self.leftovers.pop(ended.job_id, None)
+        if self.leftovers.pop(ended.job_id, ""):
+            self._store_leftovers()
         if job is not None:
             self.start(job, ended)
 
@@ -131,6 +132,7 @@ class JobRecovery:
             f"cannot end job {job.job_id}, which may still run; remove it with `{self.service.removal_command(job.job_id)}`"
         )
         log.error("%s", message)
+        self._store_leftovers()
         await self._report_lost(job, message)
 
     async def give_up(self, job: Job) -> None:
@@ -145,6 +147,7 @@ class JobRecovery:
                 f"cannot confirm the end of job {job.job_id}: {why}; "
                 f"remove it with `{self.service.removal_command(job.job_id)}`"
             )
+            self._store_leftovers()
         await self._report_lost(job, why)
 
     async def _report_lost(self, job: Job, message: str) -> None:
@@ -244,11 +247,16 @@ class JobRecovery:
                 await self.service.stop(job_id)  # its end removes the message
             else:
                 del self.leftovers[job_id]
+        self._store_leftovers()
 
     async def settle(self) -> None:
         """Wait until the cluster has deleted what is left of ended jobs, for a bounded time, and store what it may still have."""
         await self.service.settle()
         self.leftovers |= self.service.leftovers()
+        self._store_leftovers()
+
+    def _store_leftovers(self) -> None:
+        """Store what may be left, for a later manager and for users, also if this manager dies."""
         try:
             leftover_jobs.write(self.folder, self.leftovers)
         except OSError as error:
