@@ -3,7 +3,7 @@
 import pytest
 from simulated_search import new_search
 
-from nni_manager.domain.events import GiveUpJob, NodeReadinessChanged, TimePassed
+from nni_manager.domain.events import GiveUpJob, JobRequeued, NodeReadinessChanged, TimePassed
 from nni_manager.domain.lost_jobs import (
     CHANGES,
     END_REASON_TIMEOUT_S,
@@ -69,6 +69,18 @@ def test_a_new_keeper_of_the_job_ends_the_wait_for_the_reason():
     search.deliver("t0")
     search.start("t0", attempt=1)
     assert given_up(search, search.now_s + 1e6) == []
+
+
+def test_a_job_that_the_cluster_starts_again_is_awaited_without_a_deadline():
+    search = a_search()
+    search.end("t0", JOB_LOST)
+    search.deliver("t0")
+    assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"]
+    search.handle(JobRequeued("t0"))  # the answer of the training service
+    assert given_up(search, search.now_s + 1e6) == []
+    assert search.trial("t0").state is TrialState.CLOSING
+    search.start("t0", attempt=1)
+    assert search.trial("t0").state is TrialState.RUNNING
 
 
 def test_a_job_whose_node_is_not_ready_is_given_up_after_the_timeout():

@@ -190,6 +190,10 @@ class NodeReadinessChanged:
     is_ready: bool
 
 
+class JobRequeued(_OfJob):
+    """The cluster has ended the keepers of the job, and will start the same job again."""
+
+
 class AttemptDrained(_OfJob):
     """Data that a job left in the workspace was read and stored."""
 
@@ -302,7 +306,9 @@ _AttemptBoundary = (
 )
 _AttemptData = MetricsStored | AttemptContinued | TaskReported | ProblemFound | UsageReported
 _KeeperEvent = KeeperIdle | KeeperConnected | KeeperDisconnected | KeeperSeenOnStorage | TrialReclaimed
-_ClusterEvent = JobAccepted | NodeReadinessChanged | JobProcessesEnded | AttemptDrained | JobTerminated
+_ClusterEvent = (
+    JobAccepted | JobRequeued | NodeReadinessChanged | JobProcessesEnded | AttemptDrained | JobTerminated
+)
 _StopRequest = TrialStopAsked | EarlyStopRequested | ExperimentStopAsked
 _UserChange = LimitsChanged | SearchSpaceChanged | RemarksChanged | TrialProposed
 Event = (

@@ -19,6 +19,7 @@ from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.lost_jobs import LossEvent
 from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.search_budget import Limits, SearchBudget
@@ -279,6 +280,9 @@ class ExperimentCore:
                 return []
             case events.JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
+                return []
+            case events.JobRequeued():
+                scheduler.lost.apply(event.job_id, LossEvent.REQUEUED, now_s)
                 return []
             case events.NodeReadinessChanged():
                 scheduler.note_node(event, now_s)

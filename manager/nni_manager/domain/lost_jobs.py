@@ -34,6 +34,7 @@ class LossEvent(Enum):
     KEEPER_RETURNED = "a new keeper of the job runs its trial"
     NODE_LOST = "a node is not ready"
     NODE_RETURNED = "all nodes are ready"
+    REQUEUED = "the cluster will start the same job again"
     OVERDUE = "overdue"
 
 
@@ -47,6 +48,8 @@ CHANGES: dict[tuple[LossStage, LossEvent], LossStage | None] = {
     (_S.NODE_NOT_READY, _E.OVERDUE): _S.GIVEN_UP,
     (_S.REASON_AWAITED, _E.KEEPER_RETURNED): None,
     (_S.REASON_AWAITED, _E.OVERDUE): _S.GIVEN_UP,
+    (_S.REASON_AWAITED, _E.REQUEUED): None,
+    (_S.GIVEN_UP, _E.REQUEUED): None,  # the training service is asked only then
 }
 # Events that leave the stage as it is.
 IGNORED: frozenset[tuple[LossStage, LossEvent]] = pairs_by_event(
@@ -55,6 +58,7 @@ IGNORED: frozenset[tuple[LossStage, LossEvent]] = pairs_by_event(
         _E.KEEPER_RETURNED: (_S.NODE_NOT_READY, _S.GIVEN_UP),
         _E.NODE_LOST: (_S.REASON_AWAITED, _S.NODE_NOT_READY, _S.GIVEN_UP),
         _E.NODE_RETURNED: (_S.REASON_AWAITED, _S.GIVEN_UP),
+        _E.REQUEUED: (_S.NODE_NOT_READY,),
     }
 )
 TRANSITIONS = with_ignored(CHANGES, IGNORED)

@@ -136,7 +136,13 @@ class JobRecovery:
         await self._report_lost(job, message)
 
     async def give_up(self, job: Job) -> None:
-        """Stop waiting for the end of a job that seems to be lost. The cluster is asked to end it if it still can."""
+        """Stop waiting for the end of a job that seems to be lost. The cluster is asked to end it if it still can.
+
+        A job that the cluster will start again is not given up.
+        """
+        if self.service.will_restart(job.job_id):
+            self.runtime.post(events.JobRequeued(job.job_id))
+            return
         why = self.service.warning(job.job_id) or (
             "its keeper was asked to end, but not by this manager, and the cluster has not reported within "
             f"{END_REASON_TIMEOUT_S:.0f} s why"

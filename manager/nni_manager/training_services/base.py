@@ -94,6 +94,10 @@ class TrainingService(ABC):
         """Returns what the cluster reports about a running job that may end it, for people; empty if it reports nothing."""
         return ""
 
+    def will_restart(self, job_id: str) -> bool:
+        """Returns True if the cluster has ended the job's keepers, and will start the same job again."""
+        return False
+
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None

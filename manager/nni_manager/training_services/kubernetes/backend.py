@@ -116,11 +116,15 @@ class KubernetesService(TrainingService):
         return self._pending_reason(job) if job is not None and job.is_waiting else ""
 
     def warning(self, job_id: str) -> str:
-        """Based on the conditions and Kubernetes' warnings of the job's pods: the cluster ends them, or a node is not ready."""
+        """Based on the job, its pods, and Kubernetes' warnings: it is suspended, its pods are ended, or a node is not ready."""
         job = self._jobs.get(job_id)
-        if job is None or job.is_waiting or job.stop_is_asked:
-            return ""
-        return self._observed.cause(job_id, None) or self._observed.node_warning(job_id)
+        is_quiet = job is None or job.is_waiting or job.stop_is_asked
+        return "" if job is None or is_quiet else self._observed.warning(job_id, job.name)
+
+    def will_restart(self, job_id: str) -> bool:
+        """True for a suspended job: its operator keeps it, and creates its pods again."""
+        job = self._jobs.get(job_id)
+        return job is not None and not job.stop_is_asked and bool(self._observed.suspension(job.name))
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Create the job's resource and the secrets that it owns.
@@ -168,9 +172,8 @@ class KubernetesService(TrainingService):
         if job is None:
             return False
         if not job.stop_is_asked:
-            if job.is_waiting:
-                # The deletion changes the states that explain it.
-                job.pending_reason_at_stop = self._pending_reason(job)
+            # The deletion changes the states that explain it.
+            job.pending_reason_at_stop = self.pending_reason(job_id)
             job.stop_is_asked = True
             self._watch()
             self._spawn(self._call_until_answered(job, self._calls.delete, _UNENDED, _E.NOTHING_DELETED))

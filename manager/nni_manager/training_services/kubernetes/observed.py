@@ -134,6 +134,15 @@ class ObservedObjects:
         when = "" if at is None else f" at {at}"
         return f"pod {name} was deleted{when}, but not by this manager; the API server's audit log records by whom"
 
+    def warning(self, job_id: str, name: str) -> str:
+        """What may end a running job, for people; empty if nothing is known."""
+        return self.suspension(name) or self.cause(job_id, None) or self.node_warning(job_id)
+
+    def suspension(self, name: str) -> str:
+        """Why the job of this name was suspended after its start; empty if it was not."""
+        seen = self.resources.get(name)
+        return "" if seen is None else self._operator.suspension(seen)
+
     def pending_reason(self, job_id: str, name: str, waited_s: float, refusal: str = "") -> str:
         """Why a job has not started, for people; empty if unknown. `refusal`: why the cluster refuses missing pods."""
         shown, seen = self._pods.get(job_id, {}), self.resources.get(name)
