@@ -25,6 +25,7 @@ TABLES = [
     ("nni_manager.domain.attempts", "", "Attempt, in the manager", ""),
     ("nni_manager.domain.jobs", "", "Job", ""),
     ("nni_manager.domain.stop_escalation", "", "Stop of a job", ""),
+    ("nni_manager.domain.lost_jobs", "", "Job that seems to be lost", "not tracked"),
     ("nni_manager.domain.transports", "", "Transport of a task", ""),
     ("nni_manager.training_services.kubernetes.job_states", "", "Job on Kubernetes", ""),
     ("trial_keeper.core.attempt", "", "Attempt, in the keeper", ""),

@@ -110,6 +110,9 @@ class Engine:
             runtime, experiment, service, self.keepers, self.writer, self.submission
         )
         service.on_job_preempted = self.dispatch.note_preempted
+        service.on_node_changed = lambda job_id, is_ready: runtime.post(
+            events.NodeReadinessChanged(job_id, is_ready)
+        )
         self.commands = ExperimentCommands(
             runtime,
             experiment,
@@ -342,6 +345,8 @@ class Engine:
                 self.dispatch.cancel(effect)
             case events.DrainJob():
                 self.dispatch.drain(effect.job)
+            case events.GiveUpJob():
+                self.runtime.spawn(self.recovery.give_up(effect.job))
             case events.EscalateStop():
                 self.submission.escalate(effect.job, effect.stage)
             case events.CloseAttempt():

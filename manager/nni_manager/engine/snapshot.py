@@ -60,6 +60,7 @@ def limits_of(config: ExperimentSpec) -> Limits:
         config.max_trial_retry,
         config.max_preemptions,
         config.fail_fast,
+        config.lost_node_timeout,
     )
 
 

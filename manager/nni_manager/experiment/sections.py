@@ -393,6 +393,8 @@ class ExperimentFields(ConfigBase):
     max_trial_duration: The maximum duration of one trial; then it is stopped.
     max_trial_retry: How often a trial is retried whose job or keeper the cluster lost.
     max_preemptions: How often a trial starts again whose job the cluster preempted; not counted as retries.
+    lost_node_timeout: How long a node of a job on a cluster may be not ready, and its keeper silent, until the job is
+        lost.
     fail_fast: After how many failed trials no more are started, if none has succeeded before: a script that is wrong
         fails in every trial. Failures of the cluster do not count. `False` starts all trials.
     nni_manager_ip: Where keepers on a cluster reach this machine; without effect where trials run here.
@@ -451,6 +453,9 @@ class ExperimentFields(ConfigBase):
     max_preemptions: int | None = None
     """How often a trial starts again whose job the cluster preempted; not counted as retries. Value: a whole number
     from 0 to 9999. Since 0.7, not in NNI. Default: `100`."""
+    lost_node_timeout: Seconds | None = None
+    """How long a node of a job on a cluster may be not ready, and its keeper silent, until the job is lost. Value: a
+    whole number and one of s, m, h, d. Since 0.7, not in NNI. Default: `5m`."""
     fail_fast: int | None = None
     """After how many failed trials no more are started, if none has succeeded before: a script that is wrong fails in
     every trial. Failures of the cluster do not count. `False` starts all trials. Value: false, or a whole number from 1
