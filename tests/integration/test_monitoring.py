@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from strangers import session_of_another_user
 from nni_manager.engine.snapshot import StoreLoad
 from nni_manager.web.monitoring_routes import MonitoringRoutes
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples/monitoring"
 TRAIN = """
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -102,6 +105,36 @@ def test_promtool_finds_nothing_to_correct(manager):
         timeout=DEADLINE_S,
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_every_metric_of_the_dashboard_and_of_the_alerts_exists(manager):
+    names = {name for (name, *_) in samples(get(manager, "/metrics").text)} | {"up"}
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(asked) == 11
+    asked += re.findall(r"expr: (.*)", (EXAMPLES / "alerts.yml").read_text())
+    used = {
+        name for expr in asked for name in re.findall(r"\b(?:trial_keeper|process)_\w+(?=\{|\[| |$)", expr)
+    }
+    assert len(used) >= 11
+    assert used - names == set()
+
+
+def test_promtool_accepts_the_configuration_and_the_alerts(tmp_path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    config = (EXAMPLES / "prometheus.yml").read_text().replace("/etc/prometheus", str(tmp_path))
+    (tmp_path / "prometheus.yml").write_text(config)
+    (tmp_path / "trial-keeper.token").write_text("token")
+    shutil.copy(EXAMPLES / "alerts.yml", tmp_path)
+    checked = subprocess.run(
+        ["promtool", "check", "config", tmp_path / "prometheus.yml"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "4 rules found" in checked.stdout
 
 
 @contextlib.contextmanager
