@@ -38,9 +38,9 @@ _MAX_MESSAGE_CHARS = 500
 # The server has not completed the request. The same applies to every 5xx.
 _RETRYABLE = (408, 429)
 # Source: Kubernetes, the admission plugin ResourceQuota. Its other message, "failed quota", is about a missing field.
+_QUOTA_EXCEEDED = "exceeded quota"
 # Source: Kubernetes, errors of admission webhooks.
 _DENIED_BY_WEBHOOK = "denied the request"
-_QUOTA_EXCEEDED = "exceeded quota"
 
 
 class Kubernetes:
