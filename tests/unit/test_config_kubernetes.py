@@ -1,6 +1,7 @@
 """Experiment files for FrameworkController and Kubeflow, and the errors of invalid ones."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,64 @@ def test_a_date_in_a_template_is_an_error_that_suggests_quotes(diagnostics, tmp_
         message
         == "cannot use this template: it contains a date or a number that is not finite; put such text in quotes"
     )
+
+
+# ---- pod templates of Kubeflow's jobs
+
+POD = """\
+metadata: {annotations: {note: mine}}
+spec:
+  tolerations: [{key: gpus, operator: Exists}]
+  containers: [{name: trial, env: [{name: A, value: b}]}]
+"""
+
+
+def with_pod_template(folder, text, **changed):
+    (folder / "pod.yml").write_text(text)
+
+    def name_it(value):
+        value["trainingService"] |= {"podTemplate": "pod.yml", **changed}
+
+    return name_it
+
+
+def test_a_pod_template_is_stored_with_the_experiment_and_is_a_secret_file(tmp_path):
+    value = yaml.safe_load((FILES / "v2_kubeflow_storage.yml").read_text())
+    with_pod_template(tmp_path, POD)(value)
+    value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])
+    value["trainingService"]["storage"] = {"storageType": "nfs", "server": "10.10.10.10", "path": "/var/nfs"}
+    (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
+    config = read_experiment_file(tmp_path / "exp.yml")
+    assert json.loads(config.cluster.template_text) == yaml.safe_load(POD)
+    assert tmp_path / "pod.yml" in config.cluster.secret_files
+    assert ExperimentSpec.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("[1]", "this template: [1] is not a mapping with keys; write a mapping"),
+        ("kind: Pod", "kind: a pod template has only metadata and spec; remove it"),
+        ("metadata: {name: a}", "metadata.name: jobs set it; write only labels and annotations"),
+        ("metadata: {labels: {expId: a}}", "metadata.labels.expId: this label identifies jobs; rename your label"),
+        ("spec: {restartPolicy: Always}", "spec.restartPolicy: a job never restarts a task that has ended"),
+        ("spec: {volumes: [{name: nni-vol}]}", "spec.volumes[0].name: the volume of the experiment's storage has this name"),
+        ("spec: {containers: [{name: a}, {name: b}]}", "spec.containers: there are 2 containers; write only the trial's"),
+        ("spec: {containers: [{image: a}]}", "spec.containers[0].image: the roles of the experiment file have it"),
+        ("spec: {containers: [{volumeMounts: [{mountPath: /tmp/mount/}]}]}", "the experiment's storage is mounted there"),
+        ("spec: {containers: [{env: [{name: TRIAL_KEEPER_TOKEN}]}]}", "the prefix TRIAL_KEEPER_ is reserved for keepers"),
+        ("spec: {containers: [{resources: {limits: 1}}]}", "spec.containers[0].resources.limits: 1 is not a mapping with keys"),
+        ("metadata: {annotations: {on: 2026-01-01}}", "this template: it contains a date or a number that is not finite"),
+    ],
+)  # fmt: skip
+def test_an_invalid_pod_template_is_rejected_with_the_key_and_a_reason(
+    diagnostics, tmp_path, template, expected
+):
+    found = diagnostics("v2_kubeflow_storage", with_pod_template(tmp_path, template))
+    assert re.search(f"cannot use .*{re.escape(expected)}", "\n".join(found))
+
+
+def test_a_trainjob_has_no_pod_template(diagnostics, tmp_path):
+    found = diagnostics("v2_kubeflow_storage", with_pod_template(tmp_path, POD, operator="trainjob"))
+    why = "the pods of a TrainJob are those of its runtime; write it into the runtime, and remove it here"
+    assert f"cannot use trainingService.podTemplate: {why}" in found

@@ -178,3 +178,60 @@ def test_the_command_of_each_role_reaches_its_keeper_unchanged(command):
             known["TRIAL_KEEPER_TOKEN"] = settings.token
             read = KeeperSettings.from_environ(known)
             assert (read.command, read.role) == (f"{name}{command}", name)
+
+
+TEMPLATE = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"sidecar.istio.io/inject": "false"}},
+    "spec": {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "gpus", "operator": "Exists", "effect": "NoSchedule"}],
+        "hostNetwork": True,
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "imagePullSecrets": [{"name": "mine"}],
+        "initContainers": [{"name": "sidecar", "image": "proxy:1", "restartPolicy": "Always"}],
+        "containers": [
+            {
+                "name": "any",
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                "resources": {"limits": {"rdma/hca": "1", "cpu": "99"}},
+                "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("operator_name", ["tf-operator", "pytorch-operator", "job"])
+def test_each_pod_has_what_the_template_adds_and_the_trial_keeps_what_it_needs(operator_name):
+    client = pytest.importorskip("kubernetes.client")
+    plain, made = rendered(operator_name), rendered(operator_name, template_text=json.dumps(TEMPLATE))
+    for each in DEFINITIONS[operator_name]:
+        (version,) = each["spec"]["versions"]
+        Draft202012Validator(version["schema"]["openAPIV3Schema"]).validate(made)
+    for name, pod in pods(made).items():
+        before, spec = pods(plain)[name]["spec"], pod["spec"]
+        assert job_of(pod) == job_of(pods(plain)[name])
+        assert pod["metadata"]["labels"]["team"] == "a"
+        assert pod["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+        for key in ("nodeSelector", "tolerations", "hostNetwork", "initContainers"):
+            assert spec[key] == TEMPLATE["spec"][key]
+        for key in ("volumes", "imagePullSecrets"):
+            assert spec[key] == [*before.get(key, []), *TEMPLATE["spec"][key]]
+        assert spec["terminationGracePeriodSeconds"] == before["terminationGracePeriodSeconds"] > 1
+        (container,), (own,) = spec["containers"], before["containers"]
+        for key in ("name", "image", "command"):
+            assert container[key] == own[key]
+        assert container["env"] == [{"name": "OMP_NUM_THREADS", "value": "1"}, *own["env"]]
+        assert container["volumeMounts"][-1] == {"name": "data", "mountPath": "/data"}
+        assert container["resources"]["requests"] == own["resources"]["requests"]
+        assert container["resources"]["limits"] == own["resources"]["limits"] | {"rdma/hca": "1"}
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        read_and_written = client.ApiClient().sanitize_for_serialization
+        assert read_and_written(client.V1PodSpec.from_dict(spec)) == spec
+
+
+def test_an_empty_template_changes_nothing():
+    assert rendered("job", template_text="{}") == rendered("job", template_text=None)
+    assert rendered("job", template_text='{"spec": {"containers": []}}') == rendered("job")

@@ -345,6 +345,7 @@ class KubeflowConfig(TrainingServiceConfig):
         TrainJobs `v1alpha1`, for Jobs `v1`.
     runtime: Of `trainjob`: a ClusterTrainingRuntime, or `TrainingRuntime/NAME` for one of the jobs' namespace.
     queue_name: A LocalQueue of Kueue in the namespace, in which all jobs wait.
+    pod_template: What each pod has besides, such as tolerations, node selectors and volumes.
     worker: The role `worker`.
     ps: The role `ps`.
     master: The role `master`.
@@ -373,6 +374,9 @@ class KubeflowConfig(TrainingServiceConfig):
     queue_name: str | None = None
     """A LocalQueue of Kueue in the namespace, in which all jobs wait. Value: the name of a queue of Kueue. Since 0.6,
     not in NNI."""
+    pod_template: PathOrText | None = None
+    """What each pod has besides, such as tolerations, node selectors and volumes. Value: the path of a pod template.
+    Since 0.7, not in NNI."""
     worker: KubeflowRoleConfig | None = None
     """The role `worker`."""
     ps: KubeflowRoleConfig | None = None

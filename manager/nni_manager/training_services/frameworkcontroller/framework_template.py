@@ -8,17 +8,16 @@ Source: FrameworkController v1, Framework; NNI v2.10 for one container per pod a
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.diagnostics import ConfigInvalid, Place, key_of, shown
+from nni_manager.config.diagnostics import Place, shown
 from nni_manager.config.document import Document
-from nni_manager.training_services.kubernetes.section import JOB_LABELS, MOUNT, VOLUME, RoleConfig
-from trial_keeper.settings import PREFIX
+from nni_manager.training_services.kubernetes.pod_template import TemplateReading
+from nni_manager.training_services.kubernetes.section import RoleConfig
 
 _API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"
 _NAME = re.compile(r"[a-z0-9]{1,63}")
@@ -42,30 +41,14 @@ def read_template(document: Document, namespace: str | None) -> FrameworkTemplat
     """
     reading = _Reading(document)
     roles: tuple[RoleConfig, ...] = ()
-    text = ""
     if reading.is_framework():
         reading.check_framework(namespace)
         roles = tuple(reading.roles())
-        try:
-            text = json.dumps(document.value, allow_nan=False)
-        except (TypeError, ValueError):
-            reading.refuse((), "it contains a date or a number that is not finite; put such text in quotes")
-    if reading.diagnostics:
-        raise ConfigInvalid(reading.diagnostics)
-    return FrameworkTemplate(text, roles)
+    return FrameworkTemplate(reading.text(), roles)
 
 
-class _Reading:
-    """One pass over a template: collects all errors."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.diagnostics = list(document.diagnostics)
-
-    def refuse(self, place: Place, why: str) -> None:
-        """Record an error at a place; `why` ends with the remedy."""
-        what = key_of(place) or "this template"
-        self.diagnostics.append(self.document.diagnostic(place, f"cannot use {what}: {why}"))
+class _Reading(TemplateReading):
+    """One pass over a Framework."""
 
     def is_framework(self) -> bool:
         """True if the document is a Framework with roles."""
@@ -81,30 +64,13 @@ class _Reading:
             return False
         return bool(spec)
 
-    def mapping(self, place: Place, value: Any, *, needed: bool = False) -> Mapping[str, Any]:
-        """The mapping at a place; empty without one."""
-        if isinstance(value, dict) and (value or not needed):
-            return value
-        if value is not None or needed:
-            why = "it is missing" if value is None else f"{shown(value)} is not a mapping with keys"
-            self.refuse(place, f"{why}; write a mapping")
-        return {}
-
-    def items(self, place: Place, value: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """The mappings in the list at a place, each with its own place."""
-        if value is not None and not isinstance(value, list):
-            self.refuse(place, f"{shown(value)} is not a list; write one, or remove it")
-            return
-        for index, each in enumerate(value or ()):
-            yield (*place, index), self.mapping((*place, index), each)
-
     # ---- the Framework
 
     def check_framework(self, namespace: str | None) -> None:
         """Check the fields of the Framework outside of its roles."""
         value = self.document.value
         meta = self.mapping(("metadata",), value.get("metadata"))
-        self._check_labels(("metadata", "labels"), meta.get("labels"))
+        self.check_labels(("metadata", "labels"), meta.get("labels"))
         if meta.get("namespace") not in (None, namespace):
             why = "jobs are created in frameworkcontrollerConfig.namespace; write the namespace there, and remove it here"
             self.refuse(("metadata", "namespace"), why)
@@ -112,11 +78,6 @@ class _Reading:
         if spec.get("executionType") not in (None, "Start"):
             self.refuse(("spec", "executionType"), "only Start is supported; write Start, or remove it")
         self._check_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
-
-    def _check_labels(self, place: Place, labels: Any) -> None:
-        for name in self.mapping(place, labels):
-            if name in JOB_LABELS:
-                self.refuse((*place, name), "this label identifies jobs; rename your label")
 
     def _check_retries(self, place: Place, policy: Any) -> None:
         policy = self.mapping(place, policy)
@@ -166,21 +127,10 @@ class _Reading:
         """The command and the image of the pod's container, and the number of GPUs that it requests."""
         pod = self.mapping(place, task.get("pod"), needed=bool(task))
         meta = self.mapping((*place, "metadata"), pod.get("metadata"))
-        self._check_labels((*place, "metadata", "labels"), meta.get("labels"))
+        self.check_labels((*place, "metadata", "labels"), meta.get("labels"))
         place = (*place, "spec")
         spec = self.mapping(place, pod.get("spec"), needed=bool(pod))
-        if spec.get("restartPolicy") not in (None, "Never"):
-            why = "a job never restarts a task that has ended; write Never, or remove it"
-            self.refuse((*place, "restartPolicy"), why)
-        list(self.items((*place, "initContainers"), spec.get("initContainers")))  # reports invalid items
-        grace = spec.get("terminationGracePeriodSeconds")
-        if grace is not None and (type(grace) is not int or grace < 0):
-            why = f"{shown(grace)} is not a number of seconds; write e.g. 60, or remove it"
-            self.refuse((*place, "terminationGracePeriodSeconds"), why)
-        for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
-            if volume.get("name") == VOLUME:
-                why = "the volume of the experiment's storage has this name; rename your volume"
-                self.refuse((*each, "name"), why)
+        self.check_spec(place, spec)
         containers = list(self.items((*place, "containers"), spec.get("containers")))
         if len(containers) != 1:
             if spec:
@@ -199,17 +149,7 @@ class _Reading:
         if not container.get("command"):
             why = "the keeper starts it instead of the image's entry point; write the whole command, e.g. [python3, train.py]"
             self.refuse((*place, "command"), why)
-        if "workingDir" in container:
-            why = "a trial runs in its own copy of codeDir; remove it, or change the directory in the command"
-            self.refuse((*place, "workingDir"), why)
-        for each, variable in self.items((*place, "env"), container.get("env")):
-            if str(variable.get("name")).startswith(PREFIX):
-                why = f"the prefix {PREFIX} is reserved for keepers; rename your variable"
-                self.refuse((*each, "name"), why)
-        for each, mount in self.items((*place, "volumeMounts"), container.get("volumeMounts")):
-            if str(mount.get("mountPath")).rstrip("/") == MOUNT:
-                why = "the experiment's storage is mounted there; choose another path"
-                self.refuse((*each, "mountPath"), why)
+        self.check_container(place, container)
         image = container.get("image")
         if not (isinstance(image, str) and image):
             self.refuse((*place, "image"), f"{shown(image)} is not an image; write the name of an image")

@@ -21,6 +21,7 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
+from nni_manager.training_services.kubernetes.pod_template import with_labels
 from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.kubernetes.section import MOUNT, VOLUME, RoleConfig
@@ -97,7 +98,7 @@ class FrameworkController(Operator):
 
     def metadata(self, labels: dict[str, str]) -> Document:
         """The labels, and those and the annotations of the template."""
-        return _with_labels(self._template.get("metadata"), labels)
+        return with_labels(self._template.get("metadata"), labels)
 
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """The template with a keeper in each pod, or one made from the roles."""
@@ -116,7 +117,7 @@ class FrameworkController(Operator):
                     "podGracefulDeletionTimeoutSec": _NODE_LOST_S,
                     **own["task"],
                     "pod": {
-                        "metadata": _with_labels(own["task"]["pod"].get("metadata"), labels),
+                        "metadata": with_labels(own["task"]["pod"].get("metadata"), labels),
                         "spec": self._pod(role, name, settings, own["task"]["pod"].get("spec")),
                     },
                 },
@@ -257,10 +258,3 @@ def _deciding_task(attempt: Document, trigger: Document) -> Document:
                 found: Document = task.get("attemptStatus") or {}
                 return found
     return {}
-
-
-def _with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
-    """Returns the user's labels and annotations, merged with the job's labels."""
-    given = metadata or {}
-    notes = {"annotations": given["annotations"]} if given.get("annotations") else {}
-    return {"labels": {**(given.get("labels") or {}), **labels}, **notes}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from nni_manager.config.diagnostics import Place, ref
+from nni_manager.config.diagnostics import ConfigInvalid, Place, ref
 from nni_manager.config.dialect import SERVICE
-from nni_manager.config.schema import mapping, must_be, whole
+from nni_manager.config.document import read_yaml
+from nni_manager.config.schema import line, mapping, must_be, whole
 from nni_manager.config.translation import Translation
 from nni_manager.training_services.kubernetes.experiment_file import (
     EXAMPLE_OF_NFS,
@@ -18,6 +19,7 @@ from nni_manager.training_services.kubernetes.experiment_file import (
     KubernetesServiceKeys,
     PodKeys,
 )
+from nni_manager.training_services.kubernetes.pod_template import read_pod_template
 from nni_manager.training_services.kubernetes.section import KubernetesConfig
 
 _REPLICAS = ("worker", "ps", "master")
@@ -75,6 +77,8 @@ class KubeflowServiceKeys(KubernetesServiceKeys):
         about="of `trainjob`: a ClusterTrainingRuntime, or `TrainingRuntime/NAME` for one of the jobs' namespace")
     queue_name: str | None = must_be("the name of a queue of Kueue", "team-a", None, pattern=LABEL, since="0.6",
         about="a LocalQueue of [Kueue](https://kueue.sigs.k8s.io/) in the namespace, in which all jobs wait")
+    pod_template: str | None = line("the path of a pod template", "pod.yml", None, kind="file", since="0.7",
+        about="[what each pod has besides](kubeflow.md#pod-templates), such as tolerations, node selectors and volumes")
     worker: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.worker", about="the role `worker`")
     ps: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.ps", about="the role `ps`")
     master: ReplicaKeys | None = mapping(_REPLICA, None, v1="/trial.master", about="the role `master`")
@@ -112,6 +116,8 @@ class KubeflowFile(KubernetesFile):
         | {(*SERVICE, role, key) for role in _REPLICAS for key in ("dockerImage", "gpuNumber")}
     )
 
+    _template: str | None = None
+
     @classmethod
     def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:
         """The roles by their names."""
@@ -124,6 +130,26 @@ class KubeflowFile(KubernetesFile):
             if isinstance(role, dict):
                 role.setdefault("gpuNumber", 0)
         super().apply_defaults(file, service)
+
+    def check(self) -> None:
+        """Check the keys, and the pod template if the file names one."""
+        super().check()
+        place = (*SERVICE, "podTemplate")
+        if self.service.get("podTemplate") is not None and self.service.get("operator") == "trainjob":
+            why = "the pods of a TrainJob are those of its runtime; write it into the runtime, and remove it here"
+            self.reading.refuse(place, why)
+        template = self.paths.get(place)
+        if template is None or not template.is_file():
+            return
+        try:
+            self._template = read_pod_template(read_yaml(template))
+        except ConfigInvalid as error:
+            self.reading.diagnostics += error.diagnostics
+
+    def paths_in_file(self) -> Iterator[tuple[Place, Any]]:
+        """Those of roles and storage, and the pod template."""
+        yield from super().paths_in_file()
+        yield (*SERVICE, "podTemplate"), self.service.get("podTemplate")
 
     def check_roles(self) -> None:
         """Refuse what the operator lacks, and the lack of what it requires."""
@@ -169,6 +195,8 @@ class KubeflowFile(KubernetesFile):
             api_version=service.api_version or _OPERATORS[service.operator].versions[0],
             runtime=(service.runtime or _DEFAULT_RUNTIME) if service.operator == "trainjob" else None,
             queue=service.queue_name,
+            template=self.paths.get((*SERVICE, "podTemplate")),
+            template_text=self._template,
         )
 
 

@@ -13,7 +13,12 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.pods import failure_of, first_failed
-from nni_manager.training_services.kubernetes.render import TERMINATION_MARGIN_S, pod_spec, short_name
+from nni_manager.training_services.kubernetes.render import (
+    TERMINATION_MARGIN_S,
+    pod_spec,
+    pod_template,
+    short_name,
+)
 from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -139,13 +144,12 @@ class _ReplicatedJobs(ConditionedOperator):
         """The replicas of each role."""
         made = {}
         for role in self.config.roles:
-            pod = pod_spec(self.config, role, name, settings, container=self.container)
-            # The operator sets the pod's restart policy, and warns if the pod has one already.
-            restart_policy = pod.pop("restartPolicy")
+            template = pod_template(self.config, role, name, settings, labels, container=self.container)
             made[self.types[role.name]] = {
                 "replicas": role.tasks,
-                "restartPolicy": restart_policy,
-                "template": {"metadata": {"labels": labels}, "spec": pod},
+                # The operator sets the pod's restart policy, and warns if the pod has one already.
+                "restartPolicy": template["spec"].pop("restartPolicy"),
+                "template": template,
             }
         return {self.replicas: made, **self.of_job}
 
@@ -252,13 +256,12 @@ class PlainJobs(ConditionedOperator):
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """One pod per task, all in parallel; failed pods are not replaced."""
         (role,) = self.config.roles
-        pod = pod_spec(self.config, role, name, settings, container="trial")
         return {
             "completions": role.tasks,
             "parallelism": role.tasks,
             "completionMode": "Indexed",
             "backoffLimit": 0,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": pod_template(self.config, role, name, settings, labels, container="trial"),
         }
 
     def pod_counts_of(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ Source: Kubernetes, Pod v1 and Secret v1; NNI v2.10 for names, labels, paths and
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from nni_manager.errors import InternalError
 from nni_manager.training_services.kubernetes import section
 from nni_manager.training_services.kubernetes.api import Document
+from nni_manager.training_services.kubernetes.pod_template import with_labels, with_template
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -141,6 +143,24 @@ def pod_spec(
     if role.registry_login is not None:
         spec["imagePullSecrets"] = [{"name": _login_names(config, name)[role.registry_login]}]
     return spec
+
+
+def pod_template(
+    config: section.KubernetesConfig,
+    role: section.RoleConfig,
+    name: str,
+    settings: KeeperSettings,
+    labels: dict[str, str],
+    *,
+    container: str,
+) -> Document:
+    """Returns the template of a role's pods, with what the user's own template adds. See `pod_spec`."""
+    given: Document = json.loads(config.template_text or "{}")
+    pod = pod_spec(config, role, name, settings, container=container)
+    return {
+        "metadata": with_labels(given.get("metadata"), labels),
+        "spec": with_template(pod, given) if given else pod,
+    }
 
 
 def volume_of(storage: section.KubernetesStorage, name: str) -> Document:

@@ -77,9 +77,10 @@ class RoleConfig:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig(ClusterConfig):
-    """The settings of jobs on Kubernetes. `roles` are in the order of the file, or of `template` if it describes the job.
+    """The settings of jobs on Kubernetes. `roles` are in the order of the file, or of `template` if it is a Framework.
 
-    `api_version` is without the group; None for FrameworkController. `template_text` is the content of `template` as JSON.
+    `api_version` is without the group; None for FrameworkController. `template_text` is the content of `template` as
+    JSON: a Framework, or for other operators what is added to each pod.
     `namespace` None: that of the cluster login. `runtime` is set only for TrainJobs: `NAME` of a ClusterTrainingRuntime, or
     `TrainingRuntime/NAME`. `queue` is a Kueue queue.
     """
