@@ -135,8 +135,8 @@ def search(
         for name, value in (("tuner", tuner), ("assessor", assessor)):
             if value is not None:
                 raise UserError(
-                    f"cannot use {name}={_shown(value)} together with advisor={_shown(advisor)}: an advisor replaces both tuner and "
-                    f"assessor; remove {name} or advisor"
+                    f"cannot use {name}={_shown(value)} together with advisor={_shown(advisor)}: an advisor replaces both "
+                    f"tuner and assessor; remove {name} or advisor"
                 )
         proposer = config.advisor = _proposer("advisor", advisor, seed)
     else:
