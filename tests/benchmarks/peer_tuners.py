@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
+from abc import ABC, abstractmethod
 from typing import Any
 
 Dimension = dict[str, Any]
@@ -20,7 +21,7 @@ Draws = dict[str, Any]
 TRIALS = 50
 
 
-class Peer:
+class Peer(ABC):
     """Proposes, and receives a result, in turn. An optimiser without failed trials gets the worst result until then for them."""
 
     has_failures = False
@@ -30,15 +31,17 @@ class Peer:
         self._worst: float | None = None
         self.start()
 
+    @abstractmethod
     def start(self) -> None:
-        raise NotImplementedError
+        """Make the optimiser for `dimensions` and `seed`."""
 
+    @abstractmethod
     def ask(self) -> Draws:
-        raise NotImplementedError
+        """The next proposal."""
 
+    @abstractmethod
     def tell(self, value: float) -> None:
-        """The result of the last proposal, which is to be low."""
-        raise NotImplementedError
+        """Receive the result of the last proposal, which is to be low."""
 
     def fail(self) -> None:
         """The last proposal has failed."""

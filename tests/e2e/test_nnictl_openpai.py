@@ -103,6 +103,8 @@ def test_show_prints_why_a_job_failed(nnictl, job_file, server):
     _, out, _ = nnictl("show", "job")
     assert "exit code        7\n" in out
     assert "reason           PAIRuntimeUnknownFailed, code 255, FailedTaskCount 1 has reached" in out
+    assert "cause            the command failed, and nothing in its log tells why\n" in out
+    assert "remedy           read the logs of the task; correct the command\n" in out
 
 
 def test_logs_are_followed_to_the_end_of_the_job(nnictl, job_file, tmp_path, server, monkeypatch):

@@ -192,7 +192,8 @@ def test_options_of_the_first_start_are_stored_and_take_effect(nnictl, state, tm
     (tmp_path / "data").mkdir()
     told = tmp_path / "told"
     options = ("--port", str(free_port_pair()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
-    assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
+    options += ("--notification-file", str(told), "--allow-origin", "https://Portal.example.com/")
+    assert nnictl("start", *options)[0] == 0
     assert nnictl("stop-service")[0] == 0
     there = at_hand(state)
     assert there.process.options == Options(
@@ -202,11 +203,33 @@ def test_options_of_the_first_start_are_stored_and_take_effect(nnictl, state, tm
         "process",
         None,
         str(told),
+        ["https://portal.example.com"],
     )
     client = client_of(there)
     assert client.get("/api/v2/virtual-clusters").json()["big"]["resourcesTotal"]["gpu"] == 2
     (storage,) = client.get("/api/v2/storages").json()["storages"]
     assert client.get(f"/api/v2/storages/{storage['name']}").json()["data"]["path"] == str(tmp_path / "data")
+    preflight = {"Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "authorization"}
+    for origin, is_allowed in (("https://portal.example.com", True), ("https://other.example.com", False)):
+        headers = {"Origin": origin, **preflight}
+        asked = client_of(there).request("OPTIONS", f"{JOBS}/ada~job/executionType", headers=headers)
+        assert (asked.headers.get("Access-Control-Allow-Origin") == origin, asked.ok) == (
+            is_allowed,
+            is_allowed,
+        )
+        answer = client_of(there).get(JOBS, headers={"Origin": origin})
+        assert answer.headers.get("Access-Control-Allow-Origin") == (origin if is_allowed else None)
+        assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["portal.example.com", "ftp://x", "https://x/path", "*", "https://"])
+def test_an_invalid_origin_is_refused_with_an_example(nnictl, origin):
+    code, _, err = nnictl("start", "--allow-origin", origin)
+    assert (code, err.strip()) == (
+        1,
+        f"ERROR: cannot use --allow-origin {origin}; use scheme and host, and the port if it is not the scheme's own, e.g. "
+        "https://portal.example.com",
+    )
 
 
 def test_a_service_with_a_missing_storage_folder_still_runs_jobs(state, tmp_path):
@@ -229,7 +252,9 @@ def test_options_survive_a_round_trip_through_the_command_line(tmp_path):
     assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", [4, 1024, 0])
     with pytest.raises(OptionInvalid, match="does not exist"):
         new_storage_of(str(tmp_path / "nope"))
-    options = Options(5, {"team": str(folder)}, {"a": [1, 2, 3]}, "podman", "http://x/?a=b", "/f")
+    options = Options(
+        5, {"team": str(folder)}, {"a": [1, 2, 3]}, "podman", "http://x/?a=b", "/f", ["http://x:1"]
+    )
     assert options.to_arguments()[1] == f"--storage=team={folder}"
     assert Options(**json.loads(json.dumps(vars_of(options)))) == options
 

@@ -57,7 +57,7 @@ def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configura
     experiment.start()
     experiment.wait_for_status("DONE")
     with StoreReader(experiment.folder.database) as reader:
-        trial = max(reader.trials(), key=lambda trial: trial.value)
+        trial = max(reader.trials(), key=lambda trial: trial.run.value)
 
     target = tmp_path / "exported.html"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -45,6 +45,14 @@ _OF_KUBERNETES = {-1003: "PodPreemptedForCriticalPod"}
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
 
+# As OpenPAI explains a code; the explanation of -210 and others has no remedy.
+EXIT_SPEC = {
+    "phrase": "PAIRuntimeUnknownFailed",
+    "reason": "the command failed, and nothing in its log tells why",
+    "solution": ["read the logs of the task", "correct the command"],
+}
+
+
 class FakeJob:
     """A submitted job."""
 
@@ -98,7 +106,7 @@ class FakeJob:
             status |= {
                 "appExitCode": 0 if self.exit_code == 0 else 255,
                 "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
-                "appExitSpec": {"phrase": "PAIRuntimeUnknownFailed"} if self.exit_code else None,
+                "appExitSpec": EXIT_SPEC if self.exit_code else None,
                 "appExitTriggerMessage": "FailedTaskCount 1 has reached MinFailedTaskCount 1 in the TaskRole",
                 "appExitTriggerTaskRoleName": self.role,
                 "appExitTriggerTaskIndex": 0,

@@ -120,6 +120,22 @@ async def test_failed_calls_are_shown_as_a_problem_and_end_no_job(site, how):
         await until(lambda: site.ends, "the end is reported")
 
 
+async def test_a_limited_list_call_is_made_less_often_until_the_limit_has_room(site):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+        await site.polled()
+        site.server.misbehave(429, 1, at=("GET", "/jobs"))  # its retry succeeds
+        await until(lambda: service.problem, "the problem is shown")
+        assert "limits this user's calls: jobs are listed every 0.1 s instead of 0.05 s" in service.problem
+        assert service._interval_s > service._poll_s
+        await until(lambda: not service.problem, "the interval is the usual one again")
+        assert service._interval_s == service._poll_s
+        site.server.misbehave(429, 1, at=("POST", "/jobs"))
+        await service.submit(site.settings("trial2", "trial2"))
+        await site.polled()
+        assert not service.problem  # a limit of submissions is another
+
+
 SUBMIT = ("POST", "/jobs")
 
 

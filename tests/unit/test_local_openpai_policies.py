@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.local_openpai.core.exits import EXIT_SPECS, Behavior, TaskExit, container_exit, exit_spec
+from nni_manager.local_openpai.core.exit_explanations import EXIT_EXPLANATIONS
+from nni_manager.local_openpai.core.exits import (
+    EXIT_SPECS,
+    STOPPED,
+    Behavior,
+    TaskExit,
+    container_exit,
+    exit_spec,
+)
 from nni_manager.local_openpai.core.policies import (
     CompletionPolicy,
     RetryCounts,
@@ -60,6 +68,16 @@ def test_an_unlisted_exit_code_keeps_its_number_and_gets_a_generic_phrase():
     assert len(EXIT_SPECS) == 62
     assert (exit_spec(1).code, exit_spec(1).phrase) == (1, "PAIRuntimeExitAbnormally")
     assert (exit_spec(-7).code, exit_spec(-7).phrase) == (-7, "ContainerUndefinedNegativeExitCode")
+
+
+def test_every_exit_code_is_explained_and_every_failure_has_a_remedy():
+    assert EXIT_EXPLANATIONS.keys() == EXIT_SPECS.keys()
+    decided_by_users = {0, *STOPPED, -230}
+    for code, explained in EXIT_EXPLANATIONS.items():
+        assert explained.repro, code
+        assert bool(explained.solution) == (code not in decided_by_users), code
+    assert exit_spec(1).explanation is EXIT_EXPLANATIONS[256]
+    assert exit_spec(-7).explanation is EXIT_EXPLANATIONS[-8000]
 
 
 @given(CODES)

@@ -21,6 +21,9 @@ SPEC = {
     "stage": "UNKNOWN",
     "behavior": "UNKNOWN",
     "reaction": "RETRY_TO_MAX",
+    "reason": "the command failed, and nothing in its log tells why",
+    "repro": ("run a command that exits with 1",),
+    "solution": ("read the logs of the task", "correct the command"),
 }
 
 
@@ -131,7 +134,7 @@ def test_an_event_of_a_task_names_the_task_and_an_event_of_the_job_names_none():
     assert (document["taskName"], document["podUid"]) == (f"{job.debug_id}-worker1-4", "pod-0")
     assert (document["type"], document["firstTimestamp"], document["frameworkName"]) == (
         "Warning",
-        2500,
+        "1970-01-01T00:00:02.500Z",
         "ada~job",
     )
     of_job = response_bodies.event(JobEvent(EventType.NORMAL, "Submitted", "waits", 0), job)

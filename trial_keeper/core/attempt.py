@@ -23,10 +23,15 @@ class AttemptState(Enum):
     """State of an attempt."""
 
     STARTING = "starting"
+    """Its command is about to start."""
     RUNNING = "running"
+    """Its command runs."""
     STOPPING = "stopping"
-    ENDED = "ended"  # the command has ended; the manager may still lack some of its data
-    CLOSED = "closed"  # the manager has acknowledged all data
+    """It was asked to stop, and is killed at the end of the grace period."""
+    ENDED = "ended"
+    """Its command has ended; the manager may still lack some of its data."""
+    CLOSED = "closed"
+    """The manager has acknowledged all its data."""
 
 
 class AttemptEvent(Enum):

@@ -20,9 +20,13 @@ class LinkState(Enum):
     """State of the link."""
 
     WAITING = "waiting"
+    """No connection; the next try is due after a delay."""
     CONNECTING = "connecting"
+    """A try is in progress."""
     UP = "up"
+    """The stream is open, and the manager has welcomed this keeper."""
     REFUSED = "refused"
+    """The manager has refused this keeper for good, for example because of its version."""
 
 
 class LinkEvent(Enum):

@@ -58,6 +58,10 @@ _state_dir = click.option(
 )
 @click.option("--notification-url", metavar="URL", help="URL that receives changes of jobs.")
 @click.option("--notification-file", metavar="FILE", help="File to which changes of jobs are appended.")
+@click.option(
+    "--allow-origin", "allowed_origins", metavar="URL", multiple=True,
+    help="Origin whose pages may use the API from a browser. Repeatable.",
+)  # fmt: skip
 @_state_dir
 @json_option
 def start(
@@ -67,6 +71,7 @@ def start(
     sandbox: str | None,
     notification_url: str | None,
     notification_file: str | None,
+    allowed_origins: tuple[str, ...],
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -75,7 +80,7 @@ def start(
     Options that are not given keep their values of the last start. If it runs already, print how to use it.
     """
     from nni_manager.local_openpai import daemon
-    from nni_manager.local_openpai.settings import absolute, new_storage_of, virtual_cluster_of
+    from nni_manager.local_openpai.settings import absolute, new_storage_of, origin_of, virtual_cluster_of
 
     changes: dict[str, Any] = {
         "port": port,
@@ -84,6 +89,7 @@ def start(
         "sandbox": sandbox,
         "notification_url": notification_url,
         "notification_file": notification_file and absolute(notification_file),
+        "allowed_origins": list(map(origin_of, allowed_origins)),
     }
     state = _state(state_dir)
     found = daemon.running(state)

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,7 @@ def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
         output.print_json(detail.document)
         return
     status = detail.document.get("jobStatus") or {}
+    explained = status.get("appExitSpec") or {}
     lines = {
         "job": f"{detail.user}~{detail.name}",
         "state": str(status.get("state", "")),
@@ -257,6 +259,8 @@ def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
         "took": _took(status),
         "exit code": "" if detail.exit_code is None else str(detail.exit_code),
         "reason": detail.reason,
+        "cause": str(explained.get("reason") or ""),
+        "remedy": "; ".join(map(str, explained.get("solution") or [])),
     }
     width = max(map(len, lines)) + 2
     for name, value in lines.items():
@@ -297,7 +301,7 @@ def events(open_cluster: OpenCluster, job: str, kind: str | None, as_json: bool)
     headings = ["time", "type", "reason", "task", "message"]
     cells = [
         [
-            output.moment(each.get("lastTimestamp")),
+            output.moment(_ms(each.get("lastTimestamp"))),
             str(each.get("type", "")),
             str(each.get("reason", "")),
             "" if each.get("taskroleName") is None else f"{each['taskroleName']}-{each.get('taskIndex')}",
@@ -430,3 +434,8 @@ def _took(document: Any) -> str:
     if started_ms is None:
         return ""
     return output.duration((document.get("completedTime") or time.time() * 1000) / 1000 - started_ms / 1000)
+
+
+def _ms(at: str | float | None) -> float | None:
+    """The time of an event: ISO 8601; from a local OpenPAI before 0.7 milliseconds since the epoch."""
+    return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() * 1000 if isinstance(at, str) else at

@@ -16,10 +16,15 @@ class AttemptPhase(Enum):
     """The phase of an attempt, as reported to this manager. Only LOST is stored."""
 
     REGISTERED = "registered"
+    """A keeper has registered it; its command has not started."""
     RUNNING = "running"
-    ENDED = "ended"  # its last bytes may still be in transit
+    """Its command runs."""
+    ENDED = "ended"
+    """Its command has ended; its last bytes may still be in transit."""
     DELIVERED = "delivered"
+    """Every byte of it is durable."""
     LOST = "lost"
+    """Declared lost: nothing of it counts any more, except up to a checkpoint from which another attempt continues."""
 
 
 HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})

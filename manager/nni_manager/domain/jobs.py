@@ -30,10 +30,14 @@ MAX_PREFETCH = 12
 class JobState(Enum):
     """The state of a job. A job that has ended has none: it is removed."""
 
-    PENDING = "readying"  # not started by the cluster, or not all its keepers have finished the last trial
+    PENDING = "readying"
+    """The cluster has not started it, or not all its keepers have finished the last trial."""
     IDLE = "idle"
+    """All its keepers run and have no trial."""
     BUSY = "busy"
+    """It has a trial."""
     DRAINING = "leaving"
+    """It gets no further trial and ends."""
 
 
 class JobTrigger(Enum):

@@ -31,8 +31,11 @@ class Transport(str, Enum):
     """How a task's streams reach the manager."""
 
     NONE = "none"
+    """Nothing of the task has reached this manager."""
     GRPC = "grpc"
+    """Its keeper sends them."""
     SHARED_STORAGE = "shared_storage"
+    """The manager reads them from the files of the workspace, because there is no connection."""
 
 
 class TransportEvent(Enum):

@@ -22,9 +22,13 @@ class TrialState(str, Enum):
     """The state of a trial. The value is NNI's word where NNI has one."""
 
     WAITING = "WAITING"
+    """Not started: it waits for a job, or its job for the cluster or for other tasks."""
     RUNNING = "RUNNING"
+    """Its command runs."""
     STOPPING = "STOPPING"
+    """It was asked to stop."""
     CLOSING = "CLOSING"
+    """Its command has ended; bytes, or the ends of other tasks, have not arrived yet."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     USER_CANCELED = "USER_CANCELED"

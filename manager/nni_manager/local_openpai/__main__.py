@@ -55,6 +55,13 @@ def main() -> int:
     parser.add_argument(
         "--notification-file", type=settings.absolute, metavar="FILE", help="a file to which job changes are appended"
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an origin whose pages may use the API",
+    )
     arguments = parser.parse_args()
     state = StateFolder(arguments.state_dir.absolute())
     try:
@@ -83,6 +90,7 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> settings.Opti
         arguments.sandbox,
         arguments.notification_url,
         arguments.notification_file,
+        list(map(settings.origin_of, arguments.allow_origin)),
     )
 
 
@@ -94,7 +102,7 @@ async def _serve(state: StateFolder, host: str, options: settings.Options) -> No
     cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess.here(host, options)
     api = OpenPaiApi(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
-    web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"]))
+    web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"], options.allowed_origins))
     try:
         await cluster.start()
         serving = loop.create_task(web.serve(sockets=[listener]))

@@ -1,6 +1,7 @@
 """OpenPAI's REST API over one cluster. The paths include those of all releases that clients target.
 
-All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager.
+All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager, and metrics
+at /metrics.
 
 Source: microsoft/pai, REST server: routes of v0.14 to v1.8.1.
 """
@@ -15,12 +16,13 @@ from collections.abc import Callable, Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from nni_manager.http_server import LingeringCloseMiddleware
+from nni_manager.http_server import LingeringCloseMiddleware, metrics_response
 from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
@@ -57,8 +59,11 @@ class OpenPaiApi:
         self._authenticator = Authenticator(cluster, accounts, store, clock)
         self._links = LogLinks(cluster, address, clock)
 
-    def app(self, host_names: Sequence[str]) -> Starlette:
-        """The ASGI application, which accepts only these host names ("*" is any)."""
+    def app(self, host_names: Sequence[str], allowed_origins: Sequence[str] = ()) -> Starlette:
+        """The ASGI application, which accepts only these host names ("*" is any).
+
+        Pages of `allowed_origins` may use it from a browser. They need a token as all others do: a request never carries cookies.
+        """
         v1, v2 = self._routes()
         api = [Mount("/v1", routes=v1), Mount("/v2", routes=v2)]
         return Starlette(
@@ -66,11 +71,18 @@ class OpenPaiApi:
                 Mount("/api", routes=api),
                 Mount("/rest-server/api", routes=api),
                 Route(LogLinks.PATH, self._links.read),
+                Route("/metrics", self._authenticator.authenticated(self.metrics)),
             ],
             middleware=[
                 Middleware(AccessLog),
                 Middleware(LingeringCloseMiddleware),
                 Middleware(TrustedHostMiddleware, allowed_hosts=host_names, www_redirect=False),
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=allowed_origins,
+                    allow_methods=("GET", "POST", "PUT", "DELETE"),
+                    allow_headers=("Authorization", "Content-Type", "Range"),
+                ),
             ],
             exception_handlers=dict.fromkeys(
                 (HTTPException, BodyTooLarge, ApiError, ProtocolInvalid, StateBusy, ClusterClosed, Exception),
@@ -85,6 +97,7 @@ class OpenPaiApi:
             Route("/virtual-clusters", authenticated(self.virtual_clusters)),
             Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
             Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
+            Route("/virtual-clusters/{name}/sku-types", authenticated(self.sku_types_of)),
             Route("/storages", authenticated(self.storages)),
             Route("/storages/{name}", authenticated(self.storage)),
             Route("/cluster/sku-types", authenticated(self.sku_types)),
@@ -279,6 +292,13 @@ class OpenPaiApi:
 
     # ---- resources of the cluster
 
+    async def metrics(self, request: Request, _: Caller) -> Response:
+        """The metrics of the cluster and of this process. OpenPAI's own exporters have other names."""
+        from nni_manager.local_openpai.metrics import ClusterCollector  # only a scraped service pays for it
+
+        jobs = await self._cluster.read(JobStore.jobs)
+        return metrics_response(ClusterCollector(jobs, self._cluster.virtual_clusters), request)
+
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
         """All virtual clusters; with `?nodes`, this machine as the only node instead."""
         clusters = self._cluster.virtual_clusters
@@ -302,6 +322,11 @@ class OpenPaiApi:
     async def sku_types(self, _: Request, __: Caller) -> Response:
         """The types of machines of the HiveD scheduler: none."""
         return JSONResponse({})
+
+    async def sku_types_of(self, request: Request, caller: Caller) -> Response:
+        """The same of one virtual cluster, where earlier releases of OpenPAI have it."""
+        await self.virtual_cluster(request, caller)
+        return await self.sku_types(request, caller)
 
     async def alerts(self, _: Request, __: Caller) -> Response:
         """The active alerts: none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, astuple
+from datetime import datetime, timezone
 from typing import Any
 
 from nni_manager.local_openpai.core.exits import ExitSpec, TaskExit
@@ -71,6 +72,7 @@ def task_history(job: JobSummary, attempt_id: int, role: str, attempts: list[Tas
 def event(stored: JobEvent, job: JobSummary) -> Document:
     """An event of a job."""
     has_task = stored.role is not None
+    at = f"{datetime.fromtimestamp(stored.at_s, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
     return {
         "uid": str(stored.event_id),
         "frameworkName": job.framework_name,
@@ -81,8 +83,9 @@ def event(stored: JobEvent, job: JobSummary) -> Document:
         "type": stored.type.value,
         "reason": stored.reason,
         "message": stored.message,
-        "firstTimestamp": _ms(stored.at_s),
-        "lastTimestamp": _ms(stored.at_s),
+        # The only times that OpenPAI writes as text.
+        "firstTimestamp": at,
+        "lastTimestamp": at,
         "count": 1,
         "sourceComponent": "local-openpai",
         "sourceHost": NODE_NAME,
@@ -327,7 +330,8 @@ def _task_attempt(task: Task, job: JobSummary, job_attempt_id: int, role: str) -
 
 
 def _spec(spec: ExitSpec) -> Document:
-    return {**asdict(spec), "behavior": spec.behavior.value, "reaction": spec.reaction}
+    explained = {name: value for name, value in asdict(spec.explanation).items() if value}
+    return {**asdict(spec), "behavior": spec.behavior.value, "reaction": spec.reaction, **explained}
 
 
 def _resources(counts: ResourceCounts) -> Mapping[str, int]:

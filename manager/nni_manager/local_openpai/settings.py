@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nni_manager.errors import UserError
 from nni_manager.local_openpai.core.queue import ResourceCounts
@@ -89,6 +90,8 @@ class Options:
     sandbox: str = Sandbox.PROCESS.value
     notification_url: str | None = None
     notification_file: str | None = None
+    allowed_origins: list[str] = field(default_factory=list)
+    """Origins whose pages may use the API from a browser."""
 
     def to_arguments(self) -> list[str]:
         """The equivalent command line."""
@@ -102,6 +105,7 @@ class Options:
             f"--sandbox={self.sandbox}",
             *([f"--notification-url={self.notification_url}"] if self.notification_url else []),
             *([f"--notification-file={self.notification_file}"] if self.notification_file else []),
+            *(f"--allow-origin={origin}" for origin in self.allowed_origins),
         ]
 
     def settings(self, state_dir: Path) -> ClusterSettings:
@@ -160,6 +164,26 @@ def virtual_cluster_of(text: str) -> tuple[str, list[int]]:
         )
     name, *counts = match.groups()
     return name, list(map(int, counts))
+
+
+def origin_of(text: str) -> str:
+    """An origin as browsers send it: scheme, host, and a port that is not the scheme's own.
+
+    Raises:
+        OptionInvalid.
+    """
+    origin = text.rstrip("/").lower()
+    parts = urlsplit(origin)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or origin != f"{parts.scheme}://{parts.netloc}"
+    ):
+        raise OptionInvalid(
+            f"cannot use --allow-origin {text}; use scheme and host, and the port if it is not the scheme's own, e.g. "
+            "https://portal.example.com"
+        )
+    return origin
 
 
 def absolute(path: str) -> str:

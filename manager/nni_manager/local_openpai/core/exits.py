@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from nni_manager.local_openpai.core.exit_explanations import EXIT_EXPLANATIONS, ExitExplanation
+
 STOPPED_BY_USER = -210
 STOPPED_BY_COMPLETION = -220
 """The job's verdict was set while this task was running."""
@@ -59,6 +61,11 @@ class ExitSpec:
     def reaction(self) -> str:
         """OpenPAI's automatic reaction."""
         return "NEVER_RETRY" if self.code == 0 else _REACTIONS[self.behavior]
+
+    @property
+    def explanation(self) -> ExitExplanation:
+        """Cause, reproduction and remedies; an unknown code has the generic ones."""
+        return EXIT_EXPLANATIONS.get(self.code) or EXIT_EXPLANATIONS[_generic(self.code)]
 
 
 _REACTIONS = {
@@ -144,8 +151,11 @@ EXIT_SPECS = {spec.code: spec for spec in map(_row, _TABLE.strip().splitlines())
 
 def exit_spec(code: int) -> ExitSpec:
     """The meaning of a code. An unknown code keeps its number and gets the generic description."""
-    generic = _UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE
-    return EXIT_SPECS.get(code) or replace(EXIT_SPECS[generic], code=code)
+    return EXIT_SPECS.get(code) or replace(EXIT_SPECS[_generic(code)], code=code)
+
+
+def _generic(code: int) -> int:
+    return _UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE
 
 
 @dataclass(frozen=True, slots=True)

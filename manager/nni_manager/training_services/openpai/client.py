@@ -38,8 +38,10 @@ from trial_keeper.wire.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-# NNI's interval. OpenPAI lets a user list jobs 60 times a minute.
+# NNI's interval.
 POLL_S = 5.0
+# OpenPAI lets a user list jobs 60 times a minute, in all experiments. One that is refused lists up to this factor less often.
+_MAX_SLOWDOWN = 6
 # OpenPAI's lists show an accepted job some seconds later.
 _SHOWN_TIMEOUT_S = 60.0
 # A stop request may be lost in OpenPAI's store.
@@ -120,7 +122,7 @@ class OpenPaiService(TrainingService):
         self._template = template
         self._mount = mount
         self._experiment_id = workspace.root.name
-        self._poll_s = poll_s
+        self._poll_s = self._interval_s = poll_s
         self._python = python
         self._which = which
         self._here = here
@@ -282,18 +284,34 @@ class OpenPaiService(TrainingService):
     async def _poll(self) -> None:
         while True:
             self._wake.clear()
-            problem = ""
+            problem, limited = "", self._cluster.limited_lists
             # A failure of one step must not block the other.
             for step in (self._send_stops, self._poll_states):
                 try:
                     await step()
                 except NniManagerError as error:
                     problem = str(error)
-            self._set_problem(problem)
+            self._adapt_interval(is_limited=self._cluster.limited_lists > limited)
+            self._set_problem(problem or self._of_limit())
             if not problem:
                 self._listed, self._is_unreachable = None, False
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._poll_s)
+                await asyncio.wait_for(self._wake.wait(), self._interval_s)
+
+    def _adapt_interval(self, *, is_limited: bool) -> None:
+        # Doubled at once and shortened in steps, so that experiments of one user converge to equal shares of the limit.
+        if is_limited:
+            self._interval_s = min(2 * self._interval_s, _MAX_SLOWDOWN * self._poll_s)
+        else:
+            self._interval_s = max(self._interval_s - self._poll_s / 2, self._poll_s)
+
+    def _of_limit(self) -> str:
+        if self._interval_s == self._poll_s:
+            return ""
+        return (
+            f"OpenPAI at {self._cluster.address} limits this user's calls: jobs are listed every {self._interval_s:.3g} s "
+            f"instead of {self._poll_s:.3g} s; run fewer experiments at a time"
+        )
 
     async def _send_stops(self) -> None:
         refused: UserError | None = None

@@ -141,6 +141,8 @@ class PaiConnection:
             )
         self.address = address_of(host)
         self.user = user
+        self.limited_lists = 0
+        """The answers to list calls that exceeded the server's limit (429)."""
         self._token = token
         self._password = password
         self._newer_token = newer_token
@@ -217,6 +219,7 @@ class PaiConnection:
                 may_be_done = may_be_done or status >= 500
                 retry_after_s = _retry_after_s(answer)
                 limit = _rate_limit(answer)
+                self.limited_lists += limit is not None and (verb, url) == ("GET", f"{self._api}/jobs")
             failures += 1
             if failures < policy.tries:
                 logger.info("cannot %s: %s; retrying", what, problem)
