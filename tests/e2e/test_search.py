@@ -154,6 +154,35 @@ def test_wrong_arguments_of_a_search_are_named(place):
         search(len, SPACE, concurrency=0)
     with pytest.raises(UserError, match="cannot use seed=1 together with a configured tuner"):
         search(len, SPACE, tuner=AlgorithmConfig(name="TPE"), seed=1)
+    with pytest.raises(UserError, match="cannot use seed=1 together with a configured advisor"):
+        search(len, SPACE, advisor=AlgorithmConfig(name="BOHB"), seed=1)
+    for other in ({"tuner": "TPE"}, {"assessor": "Medianstop"}):
+        (name,) = other
+        with pytest.raises(
+            UserError, match=f"cannot use {name}='.*' together with advisor='BOHB'.*remove {name} or"
+        ):
+            search(len, SPACE, advisor="BOHB", **other)
+
+
+@pytest.mark.parametrize(
+    "advisor", ["BOHB", AlgorithmConfig(name="Hyperband", class_args={"R": 3, "seed": 1})]
+)
+def test_a_search_with_an_advisor_gives_trials_budgets_and_has_its_direction(place, advisor):
+    seed = 1 if isinstance(advisor, str) else None
+    found = search(
+        lambda parameters: parameters["x"] * parameters["TRIAL_BUDGET"],
+        {"x": {"_type": "uniform", "_value": [0, 1]}},
+        trials=4,
+        advisor=advisor,
+        seed=seed,
+        maximize=True,
+    )
+    assert {*found.trials.state} == {"SUCCEEDED"}
+    assert {*found.trials.TRIAL_BUDGET} <= {1, 3}
+    assert found.best.value == found.trials.value.max()
+    assert found.experiment.config.advisor.class_args["optimize_mode"] == "maximize"
+    if isinstance(advisor, AlgorithmConfig):
+        assert "optimize_mode" not in advisor.class_args, "the caller's object is not changed"
 
 
 def test_a_search_with_several_objectives_returns_the_front(place):

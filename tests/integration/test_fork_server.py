@@ -14,6 +14,7 @@ from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.training_services.local.fork_server import ForkServer
+from nni_manager.training_services.platform import platform_of
 from trial_keeper import processes
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.fork_requests import FORK_SERVER
@@ -67,6 +68,25 @@ async def test_the_exit_code_and_the_output_of_a_fork_are_those_of_a_keeper(tmp_
         _, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
     assert "cannot read the keeper's settings" in (tmp_path / "log").read_text()
+
+
+async def test_the_server_starts_with_the_training_service_before_any_job(a_real_experiment):
+    experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
+    service = platform_of(experiment.config).make_service(experiment.folder)(lambda _: None)
+    try:
+        assert len(fork_servers(os.getpid())) == 1
+    finally:
+        await service.close()
+    assert fork_servers(os.getpid()) == []
+
+
+async def test_a_server_that_was_opened_before_forks_the_keepers(tmp_path):
+    with a_server(tmp_path) as server:
+        server.open()
+        (opened,) = fork_servers(os.getpid())
+        _, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
+        assert fork_servers(os.getpid()) == [opened]
+        assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
 
 
 async def test_proc_shows_the_environment_and_the_command_of_a_fork(tmp_path):

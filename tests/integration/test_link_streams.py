@@ -406,3 +406,41 @@ async def next_trial(folder):
         while brought[-1] != line:
             await asyncio.sleep(0)
         assert time.monotonic() - began_s < scaled_s(5)
+
+
+def test_a_server_of_keepers_answers_any_number_of_pings_without_a_stream():
+    """By gRPC's default, the third ping within 5 min ends a connection with GOAWAY "too_many_pings"."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2_frame(_SETTINGS)
+
+    async def ping_in_a_row():
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(preface)
+        kinds = []
+        # The next ping follows the answer to the last one: gRPC would drop the rest of a flood for another reason.
+        for number in range(20):
+            writer.write(_http2_frame(_PING, payload=number.to_bytes(8, "big")))
+            while True:
+                header = await reader.readexactly(9)
+                kind, flags = header[3], header[4]
+                payload = await reader.readexactly(int.from_bytes(header[:3], "big"))
+                assert kind != _GOAWAY, payload
+                if kind == _PING and flags & _ACK:
+                    kinds.append(int.from_bytes(payload, "big"))
+                    break
+        writer.close()
+        await server.stop(None)
+        return kinds
+
+    assert asyncio.run(asyncio.wait_for(ping_in_a_row(), DEADLINE_S)) == [*range(20)]
+
+
+# Types and a flag of HTTP/2 frames. Source: RFC 9113, section 6.
+_SETTINGS, _PING, _GOAWAY, _ACK = 4, 6, 7, 1
+
+
+def _http2_frame(kind, payload=b""):
+    """A frame of the connection, which is stream 0."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + payload

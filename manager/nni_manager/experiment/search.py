@@ -111,6 +111,7 @@ def search(
     concurrency: int = 1,
     tuner: str | AlgorithmConfig | None = None,
     assessor: str | AlgorithmConfig | None = None,
+    advisor: str | AlgorithmConfig | None = None,
     maximize: bool = False,
     seed: int | None = None,
     port: Port = "auto",
@@ -119,7 +120,8 @@ def search(
     """Call a function with parameters from the search space, each time in a process of its own, and return the results.
 
     `space`: NNI's search space. `tuner` None: the default one of an experiment. `assessor`: a built-in one without
-    `optimize_mode` gets the direction of the search. `fields`: further fields of `ExperimentConfig`, such as
+    `optimize_mode` gets the direction of the search. `advisor`: `Hyperband`, `BOHB` or your own, in place of both; the parameters
+    then have a `TRIAL_BUDGET`. `fields`: further fields of `ExperimentConfig`, such as
     `max_trial_duration="10m"`. With the field `objectives`, the function returns a dict with their metrics. With the same `seed`
     and a `concurrency` of 1 the tuner repeats its choices, as long as the results are the same. After Ctrl-C the results until
     then are returned. The experiment is stored, as any other, and its manager has ended.
@@ -129,15 +131,16 @@ def search(
     """
     config = ExperimentConfig("local", **fields)
     config.search_space, config.max_trial_number, config.trial_concurrency = space, trials, concurrency
-    if isinstance(tuner, AlgorithmConfig):
-        if seed is not None:
-            raise UserError(
-                f"cannot use seed={seed} together with a configured tuner; write class_args={{'seed': {seed}}} in it"
-            )
-        config.tuner = dataclasses.replace(tuner)  # a copy: the direction is added below
+    if advisor is not None:
+        for name, value in (("tuner", tuner), ("assessor", assessor)):
+            if value is not None:
+                raise UserError(
+                    f"cannot use {name}={_shown(value)} together with advisor={_shown(advisor)}: an advisor replaces both "
+                    f"tuner and assessor; remove {name} or advisor"
+                )
+        proposer = config.advisor = _proposer("advisor", advisor, seed)
     else:
-        config.tuner.name = tuner
-        config.tuner.class_args = {} if seed is None else {"seed": seed}
+        proposer = config.tuner = _proposer("tuner", tuner, seed)
     if assessor is not None:
         # A copy, for the same reason.
         config.assessor = (
@@ -151,7 +154,7 @@ def search(
         maximize = config.objectives[0].get("mode") == "maximize"
     else:
         mode = "maximize" if maximize else "minimize"
-        config.tuner.class_args = {**config.tuner.class_args, "optimize_mode": mode}
+        proposer.class_args = {**proposer.class_args, "optimize_mode": mode}
         if config.assessor.name in ASSESSOR_ARGS:
             # Medianstop and Curvefitting would otherwise maximize, as in NNI, and stop the best trials.
             config.assessor.class_args = {"optimize_mode": mode, **config.assessor.class_args}
@@ -159,3 +162,21 @@ def search(
         experiment.run(port, objective=function)
         # Before the manager ends: it answers sooner than the store is opened here.
         return SearchResult(experiment, is_maximized=maximize)
+
+
+def _proposer(kind: str, chosen: str | AlgorithmConfig | None, seed: int | None) -> AlgorithmConfig:
+    """The configuration of a tuner or an advisor: a copy, since the direction of the search is added to it."""
+    if not isinstance(chosen, AlgorithmConfig):
+        return AlgorithmConfig(name=chosen, class_args={} if seed is None else {"seed": seed})
+    if seed is not None:
+        raise UserError(
+            f"cannot use seed={seed} together with a configured {kind}; write class_args={{'seed': {seed}}} in it"
+        )
+    return dataclasses.replace(chosen)
+
+
+def _shown(algorithm: str | AlgorithmConfig) -> str:
+    """What the user wrote, without the unset fields."""
+    if isinstance(algorithm, str):
+        return repr(algorithm)
+    return f"AlgorithmConfig({algorithm.name or algorithm.class_name!r})"

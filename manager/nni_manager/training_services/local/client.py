@@ -92,6 +92,11 @@ class LocalTrainingService(TrainingService):
         self._pids: dict[str, int] = {}
         """The keeper's pid of each running job."""
 
+    def prepare(self) -> None:
+        """Start what the first job needs, before the tuner is imported. Called on the event loop."""
+        if self.forks_keepers:
+            self._fork_server.open()
+
     async def place(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
         count = self._config.trial_gpu_number

@@ -28,7 +28,7 @@ class ForkServer:
     """The client of the fork server process. Used from one event loop."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: the working directory of server and keepers. No process is started before the first `start`."""
+        """`folder`: the working directory of server and keepers. No process is started before `open` or the first `start`."""
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -39,6 +39,14 @@ class ForkServer:
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._exit_codes: dict[int, asyncio.Future[int | None]] = {}
         self._refusals: set[str] = set()
+
+    def open(self) -> None:
+        """Start the server now, so that its imports run beside those of the manager, on another core.
+
+        A machine that cannot start a process now reports that at `start`, which tries again.
+        """
+        with contextlib.suppress(OSError):
+            self._open_channel()
 
     async def start(
         self, environ: Mapping[str, str], log: int, watch: Callable[[int, "asyncio.Future[int | None]"], None]

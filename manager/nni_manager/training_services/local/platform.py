@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.base import JobEnded
 from nni_manager.training_services.local.section import LocalSection
 from nni_manager.training_services.platform import Platform, PlatformCheck, ServiceFactory
 
@@ -17,9 +20,12 @@ class LocalPlatform(Platform):
         """A factory for the training service of this machine."""
         from nni_manager.training_services.local.client import LocalTrainingService
 
-        return lambda on_job_ended: LocalTrainingService(
-            self.config, folder.workspace, folder.jobs, on_job_ended
-        )
+        def make(on_job_ended: Callable[[JobEnded], None]) -> LocalTrainingService:
+            service = LocalTrainingService(self.config, folder.workspace, folder.jobs, on_job_ended)
+            service.prepare()
+            return service
+
+        return make
 
     def check_offline(self) -> None:
         """Check that this machine has the GPUs of a trial, and the program of its command.
