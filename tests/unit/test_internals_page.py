@@ -1,6 +1,8 @@
 """The state diagrams of docs/internals.md match the tables in the code. `make golden` writes them."""
 
+import ast
 import importlib
+import inspect
 import os
 import re
 from collections import defaultdict
@@ -30,8 +32,23 @@ TABLES = [
 ]
 
 
+def meanings(states: type[Enum]) -> dict[str, str]:
+    """The explanation of each state by its name: the docstring below the member, or else a value that is a sentence."""
+    found = {state.name: state.value for state in states if " " in state.value}
+    (definition,) = ast.parse(inspect.getsource(states)).body
+    assert isinstance(definition, ast.ClassDef)
+    for member, below in zip(definition.body, definition.body[1:], strict=False):
+        match member, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text).replace("\n", " ").removesuffix(".")
+    return {name: text[0].upper() + text[1:] for name, text in found.items()}
+
+
 def section(module: str, prefix: str, heading: str, open_state: str) -> str:
-    """A diagram of the state changes, and a table of the ignored events of each state."""
+    """A diagram of the state changes, and a table with the meaning and the ignored events of each state."""
     tables = importlib.import_module(module)
     changes: Mapping[tuple[Enum, Enum], Enum | None] = getattr(tables, f"{prefix}CHANGES")
     lines = [f"### {heading}", "", f"`{module}`", "", "```mermaid", "stateDiagram-v2"]
@@ -42,8 +59,10 @@ def section(module: str, prefix: str, heading: str, open_state: str) -> str:
     ignored: dict[str, list[str]] = defaultdict(list)
     for state, event in getattr(tables, f"{prefix}IGNORED"):
         ignored[state.name].append(event.name)
-    lines += ["```", "", "| State | Ignored events |", "|---|---|"]
-    lines += [f"| {state} | {', '.join(sorted(events))} |" for state, events in sorted(ignored.items())]
+    explained = meanings(type(next(iter(changes))[0]))
+    shown = {state.name: None for (before, _), after in changes.items() for state in (before, after) if state}
+    lines += ["```", "", "| State | Meaning | Ignored events |", "|---|---|---|"]
+    lines += [f"| {name} | {explained[name]} | {', '.join(sorted(ignored[name]))} |" for name in shown]
     return "\n".join(lines) + "\n"
 
 

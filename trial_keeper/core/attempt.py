@@ -23,10 +23,15 @@ class AttemptState(Enum):
     """State of an attempt."""
 
     STARTING = "starting"
+    """The process is not started yet."""
     RUNNING = "running"
+    """The command runs."""
     STOPPING = "stopping"
-    ENDED = "ended"  # the command has ended; the manager may still lack some of its data
-    CLOSED = "closed"  # the manager has acknowledged all data
+    """The command was asked to end and has not ended."""
+    ENDED = "ended"
+    """The command has ended; the manager may still lack some of its data."""
+    CLOSED = "closed"
+    """The manager has acknowledged all data."""
 
 
 class AttemptEvent(Enum):

@@ -20,9 +20,13 @@ class LinkState(Enum):
     """State of the link."""
 
     WAITING = "waiting"
+    """There is no connection, and the next try has a time."""
     CONNECTING = "connecting"
+    """The keeper connects and waits for the manager's answer."""
     UP = "up"
+    """Manager and keeper exchange messages."""
     REFUSED = "refused"
+    """The manager has refused this keeper, which waits for another manager."""
 
 
 class LinkEvent(Enum):

@@ -16,10 +16,15 @@ class AttemptPhase(Enum):
     """The phase of an attempt, as reported to this manager. Only LOST is stored."""
 
     REGISTERED = "registered"
+    """The attempt is known, and no start is reported."""
     RUNNING = "running"
-    ENDED = "ended"  # its last bytes may still be in transit
+    """A keeper reported that the command runs."""
+    ENDED = "ended"
+    """The command has ended; its last bytes may still be in transit."""
     DELIVERED = "delivered"
+    """Every byte of the ended attempt is stored."""
     LOST = "lost"
+    """No end of the attempt will arrive."""
 
 
 HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})

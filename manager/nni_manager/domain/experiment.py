@@ -36,13 +36,21 @@ class ExperimentState(str, Enum):
     """The state of an experiment, in NNI's words."""
 
     INITIALIZED = "INITIALIZED"
+    """The experiment is stored, and its manager is not ready."""
     RUNNING = "RUNNING"
+    """Trials run, and the tuner is asked for more."""
     NO_MORE_TRIAL = "NO_MORE_TRIAL"
+    """A limit is reached: no trial is added, and the last ones run."""
     TUNER_NO_MORE_TRIAL = "TUNER_NO_MORE_TRIAL"
+    """The tuner has no parameters left, and the last trials run."""
     DONE = "DONE"
+    """A limit was reached or the tuner was exhausted, and every trial is terminal."""
     ERROR = "ERROR"
+    """The experiment cannot continue, for example because its tuner failed."""
     STOPPING = "STOPPING"
+    """A user requested the end, and trials or jobs are being stopped."""
     STOPPED = "STOPPED"
+    """A user requested the end, and every trial is terminal."""
 
     @property
     def is_terminal(self) -> bool:

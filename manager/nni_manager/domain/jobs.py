@@ -30,10 +30,14 @@ MAX_PREFETCH = 12
 class JobState(Enum):
     """The state of a job. A job that has ended has none: it is removed."""
 
-    PENDING = "readying"  # not started by the cluster, or not all its keepers have finished the last trial
+    PENDING = "readying"
+    """The cluster has not started the job, or not all its keepers have finished the last trial."""
     IDLE = "idle"
+    """All its keepers have reported that they have no trial."""
     BUSY = "busy"
+    """A trial was dispatched to the job."""
     DRAINING = "leaving"
+    """The job gets no more trials and ends by itself."""
 
 
 class JobTrigger(Enum):

@@ -31,8 +31,11 @@ class Transport(str, Enum):
     """How a task's streams reach the manager."""
 
     NONE = "none"
+    """No data arrives."""
     GRPC = "grpc"
+    """The keeper is connected to the manager."""
     SHARED_STORAGE = "shared_storage"
+    """The manager reads the files of the keeper in the workspace."""
 
 
 class TransportEvent(Enum):

@@ -22,9 +22,13 @@ class TrialState(str, Enum):
     """The state of a trial. The value is NNI's word where NNI has one."""
 
     WAITING = "WAITING"
+    """The trial waits for a job, or for a keeper that starts it."""
     RUNNING = "RUNNING"
+    """A keeper has started the command."""
     STOPPING = "STOPPING"
+    """The stop of the trial was requested, and it has not ended."""
     CLOSING = "CLOSING"
+    """The command has ended, and its last data is not stored yet."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     USER_CANCELED = "USER_CANCELED"

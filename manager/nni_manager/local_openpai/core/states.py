@@ -27,12 +27,15 @@ class SubState(Enum):
     ATTEMPT_CREATION_PENDING = "AttemptCreationPending"
     """Waiting for resources, or for the end of a delay."""
     ATTEMPT_PREPARING = "AttemptPreparing"
+    """Resources are allocated, and containers are being created."""
     ATTEMPT_RUNNING = "AttemptRunning"
+    """Containers run."""
     ATTEMPT_DELETION_REQUESTED = "AttemptDeletionRequested"
     """Running containers are being stopped."""
     ATTEMPT_COMPLETED = "AttemptCompleted"
     """The attempt has ended; the retry decision follows."""
     COMPLETED = "Completed"
+    """The last attempt has ended, and no retry follows."""
 
 
 class ExecutionType(Enum):
