@@ -17,7 +17,7 @@ from real_experiment import RealExperiment, a_manager_here, until, values
 from nni_manager.engine import job_submission, submission_gate
 from nni_manager.engine.serializers import trial_view
 from nni_manager.engine.trial_logs import read_range
-from nni_manager.leftovers import processes_of
+from nni_manager.support.leftovers import processes_of
 from trial_keeper.wire.messages import Stream
 
 # Of five trials the second fails, and the third and the fourth wait for a signal.
