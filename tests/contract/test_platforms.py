@@ -7,6 +7,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from amounts import amount
 from deadlines import DEADLINE_S, scaled_s
 
 pytest.importorskip("kubernetes")
@@ -14,10 +15,14 @@ pytest.importorskip("kubernetes")
 from platforms import PLATFORMS, a_platform
 from real_experiment import RealExperiment, a_manager_here, until, values
 
+from nni_manager.domain import stop_escalation
+from nni_manager.engine import engine as engine_module
 from nni_manager.engine import job_submission, submission_gate
 from nni_manager.engine.serializers import trial_view
 from nni_manager.engine.trial_logs import read_range
+from nni_manager.store import leftover_jobs
 from nni_manager.support.leftovers import processes_of
+from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.messages import Stream
 
 # Of five trials the second fails, and the third and the fourth wait for a signal.
@@ -257,6 +262,48 @@ def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_r
         await manage(platform, experiment, third)
 
     run(work())
+
+
+@on_every_platform
+@pytest.mark.parametrize("ends", amount(["by itself"], ["by itself", "on request"]))
+def test_a_job_that_the_cluster_may_still_have_is_named_and_the_next_manager_removes_it(
+    platform, monkeypatch, ends
+):
+    """The server is away when the trial ends, so nobody can see the end of its job."""
+    for deadline in ("MARGIN_S", "CLUSTER_REPORT_TIMEOUT_S", "KILLED_TIMEOUT_S", "DRAINED_TIMEOUT_S"):
+        monkeypatch.setattr(stop_escalation, deadline, scaled_s(0.5))
+    monkeypatch.setattr(engine_module, "MAX_STOP_S", scaled_s(5))
+    monkeypatch.setattr(resource_calls, "_LAST_DELETES_S", scaled_s(1))
+    gates = platform.folder / "gates"
+    gates.mkdir()
+    experiment = new_experiment(platform, GATED.format(gates=gates), maxTrialNum=1)
+
+    async def loses_the_server(running):
+        engine = running.engine
+        engine.experiment.stops.cluster_grace_s = engine.experiment.stops.keeper_grace_s = scaled_s(1)
+        await running.has_intermediates(0)
+        (job_id,) = engine.experiment.jobs.live
+        platform.stop_server()
+        if ends == "by itself":
+            (gates / "0").touch()
+            await running.is_over()
+            assert running.statuses() == ["SUCCEEDED"]
+        engine.stop()
+        await engine.until_stopped()
+        (message,) = leftover_jobs.read(experiment.folder).values()
+        assert f"`{engine.service.removal_command(job_id)}`" in message
+        assert message in engine.snapshot().leftovers
+
+    run(manage(platform, experiment, loses_the_server))
+    (gates / "0").touch()
+    platform.start_server()
+
+    async def removes_it(running):
+        await platform.is_clean()
+        await running.engine.until_stopped()
+        assert leftover_jobs.read(experiment.folder) == {}
+
+    run(manage(platform, experiment, removes_it))
 
 
 @on_every_platform

@@ -1,16 +1,20 @@
 """`make test-k8s` with a kubeconfig file, for the fake cluster in a separate process."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from deadlines import DEADLINE_S, scaled_s
-from kube_place import named_cluster
+from kube_place import Place, named_cluster, surroundings, worker_role
 
 pytest.importorskip("kubernetes")
+
+from nni_manager.store.folders import ExperimentFolder
 
 REPOSITORY = Path(__file__).parents[2]
 # One of the probes of the API server, and one whole experiment; both also run on the fake cluster.
@@ -18,11 +22,11 @@ SOME = "reports_its_version or one_framework_per_trial"
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, request):
     """The server process; its output at the end is a JSON document with the number of calls."""
     program = REPOSITORY / "tests" / "fakes" / "kube_server.py"
     with subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path)],
+        [sys.executable, str(program), str(tmp_path), *getattr(request, "param", ())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -45,18 +49,18 @@ def recipe():
     return said.stdout.splitlines()[-1]
 
 
-def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_path):
+def run_on_named_cluster(folder, some):
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         ["bash", "-euc", recipe()],
         cwd=REPOSITORY,
         env=outside
         | {
-            "KUBECONFIG": str(tmp_path / "kubeconfig"),
+            "KUBECONFIG": str(folder / "kubeconfig"),
             "TEST_K8S_IMAGE": "me/other:2",
             "TEST_K8S_STORAGE": "pvc:nni",
-            "TEST_K8S_STORAGE_HERE": str(tmp_path / "storage"),
-            "PYTEST_ADDOPTS": f"-k '{SOME}' --basetemp {tmp_path / 'pytest'}",
+            "TEST_K8S_STORAGE_HERE": str(folder / "storage"),
+            "PYTEST_ADDOPTS": f"-k '{some}' --basetemp {folder / 'pytest'}",
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -65,13 +69,41 @@ def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("server", [["--without-controllers"]], indirect=True)
+def test_a_kind_without_a_controller_skips_its_tests_with_the_reason(server, tmp_path):
+    done = run_on_named_cluster(tmp_path, "one_framework_per_trial or a_tfjob_ends")
+    assert "2 skipped" in done.stdout
+    for kind in ("frameworks", "tfjobs"):
+        assert f" has {kind}, but no controller of them: none has written a status within 20 s" in done.stdout
+    server.kill()
+
+
+def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_path):
+    done = run_on_named_cluster(tmp_path, SOME)
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)
     asked = json.loads(said)
-    assert asked["create frameworks"] == 3, (
-        "the named cluster must run the jobs, not the fake one of other tests"
+    assert asked["create frameworks"] == 3 + 1, (
+        "the named cluster must run the jobs, not the fake one of other tests, and the probe for a controller"
     )
     assert asked["create customresourcedefinitions"] == asked["delete customresourcedefinitions"] == 3
+
+
+def test_a_failed_test_leaves_no_manager(tmp_path):
+    managers = []
+    with contextlib.suppress(ZeroDivisionError), surroundings(tmp_path) as around:
+        place = Place(tmp_path, around, "import time; time.sleep(1000)")
+        place.config["trainingServicePlatform"] = "frameworkcontroller"
+        place.config["trial"]["taskRoles"] = [worker_role("python3 train.py", around.image)]
+        place.config["frameworkcontrollerConfig"] = around.storage | {"namespace": around.namespace}
+        assert place.create().returncode == 0
+        (path,) = (tmp_path / "experiments").iterdir()
+        managers.append(psutil.Process(ExperimentFolder(path).running_process().pid))
+        raise ZeroDivisionError
+    assert [each.is_running() for each in managers] == [False]
 
 
 def test_missing_test_k8s_variables_are_named():

@@ -192,7 +192,7 @@ def test_the_example_of_nnis_users_runs_with_nnis_own_manager(tmp_path):
         return found if found["status"] in ("DONE", "ERROR") else None
 
     try:
-        # NNI gives its manager some seconds to listen, and its tuner ten seconds to connect: too short on a busy machine.
+        # NNI gives its manager some seconds to listen, and its tuner ten to connect, which is too short on a busy machine.
         for _ in range(5):
             done = nnictl_of_nni([*command, f"--port={port}"])
             if "/check-status" not in done.stderr:

@@ -53,6 +53,7 @@ class KubeApi:
         self.minor_version = "32"
         self.denied: set[tuple[str, str]] = set()
         self.logs = lambda namespace, name: ""
+        self.evicts = lambda namespace, name: None
         self._faults: dict[tuple[str, str], deque] = {}
         self.is_hung = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -420,6 +421,9 @@ class _Answering(BaseHTTPRequestHandler):
             node = json.loads(self._body)["target"]["name"]
             store.change(kind, namespace, name, lambda it: it["spec"].update(nodeName=node))
             self._send(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+        elif part == "eviction" and kind is PODS and verb == "create":
+            api.evicts(namespace, name)
+            self._send(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
         elif part not in ("", "status") or (part == "status" and not kind.has_status):
             self._send_text(404, "404 page not found\n")
         elif verb == "watch":
@@ -429,7 +433,8 @@ class _Answering(BaseHTTPRequestHandler):
         elif verb == "get":
             self._send(200, store.get(kind, namespace, name))
         elif verb == "create":
-            self._send(201, store.create(kind, namespace, self._document()))
+            is_dry_run = self._query.get("dryRun") == "All"
+            self._send(201, store.create(kind, namespace, self._document(), is_dry_run=is_dry_run))
         elif verb == "update":
             self._send(200, store.replace(kind, namespace, name, self._document(), part))
         elif verb == "patch":
@@ -548,7 +553,7 @@ class KubeCluster:
         self.store = self.api.store
         self.controllers = Controllers(self.store)
         self.node = Kubelet(self.store, folder, dict(exports), runs)
-        self.api.logs = self.node.log
+        self.api.logs, self.api.evicts = self.node.log, self.node.drain
 
     def __enter__(self):
         self.api.start()

@@ -17,7 +17,7 @@ FRAMEWORKS = Kind(
     "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", has_status=False, is_custom=True
 )
 _OVER = ("Succeeded", "Failed")
-_STOPPED, _OTHERS_DECIDED, _POD_GONE = -210, -220, -101
+_STOPPED, _OTHERS_DECIDED, _POD_GONE, _CONFIG_MAP_GONE = -210, -220, -101, -100
 
 
 class Controllers:
@@ -88,8 +88,19 @@ class Controllers:
                 _, is_gone = store.delete(each_kind, namespace, name, {"propagationPolicy": policy})
             blocks = any(owner.get("blockOwnerDeletion") for owner in each["ownerReferences"])
             is_blocked = is_blocked or (blocks and not is_gone)
-        if not is_blocked:
+        if not is_blocked and not self._completes_first(kind, found):
             store.change(kind, meta.get("namespace", ""), meta["name"], _without_foreground)
+
+    def _completes_first(self, kind, found):
+        """True while FrameworkController completes a Framework that is being deleted: the real one is faster than the
+        garbage collection.
+        """
+        return (
+            kind == FRAMEWORKS
+            and kind not in self.stopped
+            and found.get("status", {}).get("attemptStatus", {}).get("configMapUID") is not None
+            and found["status"]["state"] != "Completed"
+        )
 
     def _finish_namespace(self, entry):
         store = self._store
@@ -160,7 +171,7 @@ def framework_step(store, _, framework):
     Source: FrameworkController v1, and its recordings.
     """
     meta, status = framework["metadata"], framework.get("status")
-    if "deletionTimestamp" in meta:
+    if "deletionTimestamp" in meta and (status is None or status["state"] == "AttemptCreationPending"):
         return
     if status is None:
         framework["status"] = _first_status(framework)
@@ -168,7 +179,15 @@ def framework_step(store, _, framework):
         store.replace(FRAMEWORKS, meta["namespace"], meta["name"], framework)
         return
     attempt, state = status["attemptStatus"], status["state"]
-    if framework["spec"]["executionType"] == "Stop" and attempt["completionStatus"] is None:
+    if state in ("AttemptCreationRequested", "AttemptPreparing", "AttemptRunning") and (
+        how := _config_map_is_deleted(store, meta, attempt)
+    ):
+        diagnostics = f"ConfigMap {how} by others"
+        status["state"] = "AttemptDeleting"
+        attempt["completionStatus"] = _completion(
+            *(_CONFIG_MAP_GONE, "ConfigMapExternalDeleted", diagnostics, "Failed"), attributes=["Transient"]
+        )
+    elif framework["spec"]["executionType"] == "Stop" and attempt["completionStatus"] is None:
         _complete(
             status, _completion(_STOPPED, "StopFrameworkRequested", "User has requested to stop", "Failed")
         )
@@ -208,6 +227,14 @@ def framework_step(store, _, framework):
     elif state == "AttemptCompleted":
         status["state"], status["completionTime"] = "Completed", now()
     store.replace(FRAMEWORKS, meta["namespace"], meta["name"], framework)
+
+
+def _config_map_is_deleted(store, meta, attempt):
+    """How FrameworkController describes a deletion of its config map that it has not requested; empty if there is none."""
+    found = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
+    if found is None or found["metadata"]["uid"] != attempt["configMapUID"]:
+        return "was deleted"
+    return "is being deleted" if "deletionTimestamp" in found["metadata"] else ""
 
 
 def _first_status(framework):
@@ -383,6 +410,16 @@ def _go_on_with_task(store, task, pod):
     if state == "AttemptCompleted":
         task["state"] = "Completed"
         return True
+    if state == "AttemptDeleting":
+        if pod is None:
+            task["state"], told["completionTime"] = "AttemptCompleted", now()
+        return False
+    is_deleted = pod is not None and "deletionTimestamp" in pod["metadata"]
+    if is_deleted and state in ("AttemptCreationRequested", "AttemptPreparing", "AttemptRunning"):
+        # Whatever its containers report from now on does not count.
+        told["completionStatus"] = _pod_deleted("is being deleted")
+        task["state"] = "AttemptDeleting"
+        return False
     if state == "AttemptDeletionPending":
         if pod is not None:
             store.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
@@ -395,10 +432,7 @@ def _go_on_with_task(store, task, pod):
         told |= {"podHostIP": "", "podIP": "", "podNodeName": ""}
     elif state in ("AttemptPreparing", "AttemptRunning"):
         if pod is None:
-            told["completionStatus"] = _completion(
-                *(_POD_GONE, "PodExternalDeleted", "Pod was deleted by others", "Failed"),
-                attributes=["Transient"],
-            )
+            told["completionStatus"] = _pod_deleted("was deleted")
             task["state"] = "AttemptCompleted"
             return False
         said = pod["status"]
@@ -410,6 +444,11 @@ def _go_on_with_task(store, task, pod):
         elif said["phase"] in _OVER:
             task["state"], told["completionStatus"] = "AttemptDeletionPending", _pod_completion(said)
     return False
+
+
+def _pod_deleted(how):
+    diagnostics = f"Pod {how} by others"
+    return _completion(_POD_GONE, "PodExternalDeleted", diagnostics, "Failed", attributes=["Transient"])
 
 
 def _decide(framework, role, task):

@@ -93,6 +93,26 @@ class Kubelet:
         pod.evicted_for = "The node was low on resource: memory."
         pod.kill()
 
+    def exceed_deadline(self, namespace, name):
+        """End a pod that runs longer than its activeDeadlineSeconds. Source: the kubelet's active deadline handler."""
+        pod = self._of(namespace, name)
+        pod.failed_for = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
+        pod.stop(self._store.get(PODS, namespace, name)["spec"]["terminationGracePeriodSeconds"])
+
+    def drain(self, namespace, name):
+        """Evict a pod through the API, as `kubectl drain` does.
+
+        Source: Kubernetes, the subresource eviction: from 1.26 on a condition, then the deletion.
+        """
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        condition |= {"message": "Eviction API: evicting", "lastTransitionTime": now()}
+        self._store.change(
+            *(PODS, namespace, name),
+            lambda it: it["status"].setdefault("conditions", []).append(condition),
+            "status",
+        )
+        self._store.delete(PODS, namespace, name)
+
     def preempt(self, pod):
         """End a pod to make room for one of higher priority. Its object remains until its controller has counted it.
 
@@ -362,6 +382,8 @@ class Pod:
         self.processes: list[subprocess.Popen] = []
         self.is_stopping = self.is_over = self.is_lost = self._is_killed = False
         self.killed_for, self.evicted_for = "Error", ""
+        self.failed_for = None
+        """The reason and the message of a pod that its node ends as a whole."""
         self._grace: threading.Timer | None = None
         self._signals = threading.Lock()
         """A stop concerns the processes that run then, and those that start afterwards."""
@@ -461,7 +483,8 @@ class Pod:
             )
             self._node.tell(self._pod, "Evicted", self.evicted_for)
         else:
-            self._node.write(self._pod, phase=phase, containerStatuses=ended)
+            why = dict(zip(("reason", "message"), self.failed_for or (), strict=False))
+            self._node.write(self._pod, phase="Failed" if why else phase, containerStatuses=ended, **why)
 
     def _tell_init(self, plan, state, plans, here):
         initialising = {"waiting": {"reason": "PodInitializing"}}

@@ -9,9 +9,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from attempts import AttemptNumbers, attempt_id
 from deadlines import scaled_s
@@ -21,6 +25,7 @@ from kube_definitions import FRAMEWORK, OF_KUBEFLOW, TORCH_DISTRIBUTED
 from kube_operators import RUNTIMES
 from kube_store import CLAIMS, CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 
+from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.render import selector_of
 from nni_manager.training_services.kubernetes.resources import PODS as OUR_PODS
@@ -31,6 +36,8 @@ from trial_keeper.wire.workspace import Workspace
 
 BIN = Path(sys.executable).parent
 CLAIM = "nni"
+_REACTS_WITHIN_S = 20.0
+_PAUSE = {"name": "tensorflow", "image": "registry.k8s.io/pause:3.9"}
 
 
 @dataclass(frozen=True)
@@ -96,12 +103,59 @@ def our_cluster(folder, runs=None):
 
 @contextlib.contextmanager
 def surroundings(folder):
-    """The named cluster, or the fake one."""
-    if os.environ.get("TEST_KUBECONFIG"):
-        yield named_cluster(os.environ)
-        return
-    with our_cluster(folder) as ours:
-        yield ours
+    """The named cluster, or the fake one. No manager of an experiment in the folder is left behind."""
+    with contextlib.ExitStack() as stack:
+        is_named = bool(os.environ.get("TEST_KUBECONFIG"))
+        around = named_cluster(os.environ) if is_named else stack.enter_context(our_cluster(folder))
+        stack.callback(end_managers, folder / "experiments")
+        yield around
+
+
+def end_managers(experiments):
+    """End the managers that still run: the tests of these experiments have failed."""
+    for path in experiments.iterdir() if experiments.is_dir() else ():
+        if (manager := ExperimentFolder(path).running_process()) is not None:
+            process = psutil.Process(manager.pid)
+            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                try:
+                    process.wait(scaled_s(5))
+                except psutil.TimeoutExpired:
+                    process.kill()
+
+
+def reacts(cluster, resource, namespace):
+    """True if a controller writes the status of a job that starts no pods. The job is deleted again."""
+
+    def replica(container):
+        spec = {"containers": [_PAUSE | {"name": container}]}
+        return {"replicas": 1, "restartPolicy": "Never", "template": {"spec": spec}}
+
+    paused = {"runPolicy": {"suspend": True}}
+    specs = {
+        # FrameworkController waits for the user to start it.
+        "Framework": {
+            "executionType": "Create",
+            "retryPolicy": {"fancyRetryPolicy": False, "maxRetryCount": 0},
+            "taskRoles": [],
+        },
+        "TFJob": paused | {"tfReplicaSpecs": {"Worker": replica("tensorflow")}},
+        "PyTorchJob": paused | {"pytorchReplicaSpecs": {"Master": replica("pytorch")}},
+        "TrainJob": {"suspend": True, "runtimeRef": {"name": "torch-distributed"}},
+        "Job": {"suspend": True, "template": {"spec": {"containers": [_PAUSE], "restartPolicy": "Never"}}},
+    }
+    name = f"trialkeeperprobe{uuid.uuid4().hex[:6]}"
+    body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": specs[resource.kind]}
+    cluster.create(resource, namespace, body | {"metadata": {"name": name, "namespace": namespace}})
+    deadline_s = time.monotonic() + _REACTS_WITHIN_S
+    try:
+        while not cluster.get(resource, namespace, name).get("status"):
+            if time.monotonic() > deadline_s:
+                return False
+            threading.Event().wait(0.2)
+        return True
+    finally:
+        cluster.delete(resource, namespace, name)
 
 
 class Place:
@@ -140,6 +194,11 @@ class Place:
         with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
             if not cluster.serves(resource):
                 pytest.skip(f"{cluster.login.address} has no {resource.plural} of {resource.api_version}")
+            if self.around.double is None and not reacts(cluster, resource, self.around.namespace):
+                pytest.skip(
+                    f"{cluster.login.address} has {resource.plural}, but no controller of them: none has written a status "
+                    f"within {_REACTS_WITHIN_S:g} s"
+                )
 
     def start(self, *arguments):
         """Start nnictl."""

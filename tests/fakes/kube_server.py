@@ -1,7 +1,7 @@
 """The fake cluster as a separate process: `python kube_server.py FOLDER`, until its standard input ends.
 
 It prints `ready` once FOLDER/kubeconfig and FOLDER/storage, the volume of its claim `nni`, exist; at its end
-it prints the number of calls by kind as JSON.
+it prints the number of calls by kind as JSON. With `--without-controllers`, nothing reacts to jobs.
 """
 
 import json
@@ -13,6 +13,8 @@ from kube_place import our_cluster
 
 def main():
     with our_cluster(Path(sys.argv[1])) as ours:
+        if "--without-controllers" in sys.argv:
+            ours.double.controllers.stopped.update(ours.double.store.kinds.values())
         print("ready", flush=True)
         sys.stdin.read()
         counted = {f"{verb} {plural}": count for (verb, plural), count in ours.double.api.counted().items()}

@@ -12,7 +12,7 @@ import re
 import threading
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from nni_manager.startup.schema_validators import Draft202012Validator
 
@@ -98,8 +98,9 @@ class Entry:
     after: dict
 
 
-def now():
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later_s=0):
+    at = datetime.now(timezone.utc) + timedelta(seconds=later_s)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def labels_match(selector, labels):
@@ -198,7 +199,7 @@ class Store:
 
     # ---- writing
 
-    def create(self, kind, namespace, body):
+    def create(self, kind, namespace, body, is_dry_run=False):
         with self.changed:
             new = copy.deepcopy(body)
             new.setdefault("apiVersion", kind.api_version)
@@ -224,10 +225,12 @@ class Store:
             if kind.has_status:
                 new.pop("status", None)
             _fill_in(kind, new)
-            if kind is DEFINITIONS:
+            if kind is DEFINITIONS and not is_dry_run:
                 self._serve(new)
             elif kind is PODS:
                 self._check_quota(namespace, name)
+            if is_dry_run:
+                return new
             return self._write(kind, "ADDED", None, new)
 
     def replace(self, kind, namespace, name, body, part=""):
@@ -302,7 +305,7 @@ class Store:
             if not finalizers and not (kind is PODS and grace_s) and kind is not NAMESPACES:
                 return self._remove(kind, found), True
             before = self._objects[kind][found["metadata"].get("namespace", ""), name]
-            meta.setdefault("deletionTimestamp", now())
+            meta.setdefault("deletionTimestamp", now(int(grace_s or 0)))
             if finalizers:
                 meta["finalizers"] = finalizers
             meta["deletionGracePeriodSeconds"] = int(grace_s or 0)

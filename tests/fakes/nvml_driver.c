@@ -1,14 +1,17 @@
 /* An NVIDIA driver's management library with two GPUs: what nvidia-ml-py calls, and no more.
- * TEST_GPUS="percent:MiB percent:MiB" is what the two do; "broken" makes the driver refuse to start. */
+ * TEST_GPUS="percent:MiB percent:MiB" is what the two do; "broken" makes the driver refuse to start.
+ * The file TEST_GPU_PROCESSES has the number of processes that compute on each: "1 0". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define GPUS 2
 #define NOT_FOUND 6
+#define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
 
 struct utilisation { unsigned gpu, memory; };
+struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 struct memory { unsigned long long total, free, used; };
 
 static const char *const names[GPUS] = {"Test GPU A", "Test GPU B"};
@@ -53,6 +56,23 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory *found) {
     found->total = 16384ULL << 20;
     found->used = mebibytes[position(handle)] << 20;
     found->free = found->total - found->used;
+    return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
+    const char *path = getenv("TEST_GPU_PROCESSES");
+    FILE *file = path == NULL ? NULL : fopen(path, "r");
+    unsigned counts[GPUS] = {0, 0}, wanted;
+    if (file != NULL) {
+        if (fscanf(file, "%u %u", &counts[0], &counts[1]) < 1) counts[0] = 0;
+        fclose(file);
+    }
+    wanted = counts[position(handle)];
+    if (wanted > *count || (wanted > 0 && found == NULL)) {
+        *count = wanted;
+        return INSUFFICIENT_SIZE;
+    }
+    for (*count = 0; *count < wanted; (*count)++) found[*count] = (struct process){1, 1ULL << 20, 0, 0};
     return 0;
 }
 

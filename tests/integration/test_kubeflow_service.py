@@ -152,6 +152,35 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator,
     kubernetes.close()
 
 
+async def test_a_running_job_that_kueue_suspends_says_so_and_starts_again(site):
+    queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
+    site.store.create(LOCAL_QUEUES, "default", queue)
+    site.config = replace(CONFIGS["job"], queue="team")
+
+    def admits(policy):
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy=policy))
+
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        (first,) = await until_pods_run(site)
+        await until(lambda: not service.pending_reason("trial1"), "it runs", DEADLINE_S)
+        assert not service.will_restart("trial1")
+        admits("Hold")
+        await until(lambda: service.will_restart("trial1"), "the suspension is seen", DEADLINE_S)
+        assert service.warning("trial1").startswith(
+            "Kueue has suspended the job, which starts again when queue team admits it; "
+        )
+        await until(lambda: not site.store.find(PODS, "default", first), "its pod is gone", DEADLINE_S)
+        assert site.ends == []
+        admits("None")
+        await until(lambda: service.warning("trial1") == "", "it starts again", DEADLINE_S)
+        (second,) = await until_pods_run(site)
+        assert second != first
+        assert await service.stop("trial1")
+        assert not service.will_restart("trial1")
+        await site.has_ended()
+
+
 def test_a_server_that_hides_its_version_is_not_refused(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["job"])
     site.cluster.api.minor_version = "20"

@@ -3,6 +3,7 @@
 import pytest
 from openpai_here import JOBS, PASSWORDS, an_openpai_here, refused
 from openpai_jobs import WORKER, a_job, text_of
+from prometheus_client.parser import text_string_to_metric_families
 from real_experiment import wait_until
 
 API = "/rest-server/api/v2"
@@ -116,3 +117,26 @@ def test_administrators_see_this_machine_and_its_tasks_as_kubernetes_would_list_
         refused(here.client("bob").get(f"{API}/kubernetes/{path}"), 403, "ForbiddenUserError")
     assert ada.get(f"{API}/alerts").json() == []
     assert ada.get(f"{API}/cluster/sku-types").json() == {}
+
+
+def test_prometheus_reads_jobs_queues_and_resources_with_a_token(here):
+    ada = here.client()
+    all_cpus = ((*WORKER, "instances"), 1), ((*WORKER, "resourcePerInstance", "cpu"), 4)
+    for name in ("runs", "waits"):
+        ada.submit(text_of(a_job(*all_cpus, ((*WORKER, "commands"), ["sleep 600"]), name=name)))
+    wait_until(lambda: ada.get(f"{JOBS}/ada~runs").json()["jobStatus"]["state"] == "RUNNING", "the job runs")
+    found = {
+        (sample.name.removeprefix("local_openpai_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(ada.get("/metrics").text)
+        for sample in family.samples
+    }
+    assert (found["jobs", "RUNNING"], found["jobs", "WAITING"], found["jobs", "FAILED"]) == (1, 1, 0)
+    assert found["queued_jobs", "default"] == 1
+    assert (found["capacity_cpus", "default"], found["allocated_cpus", "default"]) == (4, 4)
+    assert (found["capacity_memory_bytes", "default"], found["allocated_memory_bytes", "default"]) == (
+        2**34,
+        2**30,
+    )
+    assert found["allocated_gpus", "default"] == 0
+    assert found[("process_resident_memory_bytes",)] > 10e6
+    refused(here.client(None).get("/metrics"), 401, "UnauthorizedUserError")

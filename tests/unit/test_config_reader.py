@@ -189,10 +189,10 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "maxTrialDuration, maxTrialRetry, maxPreemptions, failFast, nniManagerIp, debug, versionCheck, logLevel, "
-        "logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, objectives, constraints, "
-        "searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, advisor, trial, "
-        "trainingServicePlatform, localConfig)",
+        "maxTrialDuration, maxTrialRetry, maxPreemptions, lostNodeTimeout, failFast, nniManagerIp, debug, "
+        "versionCheck, logLevel, logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, "
+        "objectives, constraints, searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, "
+        "advisor, trial, trainingServicePlatform, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "
         'write a hyper-parameter as {"_type": "uniform", "_value": [0, 1]}',

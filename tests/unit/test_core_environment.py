@@ -89,10 +89,15 @@ def test_the_environment_of_the_keeper_itself_is_not_modified() -> None:
     [((0,), "0"), ((2, 3), "2,3"), ((), "-1")],
     ids=["one GPU", "two GPUs", "no GPU may be seen"],
 )
-def test_assigned_gpus_are_the_visible_ones(gpu_indices: tuple[int, ...], expected: str) -> None:
-    assert environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)["CUDA_VISIBLE_DEVICES"] == expected
+def test_assigned_gpus_are_the_visible_ones_in_the_drivers_order(
+    gpu_indices: tuple[int, ...], expected: str
+) -> None:
+    made = environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)
+    assert (made["CUDA_VISIBLE_DEVICES"], made["CUDA_DEVICE_ORDER"]) == (expected, "PCI_BUS_ID")
+    chosen = environ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, gpu_indices)
+    assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_without_an_assignment_the_trial_gets_the_containers_gpus() -> None:
     assert environ({"CUDA_VISIBLE_DEVICES": "9"})["CUDA_VISIBLE_DEVICES"] == "9"
-    assert "CUDA_VISIBLE_DEVICES" not in environ()
+    assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} & environ().keys()

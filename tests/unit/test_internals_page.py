@@ -3,8 +3,10 @@
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
@@ -23,6 +25,7 @@ TABLES = [
     ("nni_manager.domain.attempts", "", "Attempt, in the manager", ""),
     ("nni_manager.domain.jobs", "", "Job", ""),
     ("nni_manager.domain.stop_escalation", "", "Stop of a job", ""),
+    ("nni_manager.domain.lost_jobs", "", "Job that seems to be lost", "not tracked"),
     ("nni_manager.domain.transports", "", "Transport of a task", ""),
     ("nni_manager.training_services.kubernetes.job_states", "", "Job on Kubernetes", ""),
     ("trial_keeper.core.attempt", "", "Attempt, in the keeper", ""),
@@ -32,23 +35,8 @@ TABLES = [
 ]
 
 
-def meanings(states: type[Enum]) -> dict[str, str]:
-    """The explanation of each state by its name: the docstring below the member, or else a value that is a sentence."""
-    found = {state.name: state.value for state in states if " " in state.value}
-    (definition,) = ast.parse(inspect.getsource(states)).body
-    assert isinstance(definition, ast.ClassDef)
-    for member, below in zip(definition.body, definition.body[1:], strict=False):
-        match member, below:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)]),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = inspect.cleandoc(text).replace("\n", " ").removesuffix(".")
-    return {name: text[0].upper() + text[1:] for name, text in found.items()}
-
-
 def section(module: str, prefix: str, heading: str, open_state: str) -> str:
-    """A diagram of the state changes, and a table with the meaning and the ignored events of each state."""
+    """A diagram of the state changes, and a table of the ignored events of each state."""
     tables = importlib.import_module(module)
     changes: Mapping[tuple[Enum, Enum], Enum | None] = getattr(tables, f"{prefix}CHANGES")
     lines = [f"### {heading}", "", f"`{module}`", "", "```mermaid", "stateDiagram-v2"]
@@ -59,11 +47,32 @@ def section(module: str, prefix: str, heading: str, open_state: str) -> str:
     ignored: dict[str, list[str]] = defaultdict(list)
     for state, event in getattr(tables, f"{prefix}IGNORED"):
         ignored[state.name].append(event.name)
-    explained = meanings(type(next(iter(changes))[0]))
-    shown = {state.name: None for (before, _), after in changes.items() for state in (before, after) if state}
     lines += ["```", "", "| State | Meaning | Ignored events |", "|---|---|---|"]
-    lines += [f"| {name} | {explained[name]} | {', '.join(sorted(ignored[name]))} |" for name in shown]
+    states = dict.fromkeys(
+        state for change, after in changes.items() for state in (change[0], after) if state
+    )
+    explained = meanings(type(next(iter(states))))
+    lines += [
+        f"| {state.name} | {explained[state.name]} | {', '.join(sorted(ignored[state.name]))} |"
+        for state in states
+    ]
+    events = meanings(type(next(iter(changes))[1]))
+    if named := [f"{name} ({text})" for name, text in events.items() if text]:
+        lines += ["", f"Events: {'; '.join(named)}."]
     return "\n".join(lines) + "\n"
+
+
+def meanings(states: type[Enum]) -> dict[str, str]:
+    """What each member means: the docstring below it, or its value if that says more than its name; empty: the name says all."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(states))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for member, following in itertools.pairwise([*tree.body, ast.Pass()]):
+        match member, following:
+            case ast.Assign([ast.Name(name)]), ast.Expr(ast.Constant(str(text))):
+                found[name] = " ".join(text.split()).rstrip(".")
+    by_value = {state.name: state.value for state in states if state.value.count(" ") > 1}
+    return {state.name: found.get(state.name) or by_value.get(state.name, "") for state in states}
 
 
 def test_the_diagrams_are_those_of_the_tables() -> None:
@@ -80,6 +89,14 @@ def test_every_named_file_exists() -> None:
     paths = re.findall(r"`([\w/]+/(?:[\w.]+)?)`", written_by_hand)
     assert len(paths) > 50
     assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
+
+
+@pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
+def test_every_state_is_explained(module: str, prefix: str) -> None:
+    changes = getattr(importlib.import_module(module), f"{prefix}CHANGES")
+    states = {state for change, after in changes.items() for state in (change[0], after) if state}
+    explained = meanings(type(next(iter(states))))
+    assert [state.name for state in states if not explained[state.name]] == []
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])

@@ -19,6 +19,19 @@ def test_the_least_loaded_gpus_are_assigned_first():
     assert shares.take("d", 2) == (0, 1)
 
 
+def test_gpus_of_other_programs_are_not_assigned_and_those_of_own_jobs_are_shared():
+    shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
+    assert shares.take("a", 1, in_use={0}) == (1,)
+    # Now the job computes on GPU 1, which a second job may share.
+    assert shares.used_by_others({0, 1}) == [0]
+    assert shares.take("b", 3, in_use={0, 1}) is None
+    assert shares.take("b", 2, in_use={0, 1}) == (1, 2)
+    assert shares.take("c", 1, in_use={0, 1, 2}) == (2,)
+    assert shares.take("d", 1, in_use={0, 1, 2}) is None
+    assert shares.take("d", 1, in_use={1, 2}) == (0,)
+    assert shares.used_by_others({5}) == []
+
+
 def test_too_many_gpus_are_rejected_with_both_numbers():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSection(), 2, present=(0,))
@@ -31,16 +44,21 @@ def test_trials_without_gpus_require_none():
     assert GpuShares.of(LocalSection(gpu_indices=(3,)), None, present=()).indices == (3,)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=40), st.integers(1, 3))
-def test_no_gpu_ever_has_more_jobs_than_its_limit(moves, most):
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.frozensets(st.integers(0, 4))), max_size=40),
+    st.integers(1, 3),
+)
+def test_no_gpu_ever_has_more_jobs_than_its_limit_or_a_job_beside_another_program(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
-    for job, count in moves:
+    for job, count, others in moves:
+        unused = set(range(4)).difference(*held.values())
         if str(job) in held:
             shares.release(str(job))
             del held[str(job)]
-        elif (indices := shares.take(str(job), count)) is not None:
+        elif (indices := shares.take(str(job), count, others)) is not None:
             assert len(set(indices)) == count
+            assert not unused & others & set(indices)
             held[str(job)] = indices
         load = [sum(index in indices for indices in held.values()) for index in range(4)]
         assert max(load) <= most

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.errors import UserError
+from nni_manager.training_services import mounts
 from nni_manager.training_services.mounts import export_in, folder_of_export
 
 TABLE = """\
@@ -44,3 +45,19 @@ def test_an_export_without_a_mount_is_an_error_with_the_mount_command():
         UserError, match=rf"{re.escape(expected)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"
     ):
         folder_of_export("nas.example", "/nni")
+
+
+def test_a_missing_folder_below_a_mounted_export_is_named_with_the_command_that_creates_it(
+    tmp_path, monkeypatch
+):
+    table = tmp_path / "mountinfo"
+    table.write_text(TABLE.replace("/mnt/nni", str(tmp_path)))
+    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    assert folder_of_export("10.0.0.1", "/var/nfs") == tmp_path
+    (tmp_path / "team").mkdir()
+    wanted = (
+        f"cannot find the folder /var/nfs/team/a/b on NFS server 10.0.0.1: its export is mounted here, and {tmp_path}/team "
+        f"has no a/b; create it with `mkdir -p {tmp_path}/team/a/b`, or correct the path"
+    )
+    with pytest.raises(UserError, match=re.escape(wanted)):
+        folder_of_export("10.0.0.1", "/var/nfs/team/a/b")

@@ -91,7 +91,7 @@ def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
     assert of_a_view[0]["state"] == "unknown"
 
 
-def test_a_running_trial_says_what_the_cluster_warns_of_and_when_its_keeper_last_reported(played):
+def test_a_running_trial_says_what_the_cluster_warns_of_and_how_long_its_keeper_has_been_silent(played):
     snapshot = played.snapshot()
     trial = Trial("t", 0, {"x": 1}, {}, 1.0, job_id="job")
     assert message_of(dataclasses.replace(snapshot, warning_of=lambda _: "node n1 is down"), trial) == ""
@@ -101,9 +101,9 @@ def test_a_running_trial_says_what_the_cluster_warns_of_and_when_its_keeper_last
     assert message_of(warned, trial) == "node n1 is down"
     warned.experiment.transports.track("job", 1.0)
     warned.experiment.transports.connected("job", "main-0", 61.0)
-    assert message_of(warned, trial) == "node n1 is down; its keeper last reported 38 s ago"
+    assert message_of(warned, trial) == "node n1 is down; its keeper has been silent for 38 s"
     shown = trial_view(warned, trial)
-    assert "(node n1 is down; its keeper last reported 38 s ago)" in trial_cells(shown)[2]
+    assert "(node n1 is down; its keeper has been silent for 38 s)" in trial_cells(shown)[2]
 
 
 def test_a_storage_that_does_not_answer_delays_no_other_request(played, monkeypatch):

@@ -23,15 +23,15 @@ class AttemptState(Enum):
     """State of an attempt."""
 
     STARTING = "starting"
-    """The process is not started yet."""
+    """Its command is about to start."""
     RUNNING = "running"
-    """The command runs."""
+    """Its command runs."""
     STOPPING = "stopping"
-    """The command was asked to end and has not ended."""
+    """It was asked to stop, and is killed at the end of the grace period."""
     ENDED = "ended"
-    """The command has ended; the manager may still lack some of its data."""
+    """Its command has ended; the manager may still lack some of its data."""
     CLOSED = "closed"
-    """The manager has acknowledged all data."""
+    """The manager has acknowledged all its data."""
 
 
 class AttemptEvent(Enum):

@@ -46,4 +46,6 @@ def trial_environ(
     if trial.gpu_indices is not None:
         # Some CUDA versions ignore an empty list; -1 hides all GPUs from every version.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"
+        # The driver's numbers, as nvidia-smi shows them. CUDA's own order puts the fastest GPU first.
+        environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return environ

@@ -20,13 +20,13 @@ class LinkState(Enum):
     """State of the link."""
 
     WAITING = "waiting"
-    """There is no connection, and the next try has a time."""
+    """No connection; the next try is due after a delay."""
     CONNECTING = "connecting"
-    """The keeper connects and waits for the manager's answer."""
+    """A try is in progress."""
     UP = "up"
-    """Manager and keeper exchange messages."""
+    """The stream is open, and the manager has welcomed this keeper."""
     REFUSED = "refused"
-    """The manager has refused this keeper, which waits for another manager."""
+    """The manager has refused this keeper for good, for example because of its version."""
 
 
 class LinkEvent(Enum):

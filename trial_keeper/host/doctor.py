@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
-from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
+from trial_keeper.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.programs import foreign_nnictl
 from trial_keeper.settings import SettingValue, read_settings

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from trial_keeper.host.gpus import Gpus, GpusUnseen
+from trial_keeper.gpus import Gpus, GpusUnseen
 from trial_keeper.processes import ProcessStat, descendants, session_of
 from trial_keeper.wire.messages import AttemptKey, Usage
 

@@ -158,8 +158,7 @@ def status(experiment_id: str | None) -> int:
     known = options.experiment(experiment_id)
     shown = known.get("/check-status")
     shown.pop("isOver", None)
-    # A running manager deletes what an earlier one has left.
-    left = [] if known.manager is not None else list(leftover_jobs.read(known.folder).values())
+    left = list(leftover_jobs.read(known.folder).values())
     output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
     for error in shown["errors"]:
         if "\n" in error.strip():

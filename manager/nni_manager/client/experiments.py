@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import itertools
@@ -17,6 +18,9 @@ from trial_keeper.wire.safe_open import is_safe_name
 
 if TYPE_CHECKING:
     from nni_manager.client.stored import StoredDocuments
+
+# The statuses of unfinished trials in NNI's API.
+_UNFINISHED = ("WAITING", "RUNNING")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,25 @@ class KnownExperiment:
         return (self.client() or self.stored).get(path, *names)
 
     def trial_list(self) -> Sequence[dict[str, Any]]:
-        """The list columns of all trials, from the store; from the manager if the store is unreadable."""
-        return self.get("/trials") if self.problem else self.stored.trial_list()
+        """The list columns of all trials, from the store; from the manager if the store is unreadable.
+
+        Those of unfinished trials have the message of a running manager: what the cluster reports about their jobs.
+        """
+        if self.problem:
+            trials: Sequence[dict[str, Any]] = self.get("/trials")
+            return trials
+        found, client = self.stored.trial_list(), self.client()
+        if client is not None and any(each["endTime"] is None for each in found):
+            # The store has the trials, whether the manager answers or not.
+            with contextlib.suppress(ManagerUnresponsive):
+                messages = {
+                    each["id"]: each["message"]
+                    for status in _UNFINISHED
+                    for each in client.get("/trials", status=status)
+                }
+                for each in found:
+                    each["message"] = messages.get(each["id"], each["message"])
+        return found
 
     def trial_id(self, given: str) -> str:
         """The id of the trial that has the given id, or whose id starts with the given prefix.

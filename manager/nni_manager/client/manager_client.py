@@ -50,14 +50,14 @@ class ManagerClient:
             raise self._unresponsive("another experiment answers there")
         return summary
 
-    def get(self, path: str, *names: str) -> Any:
+    def get(self, path: str, *names: str, **query: str) -> Any:
         """The document at `path`, or at `names` below it. Names are quoted; they may be any text but "", "." and "..".
 
         Raises:
             ManagerUnresponsive: no answer, or another program answers.
             ManagerRefusal: with the manager's error message.
         """
-        return self._request("GET", path, names)
+        return self._request("GET", path, names, params=query)
 
     def delete(self, path: str, *names: str) -> Any:
         """Send a DELETE request; arguments and errors as for `get`."""

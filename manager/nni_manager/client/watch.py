@@ -272,7 +272,7 @@ def trial_cells(trial: Document) -> list[str]:
     parameters = output.parameters(trial["parameters"])
     if trial["state"] == "FAILED":
         parameters += f"  ({why(trial)})"
-    elif trial["state"] in ("WAITING", "RUNNING") and trial["message"]:
+    elif trial["state"] in ("WAITING", "RUNNING", "CLOSING") and trial["message"]:
         parameters += f"  ({trial['message'].splitlines()[0]})"
     elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
         parameters += f"  ({trial['message']})"

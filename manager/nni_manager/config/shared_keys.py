@@ -24,6 +24,8 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
 REUSE_IDLE_TIMEOUT_S = 600.0
+# As long as a cluster usually tolerates a node that is not reachable.
+LOST_NODE_TIMEOUT_S = 300.0
 
 
 def _seconds(value: Any, info: ValidationInfo) -> float | None:
@@ -31,16 +33,22 @@ def _seconds(value: Any, info: ValidationInfo) -> float | None:
     return float(value) if is_stored else duration_s(value)
 
 
-def _seconds_or_default(value: Any, info: ValidationInfo) -> float:
-    seconds = _seconds(value, info)
-    return REUSE_IDLE_TIMEOUT_S if seconds is None else seconds
+def _seconds_or(default_s: float) -> PlainValidator:
+    """A duration that is never unset."""
+
+    def validate(value: Any, info: ValidationInfo) -> float:
+        seconds = _seconds(value, info)
+        return default_s if seconds is None else seconds
+
+    return PlainValidator(validate)
 
 
 _DURATION = WithJsonSchema(
     {"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}
 )
 Duration = Annotated[float | None, PlainValidator(_seconds), _DURATION]
-_IdleTimeout = Annotated[float, PlainValidator(_seconds_or_default), _DURATION]
+_IdleTimeout = Annotated[float, _seconds_or(REUSE_IDLE_TIMEOUT_S), _DURATION]
+_LostNodeTimeout = Annotated[float, _seconds_or(LOST_NODE_TIMEOUT_S), _DURATION]
 _MOST_FAILURES = 99_999
 
 
@@ -122,6 +130,8 @@ class SharedKeys(Schema):
     max_preemptions: int = whole(0, 9999, "100", 100, since="0.7",
         about="how often a trial starts again whose job the cluster [preempted](changing-a-running-experiment.md#preemption); "
         "not counted as retries")
+    lost_node_timeout: _LostNodeTimeout = duration("10m", LOST_NODE_TIMEOUT_S, since="0.7", unset="`5m`",
+        about="how long a node of a job on a cluster may be not ready, and its keeper silent, until the job is lost")
     # NNI starts every trial, however many fail.
     fail_fast: FailFast = must_be(f"false, or a whole number from 1 to {_MOST_FAILURES}", "10", FAIL_FAST, since="0.7",
         about="after how many failed trials no more are started, if none has succeeded before: a script that is wrong fails "

@@ -16,15 +16,15 @@ class AttemptPhase(Enum):
     """The phase of an attempt, as reported to this manager. Only LOST is stored."""
 
     REGISTERED = "registered"
-    """The attempt is known, and no start is reported."""
+    """A keeper has registered it; its command has not started."""
     RUNNING = "running"
-    """A keeper reported that the command runs."""
+    """Its command runs."""
     ENDED = "ended"
-    """The command has ended; its last bytes may still be in transit."""
+    """Its command has ended; its last bytes may still be in transit."""
     DELIVERED = "delivered"
-    """Every byte of the ended attempt is stored."""
+    """Every byte of it is durable."""
     LOST = "lost"
-    """No end of the attempt will arrive."""
+    """Declared lost: nothing of it counts any more, except up to a checkpoint from which another attempt continues."""
 
 
 HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})

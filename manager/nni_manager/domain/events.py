@@ -172,12 +172,26 @@ class JobTerminated:
     """The trials dispatched to the job that none of its keepers started."""
     was_supervised: bool = True
     """True if a manager ran when the job ended, or before it started; otherwise the cause of its end is unknown."""
+    pending_reason: str = ""
+    """Why the job had not started; empty if it had, or if that is unknown."""
     is_refused: bool = False
     """True if the cluster refused the job permanently: it never existed, and submitting it again is useless."""
 
 
 class JobProcessesEnded(_OfJob):
     """All processes of the job have ended. Its workspace is drained next, then `JobTerminated` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReadinessChanged:
+    """The cluster reports that a node of a running job is not ready, or that all are again."""
+
+    job_id: str
+    is_ready: bool
+
+
+class JobRequeued(_OfJob):
+    """The cluster has ended the keepers of the job, and will start the same job again."""
 
 
 class AttemptDrained(_OfJob):
@@ -292,7 +306,9 @@ _AttemptBoundary = (
 )
 _AttemptData = MetricsStored | AttemptContinued | TaskReported | ProblemFound | UsageReported
 _KeeperEvent = KeeperIdle | KeeperConnected | KeeperDisconnected | KeeperSeenOnStorage | TrialReclaimed
-_ClusterEvent = JobAccepted | JobProcessesEnded | AttemptDrained | JobTerminated
+_ClusterEvent = (
+    JobAccepted | JobRequeued | NodeReadinessChanged | JobProcessesEnded | AttemptDrained | JobTerminated
+)
 _StopRequest = TrialStopAsked | EarlyStopRequested | ExperimentStopAsked
 _UserChange = LimitsChanged | SearchSpaceChanged | RemarksChanged | TrialProposed
 Event = (
@@ -433,6 +449,10 @@ class EscalateStop:
     stage: StopStage
 
 
+class GiveUpJob(_OnJob):
+    """Report a job as terminated that seems to be lost, with what the cluster has reported, and name its possible remains."""
+
+
 @dataclass(frozen=True, slots=True)
 class CancelTrial:
     """End a trial that has a job; the reason is already stored. `ends_job`: the job ends with the trial."""
@@ -474,6 +494,6 @@ class Finish:
 
 _TunerEffect = AskTuner | TellTuner | AddObservation | AskAssessor | TellAssessor
 _StoreEffect = SaveTrial | SaveTrialAttempt | SaveExperiment | SaveRemarks | SaveJob | SaveUsage
-_JobEffect = SubmitJob | DispatchTrial | RevokePrefetched | DrainJob | EscalateStop | CancelTrial
+_JobEffect = SubmitJob | DispatchTrial | RevokePrefetched | DrainJob | EscalateStop | GiveUpJob | CancelTrial
 _AttemptEffect = CloseAttempt | DrainAttempt | DrainSource | DetachTrial
 Effect = _TunerEffect | _StoreEffect | _JobEffect | _AttemptEffect | Finish

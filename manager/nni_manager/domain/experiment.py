@@ -19,6 +19,7 @@ from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.lost_jobs import LossEvent
 from nni_manager.domain.objectives import Objectives
 from nni_manager.domain.remarks import NO_REMARKS, Remarks
 from nni_manager.domain.search_budget import Limits, SearchBudget
@@ -36,21 +37,21 @@ class ExperimentState(str, Enum):
     """The state of an experiment, in NNI's words."""
 
     INITIALIZED = "INITIALIZED"
-    """The experiment is stored, and its manager is not ready."""
+    """Created; no manager has started it yet."""
     RUNNING = "RUNNING"
-    """Trials run, and the tuner is asked for more."""
+    """Trials start as the limits and the tuner allow."""
     NO_MORE_TRIAL = "NO_MORE_TRIAL"
-    """A limit is reached: no trial is added, and the last ones run."""
+    """A limit of the experiment is reached; started trials run on."""
     TUNER_NO_MORE_TRIAL = "TUNER_NO_MORE_TRIAL"
-    """The tuner has no parameters left, and the last trials run."""
+    """The tuner proposes nothing more; started trials run on."""
     DONE = "DONE"
-    """A limit was reached or the tuner was exhausted, and every trial is terminal."""
+    """All trials have ended. A user may still extend it or add trials."""
     ERROR = "ERROR"
-    """The experiment cannot continue, for example because its tuner failed."""
+    """It cannot go on, for example because the cluster refused jobs; a resume tries again."""
     STOPPING = "STOPPING"
-    """A user requested the end, and trials or jobs are being stopped."""
+    """A user has stopped it; its trials and jobs are ending."""
     STOPPED = "STOPPED"
-    """A user requested the end, and every trial is terminal."""
+    """A user has stopped it, and all trials have ended."""
 
     @property
     def is_terminal(self) -> bool:
@@ -190,6 +191,7 @@ class ExperimentCore:
             self.budget.time_runs_out_at_s if self.state is ExperimentState.RUNNING else None,
             self.lifecycle.time_runs_out_at_s,
             self.stops.next_deadline_s,
+            self.scheduler.lost.next_deadline_s,
         )
         return min((time_s for time_s in times if time_s is not None), default=None)
 
@@ -286,6 +288,12 @@ class ExperimentCore:
                 return []
             case events.JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
+                return []
+            case events.JobRequeued():
+                scheduler.lost.apply(event.job_id, LossEvent.REQUEUED, now_s)
+                return []
+            case events.NodeReadinessChanged():
+                scheduler.note_node(event, now_s)
                 return []
             case events.AttemptDrained():
                 self.stops.apply(event.job_id, StopEvent.PROGRESSED, now_s)

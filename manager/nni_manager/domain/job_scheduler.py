@@ -10,12 +10,13 @@ A stop ends even if a job ignores it: a job that misses a deadline meets the nex
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
 from nni_manager.domain.events import Effect
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, Jobs, JobState
+from nni_manager.domain.lost_jobs import LossEvent, LostJobs
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent, StopStage
 from nni_manager.domain.transports import TransportTracker
@@ -42,6 +43,7 @@ class JobScheduler:
     may_prefetch: bool = False
     """True if parameters may be requested before earlier results are known: the tuner does not learn from results."""
     any_compatible_keeper: bool = False
+    lost: LostJobs = field(default_factory=LostJobs)
     _prefetch_limit: int = 0
     """The number of prefetched trials per job, derived from recent trial durations."""
 
@@ -270,6 +272,7 @@ class JobScheduler:
     def end(self, job_id: str) -> Job | None:
         """Remove a job that has ended and return it; None if it was removed before."""
         self.stops.forget(job_id)
+        self.lost.forget(job_id)
         self.transports.forget(job_id)
         return self.jobs.end(job_id)
 
@@ -295,6 +298,12 @@ class JobScheduler:
             self.stops.stage(job.job_id) in (StopStage.STOP_SENT, StopStage.ENDING)
         ):
             self.stops.forget(job.job_id)
+
+    def note_node(self, event: events.NodeReadinessChanged, now_s: float) -> None:
+        """Record that a node of a job is not ready, or ready again."""
+        if event.job_id in self.jobs.live:
+            what = LossEvent.NODE_RETURNED if event.is_ready else LossEvent.NODE_LOST
+            self.lost.apply(event.job_id, what, now_s, self.budget.limits.lost_node_timeout_s)
 
     def note_processes_ended(self, job_id: str, now_s: float) -> None:
         """Record that no process of the job runs any more."""
@@ -325,6 +334,12 @@ class JobScheduler:
                 effects.append(events.DrainJob(job))
             if after is not StopStage.STALLED:
                 effects.append(events.EscalateStop(job, after))
+        node_timeout_s = self.budget.limits.lost_node_timeout_s
+        for job_id in self.lost.overdue(
+            now_s, node_timeout_s, lambda job_id: self.transports.last_seen(job_id).at_s
+        ):
+            if (job := self.jobs.live.get(job_id)) is not None:
+                effects.append(events.GiveUpJob(job))
         return effects
 
 

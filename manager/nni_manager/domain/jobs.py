@@ -31,13 +31,13 @@ class JobState(Enum):
     """The state of a job. A job that has ended has none: it is removed."""
 
     PENDING = "readying"
-    """The cluster has not started the job, or not all its keepers have finished the last trial."""
+    """The cluster has not started it, or not all its keepers have finished the last trial."""
     IDLE = "idle"
-    """All its keepers have reported that they have no trial."""
+    """All its keepers run and have no trial."""
     BUSY = "busy"
-    """A trial was dispatched to the job."""
+    """It has a trial."""
     DRAINING = "leaving"
-    """The job gets no more trials and ends by itself."""
+    """It gets no further trial and ends."""
 
 
 class JobTrigger(Enum):

@@ -17,8 +17,8 @@ class Limits:
 
     `max_trials` and `max_duration_s` limit the start of trials; running trials continue. `max_trial_duration_s`: the longest
     duration of one attempt. `max_retries`: how often a trial that the cluster lost is started again. `max_preemptions`:
-    how often one that the cluster preempted is. `fail_fast`: how many trials
-    may fail by their own fault, before any has succeeded, until no more are started; 0: all of them.
+    how often one that the cluster preempted is. `fail_fast`: how many trials may fail by their own fault, before any has
+    succeeded, until no more are started; 0: all of them. `lost_node_timeout_s`: how long a node of a job may be not ready.
     """
 
     concurrency: int
@@ -28,6 +28,7 @@ class Limits:
     max_retries: int = 0
     max_preemptions: int = 100
     fail_fast: int = 0
+    lost_node_timeout_s: float = 300.0
 
 
 @dataclass(slots=True)

@@ -31,11 +31,11 @@ class Transport(str, Enum):
     """How a task's streams reach the manager."""
 
     NONE = "none"
-    """No data arrives."""
+    """Nothing of the task has reached this manager."""
     GRPC = "grpc"
-    """The keeper is connected to the manager."""
+    """Its keeper sends them."""
     SHARED_STORAGE = "shared_storage"
-    """The manager reads the files of the keeper in the workspace."""
+    """The manager reads them from the files of the workspace, because there is no connection."""
 
 
 class TransportEvent(Enum):

@@ -29,6 +29,7 @@ from nni_manager.domain.feedback import Feedback
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.lost_jobs import LossEvent
 from nni_manager.domain.metrics import truncate_for_display
 from nni_manager.domain.running_trials import RunningTrials
 from nni_manager.domain.search_budget import SearchBudget
@@ -178,6 +179,7 @@ class TrialLifecycle:
             return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
+        self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_RETURNED, now_s)
         self._running.add(trial)
         stopped_before = trial.stop_reason or (ExitReason.STOPPED_BY_USER if is_stopping else None)
         if trial.state is TrialState.RUNNING and stopped_before is not None:
@@ -292,7 +294,10 @@ class TrialLifecycle:
         """Close the trial unless another of its tasks still runs, or the end of its job will explain its end."""
         if trial.run.ended is None or trial.has_task_in(*UNDELIVERED):
             return []
-        return [] if self._awaits_job_end(trial) else self._close(trial, now_s)
+        if self._awaits_job_end(trial):
+            self.scheduler.lost.apply(trial.job_id, LossEvent.KEEPER_ENDED, now_s)
+            return []
+        return self._close(trial, now_s)
 
     def _awaits_job_end(self, trial: Trial) -> bool:
         return self.reports_preemption and trial.awaits_job_end and trial.job_id in self.scheduler.jobs.live
@@ -382,7 +387,8 @@ class TrialLifecycle:
             self.scheduler.requeue_first(trial)
             return [events.SaveTrial(trial)]
         if is_untouched and trial.stop_reason is not None:
-            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
+            message = ": ".join(filter(None, (STOPPED_BEFORE_START, event.pending_reason)))
+            return self._lose(trial, trial.stop_reason, message, event.at_s, now_s)
         if self._may_restart_preempted(trial, event, may_retry=may_retry):
             return self._restart(trial, event, is_preempted=True)
         if (

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.domain.ingest import StreamWrite
+from nni_manager.engine.snapshot import StoreLoad
 from nni_manager.errors import RetryableError
 from nni_manager.store.rows import RowWrite, UsageRow, Write
 from nni_manager.store.writer import Store
@@ -109,6 +110,13 @@ class GroupCommit:
         """`waiting_bytes` by attempt, for attempts with pending writes."""
         self.problem = ""
         """Why nothing can be stored at present; empty if it can."""
+        self._transactions = 0
+        self._transactions_s = 0.0
+
+    @property
+    def load(self) -> StoreLoad:
+        """The work of the store since the manager's start."""
+        return StoreLoad(self.waiting_bytes, self._transactions, self._transactions_s, self.problem)
 
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[Any]":
         """Store the writes; the future is done when they are durable. It fails after a bug or close, or for a full disk at close.
@@ -310,7 +318,10 @@ class GroupCommit:
                 if self.problem:
                     log.info("the store works again; all waiting data is stored")
                 self.problem = stored.problem
-                self._pace(time.monotonic() - began_s, stored.sync_s)
+                took_s = time.monotonic() - began_s
+                self._transactions += 1
+                self._transactions_s += took_s
+                self._pace(took_s, stored.sync_s)
                 return
 
     def _pace(self, took_s: float, sync_s: float) -> None:

@@ -110,6 +110,9 @@ class Engine:
             runtime, experiment, service, self.keepers, self.writer, self.submission
         )
         service.on_job_preempted = self.dispatch.note_preempted
+        service.on_node_changed = lambda job_id, is_ready: runtime.post(
+            events.NodeReadinessChanged(job_id, is_ready)
+        )
         self.commands = ExperimentCommands(
             runtime,
             experiment,
@@ -259,6 +262,7 @@ class Engine:
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
             code=self.provenance.code,
+            store=self.commits.load,
         )
 
     def _problems(self) -> tuple[str, ...]:
@@ -341,6 +345,8 @@ class Engine:
                 self.dispatch.cancel(effect)
             case events.DrainJob():
                 self.dispatch.drain(effect.job)
+            case events.GiveUpJob():
+                self.runtime.spawn(self.recovery.give_up(effect.job))
             case events.EscalateStop():
                 self.submission.escalate(effect.job, effect.stage)
             case events.CloseAttempt():

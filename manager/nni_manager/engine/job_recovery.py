@@ -10,6 +10,7 @@ from nni_manager.domain import events
 from nni_manager.domain.attempts import UNDELIVERED
 from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.lost_jobs import END_REASON_TIMEOUT_S
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -62,7 +63,8 @@ class JobRecovery:
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
         job = self.experiment.jobs.live.get(ended.job_id)
-        self.leftovers.pop(ended.job_id, None)
+        if self.leftovers.pop(ended.job_id, ""):
+            self._store_leftovers()
         if job is not None:
             self.start(job, ended)
 
@@ -76,7 +78,7 @@ class JobRecovery:
         was_killed = self.experiment.stops.stage(job.job_id) is StopStage.KILLED
         # From here on its trials must not move to another job, which would get the data of the files here.
         self.runtime.post(events.KeeperDisconnected(job.job_id))
-        how, reason = "its keeper is gone", ended.reason
+        how, reason = "" if ended.is_explained else "its keeper is gone", ended.reason
         if ended.exit_code is not None:
             how = f"its keeper ended with exit code {ended.exit_code}"
             if (own := known(ended.exit_code)) is not None:
@@ -103,7 +105,7 @@ class JobRecovery:
                 if not left:
                     untouched.add(trial.trial_id)
                 if (gone := await self.storage_poller.missing_attempts(trial)) is not None:
-                    how = f"{how}; the trial's files are gone: {gone}"
+                    how = "; ".join(filter(None, (how, f"the trial's files are gone: {gone}")))
             # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self.runtime.durable())
             is_complete = trial.state.is_terminal or (
@@ -115,11 +117,14 @@ class JobRecovery:
         if self.service.uses_snapshot:  # only then can other users write there
             for trial_id in job.trial_ids:
                 await self.storage_poller.report_rejected(self.experiment.trials[trial_id])
-        log.info("job %s has ended: %s", job.job_id, how)
+        # Displays of one line show the first one.
+        parts = (ended.message, how) if ended.is_explained else (how, ended.message)
+        message = "\n".join(filter(None, parts))
+        log.info("job %s has ended: %s", job.job_id, message.partition("\n")[0])
         self._recovering.discard(job.job_id)
-        message = "\n".join(part for part in (how, ended.message) if part)
         is_clean = ended.exit_code == 0
-        self.report(job.job_id, reason, message, is_clean=is_clean, untouched=frozenset(untouched))
+        how_reported = {"is_clean": is_clean, "pending_reason": ended.pending_reason}
+        self.report(job.job_id, reason, message, untouched=frozenset(untouched), **how_reported)
 
     async def abandon(self, job: Job) -> None:
         """Stop waiting for the job, and ingest the data of its trials that the workspace shows now."""
@@ -127,6 +132,31 @@ class JobRecovery:
             f"cannot end job {job.job_id}, which may still run; remove it with `{self.service.removal_command(job.job_id)}`"
         )
         log.error("%s", message)
+        self._store_leftovers()
+        await self._report_lost(job, message)
+
+    async def give_up(self, job: Job) -> None:
+        """Stop waiting for the end of a job that seems to be lost. The cluster is asked to end it if it still can.
+
+        A job that the cluster will start again is not given up.
+        """
+        if self.service.will_restart(job.job_id):
+            self.runtime.post(events.JobRequeued(job.job_id))
+            return
+        why = self.service.warning(job.job_id) or (
+            "its keeper was asked to end, but not by this manager, and the cluster has not reported within "
+            f"{END_REASON_TIMEOUT_S:.0f} s why"
+        )
+        log.error("job %s is given up: %s", job.job_id, why)
+        if await self.service.stop(job.job_id):
+            self.leftovers[job.job_id] = (
+                f"cannot confirm the end of job {job.job_id}: {why}; "
+                f"remove it with `{self.service.removal_command(job.job_id)}`"
+            )
+            self._store_leftovers()
+        await self._report_lost(job, why)
+
+    async def _report_lost(self, job: Job, message: str) -> None:
         try:
             await asyncio.wait_for(self._ingest_visible(job), _ABANDONED_TIMEOUT_S)
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
@@ -223,11 +253,16 @@ class JobRecovery:
                 await self.service.stop(job_id)  # its end removes the message
             else:
                 del self.leftovers[job_id]
+        self._store_leftovers()
 
     async def settle(self) -> None:
         """Wait until the cluster has deleted what is left of ended jobs, for a bounded time, and store what it may still have."""
         await self.service.settle()
         self.leftovers |= self.service.leftovers()
+        self._store_leftovers()
+
+    def _store_leftovers(self) -> None:
+        """Store what may be left, for a later manager and for users, also if this manager dies."""
         try:
             leftover_jobs.write(self.folder, self.leftovers)
         except OSError as error:

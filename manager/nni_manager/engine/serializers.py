@@ -313,11 +313,14 @@ def _why(trial: Trial) -> str:
 
 def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
     """The message about the end of the trial, or what the cluster reports about one that has not started, or may end."""
+    if trial.state is TrialState.CLOSING:
+        # Its keeper has ended, and the cluster may report why before it reports the end of the job.
+        return snapshot.warning_of(trial.job_id) or trial.run.message
     if trial.state is TrialState.RUNNING and (warning := snapshot.warning_of(trial.job_id)):
         seen_at_s = snapshot.experiment.transports.last_seen(trial.job_id).at_s
         if seen_at_s is None:
             return warning
-        return f"{warning}; its keeper last reported {snapshot.now_s - seen_at_s:.0f} s ago"
+        return f"{warning}; its keeper has been silent for {snapshot.now_s - seen_at_s:.0f} s"
     if trial.state is not TrialState.WAITING or not trial.job_id:
         return trial.run.message
     why = snapshot.pending_reason(trial.job_id)

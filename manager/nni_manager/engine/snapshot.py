@@ -60,6 +60,7 @@ def limits_of(config: ExperimentSpec) -> Limits:
         config.max_trial_retry,
         config.max_preemptions,
         config.fail_fast,
+        config.lost_node_timeout,
     )
 
 
@@ -72,6 +73,16 @@ class KeeperSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLoad:
+    """The work of the store since the manager's start. `problem`: why nothing can be stored at present; empty if it can."""
+
+    pending_bytes: int
+    transactions: int
+    transactions_s: float
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentSnapshot:
     """All data for display. `experiment` is the engine's own object if there is an engine; callers must not keep it.
 
@@ -80,7 +91,7 @@ class ExperimentSnapshot:
     connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason` and
     `warning_of`: as `pending_reason` and `warning` of `TrainingService`; empty without a manager. `keepers_of` and `link_of`
     return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `code`: the versions
-    of the training code, in the order of time.
+    of the training code, in the order of time. `store`: None without a manager.
     """
 
     config: ExperimentSpec
@@ -99,6 +110,7 @@ class ExperimentSnapshot:
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
     code: tuple[CodeVersion, ...] = ()
+    store: StoreLoad | None = None
 
     @property
     def problem(self) -> str:

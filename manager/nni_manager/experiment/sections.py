@@ -98,7 +98,7 @@ class LocalConfig(TrainingServiceConfig):
 
     gpu_indices: The GPUs to use.
     max_trial_number_per_gpu: The number of trials that share one GPU.
-    use_active_gpu: Checked, and without effect on this version.
+    use_active_gpu: Also use GPUs on which other programs compute.
     """
 
     platform: str | None = "local"
@@ -107,7 +107,7 @@ class LocalConfig(TrainingServiceConfig):
     max_trial_number_per_gpu: int | None = None
     """The number of trials that share one GPU. Value: a whole number from 1 to 99999. Default: `1`."""
     use_active_gpu: bool | None = None
-    """Checked, and without effect on this version. Default: `False`."""
+    """Also use GPUs on which other programs compute. Default: `False`."""
 
 
 @dataclass(kw_only=True)
@@ -393,6 +393,8 @@ class ExperimentFields(ConfigBase):
     max_trial_duration: The maximum duration of one trial; then it is stopped.
     max_trial_retry: How often a trial is retried whose job or keeper the cluster lost.
     max_preemptions: How often a trial starts again whose job the cluster preempted; not counted as retries.
+    lost_node_timeout: How long a node of a job on a cluster may be not ready, and its keeper silent, until the job is
+        lost.
     fail_fast: After how many failed trials no more are started, if none has succeeded before: a script that is wrong
         fails in every trial. Failures of the cluster do not count. `False` starts all trials.
     nni_manager_ip: Where keepers on a cluster reach this machine; without effect where trials run here.
@@ -451,6 +453,9 @@ class ExperimentFields(ConfigBase):
     max_preemptions: int | None = None
     """How often a trial starts again whose job the cluster preempted; not counted as retries. Value: a whole number
     from 0 to 9999. Since 0.7, not in NNI. Default: `100`."""
+    lost_node_timeout: Seconds | None = None
+    """How long a node of a job on a cluster may be not ready, and its keeper silent, until the job is lost. Value: a
+    whole number and one of s, m, h, d. Since 0.7, not in NNI. Default: `5m`."""
     fail_fast: int | None = None
     """After how many failed trials no more are started, if none has succeeded before: a script that is wrong fails in
     every trial. Failures of the cluster do not count. `False` starts all trials. Value: false, or a whole number from 1

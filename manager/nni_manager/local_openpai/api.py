@@ -1,6 +1,7 @@
 """OpenPAI's REST API over one cluster. The paths include those of all releases that clients target.
 
-All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager.
+All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager, and metrics
+at /metrics.
 
 Source: microsoft/pai, REST server: routes of v0.14 to v1.8.1.
 """
@@ -33,7 +34,7 @@ from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.store import JobStore
-from nni_manager.support.http_server import LingeringCloseMiddleware
+from nni_manager.support.http_server import LingeringCloseMiddleware, metrics_response
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
 # The reported release of the API; some clients check it.
@@ -70,6 +71,7 @@ class OpenPaiApi:
                 Mount("/api", routes=api),
                 Mount("/rest-server/api", routes=api),
                 Route(LogLinks.PATH, self._links.read),
+                Route("/metrics", self._authenticator.authenticated(self.metrics)),
             ],
             middleware=[
                 Middleware(AccessLog),
@@ -289,6 +291,13 @@ class OpenPaiApi:
         return JSONResponse({"locations": links})
 
     # ---- resources of the cluster
+
+    async def metrics(self, request: Request, _: Caller) -> Response:
+        """The metrics of the cluster and of this process. OpenPAI's own exporters have other names."""
+        from nni_manager.local_openpai.metrics import ClusterCollector  # only a scraped service pays for it
+
+        jobs = await self._cluster.read(JobStore.jobs)
+        return metrics_response(ClusterCollector(jobs, self._cluster.virtual_clusters), request)
 
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
         """All virtual clusters; with `?nodes`, this machine as the only node instead."""

@@ -1,4 +1,4 @@
-"""The jobs that may be left on the cluster of an ended experiment: a file in its folder, which its last manager has written."""
+"""The ended jobs of an experiment that may be left on its cluster: a file in its folder, which its manager writes."""
 
 from __future__ import annotations
 

@@ -13,15 +13,20 @@ import ssl
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nni_manager.errors import CANNOT_LISTEN, UserError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 # Any other host name on loopback means that a web page directed the browser here (DNS rebinding).
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -52,6 +57,18 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+def metrics_response(collector: "Collector", request: Request) -> Response:
+    """The metrics of this collector and of this process, in the format that the scraper accepts."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), headers={"Content-Type": media_type})
 
 
 def listen(host: str, port: int, remedy: str) -> socket.socket:

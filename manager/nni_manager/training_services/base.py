@@ -25,12 +25,16 @@ class JobEnded:
     """The end of a job. `message` comes from the cluster or the job's own log, for people.
 
     `reason` is the reason of a trial that ends with the job, unless the exit code is one of the keeper's own.
+    `is_explained`: the first line of `message` is why the cluster ended the job, or that it did. `pending_reason`: why the job
+    had not started; empty if it had, or if that is unknown.
     """
 
     job_id: str
     exit_code: int | None
     message: str
     reason: ExitReason = ExitReason.KEEPER_LOST
+    is_explained: bool = False
+    pending_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,11 @@ class TrainingService(ABC):
         self.on_job_ended = on_job_ended
         self.on_job_preempted: Callable[[str], None] = lambda job_id: None
         """Called with a job's id, once, when the cluster starts to preempt it, if it reports that before the job ends."""
+        self.on_node_changed: Callable[[str, bool], None] = lambda job_id, is_ready: None
+        """Called with a job's id when the cluster reports that a node of it is not ready (False), or that all are again (True).
+
+        `warning` describes it meanwhile.
+        """
 
     @property
     def problem(self) -> str:
@@ -84,6 +93,10 @@ class TrainingService(ABC):
     def warning(self, job_id: str) -> str:
         """Returns what the cluster reports about a running job that may end it, for people; empty if it reports nothing."""
         return ""
+
+    def will_restart(self, job_id: str) -> bool:
+        """Returns True if the cluster has ended the job's keepers, and will start the same job again."""
+        return False
 
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""

@@ -15,7 +15,7 @@ def folder_of_export(server: str, path: str) -> Path:
     """Returns this machine's folder for `path` on an NFS server: the mounted export or a folder below it.
 
     Raises:
-        UserError: no mount covers it.
+        UserError: no mount covers it, or the export has no such folder.
     """
     found = export_in(_MOUNTS.read_text(), server, path)
     if found is None:
@@ -23,7 +23,22 @@ def folder_of_export(server: str, path: str) -> Path:
             f"cannot find a mount of {server}:{path} on this machine: the manager shares files with containers there; mount the "
             f"export, e.g. `sudo mount -t nfs {server}:{path} /mnt/nni`"
         )
+    _check_folder(found, server, path)
     return found
+
+
+def _check_folder(folder: Path, server: str, path: str) -> None:
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        # Kubernetes mounts no folder that does not exist.
+        exists = next(each for each in folder.parents if each.exists())
+        raise UserError(
+            f"cannot find the folder {path} on NFS server {server}: its export is mounted here, and {exists} has no "
+            f"{folder.relative_to(exists)}; create it with `mkdir -p {folder}`, or correct the path"
+        ) from error
+    except OSError:
+        pass  # who may not look into the export gets the error of the first access
 
 
 def export_in(mountinfo: str, server: str, path: str) -> Path | None:

@@ -25,6 +25,7 @@ from nni_manager.web.compression import streamed
 from nni_manager.web.experiment_routes import ExperimentRoutes
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.json_encoding import Json
+from nni_manager.web.monitoring_routes import METRICS, MonitoringRoutes
 from nni_manager.web.nni_routes import NniRoutes
 from nni_manager.web.openapi import ONE, Operation, Schema, document
 from nni_manager.web.query_values import is_true
@@ -65,6 +66,7 @@ class ManagerApi:
         self._files = Files()
         self._session_routes = SessionRoutes(session_auth, url_prefix, "nnictl webui url")
         self._live = ChangeFeed(engine.snapshot)
+        self._monitoring = MonitoringRoutes(engine)
         self._window_routes = TrialWindowRoutes(engine)
         reads = BackendReads(engine)
         self._routes = ExperimentRoutes(reads, end)
@@ -91,7 +93,12 @@ class ManagerApi:
         body_limits = {(each.method, API_ROOT + each.path): each.most_body_bytes for each in operations}
         shown = [Route(path, self.file) for path in (*PLACES, "/page/{file:path}")]
         return Starlette(
-            routes=[Mount(API_ROOT, routes=routes), Route("/", self.first_page), *shown],
+            routes=[
+                Mount(API_ROOT, routes=routes),
+                *self._monitoring.routes(),
+                Route("/", self.first_page),
+                *shown,
+            ],
             middleware=[
                 Middleware(LingeringCloseMiddleware),
                 Middleware(UrlPrefixMiddleware, prefix=self._url_prefix),
@@ -114,10 +121,10 @@ class ManagerApi:
         return [each for each in self.operations() if each.path not in {session.path for session in own}]
 
     def _is_public(self, method: str, path: str) -> bool:
-        """True for the page's files, for an address that could be a page, and for the exchange of a login code for a session."""
+        """True for the page's files, an address that could be a page, the probes, and the exchange of a login code."""
         if (method, path) == (LOGIN[0], API_ROOT + LOGIN[1]):
             return True
-        may_be_page = _PLAIN_PATH.fullmatch(path) is not None
+        may_be_page = _PLAIN_PATH.fullmatch(path) is not None and path != METRICS
         return method in ("GET", "HEAD") and (path == "/" or path in self._files or may_be_page)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:

@@ -27,15 +27,15 @@ class SubState(Enum):
     ATTEMPT_CREATION_PENDING = "AttemptCreationPending"
     """Waiting for resources, or for the end of a delay."""
     ATTEMPT_PREPARING = "AttemptPreparing"
-    """Resources are allocated, and containers are being created."""
+    """Its container is being created."""
     ATTEMPT_RUNNING = "AttemptRunning"
-    """Containers run."""
+    """Its container runs; of a job: one of its tasks has started."""
     ATTEMPT_DELETION_REQUESTED = "AttemptDeletionRequested"
     """Running containers are being stopped."""
     ATTEMPT_COMPLETED = "AttemptCompleted"
     """The attempt has ended; the retry decision follows."""
     COMPLETED = "Completed"
-    """The last attempt has ended, and no retry follows."""
+    """It has ended for good."""
 
 
 class ExecutionType(Enum):

@@ -129,6 +129,18 @@ class FrameworkController(Operator):
         """WAITING without a state, or in one of another version: a later event shows a known state."""
         return STAGES.get((document.get("status") or {}).get("state", ""), Stage.WAITING)
 
+    def unreported_pod(self, document: Document) -> Document:
+        """The pod of the first role. FrameworkController retries a refused pod without a report."""
+        role = document["spec"]["taskRoles"][0]
+        pod = role["task"]["pod"]
+        name = f"{document['metadata']['name']}-{role['name']}-0"
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            **pod,
+            "metadata": {**(pod.get("metadata") or {}), "name": name},
+        }
+
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """The outcome of the Framework's deciding task."""
         attempt = document["status"].get("attemptStatus") or {}

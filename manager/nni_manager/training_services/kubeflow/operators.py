@@ -86,6 +86,17 @@ class ConditionedOperator(Operator):
         reason = ExitReason.OUT_OF_MEMORY if is_out_of_memory else ExitReason.KEEPER_LOST
         return JobOutcome(exit_code, message, reason, pod)
 
+    def suspension(self, document: Document) -> str:
+        """Kueue suspends jobs whose place it gives to others, and admits them again later."""
+        if "Suspended" not in _true_conditions(document):
+            return ""
+        if self.config.queue is None:
+            return f"somebody has suspended it, and {self.pending_reason(document)}"
+        return (
+            f"Kueue has suspended the job, which starts again when queue {self.config.queue} admits it; find the reason with "
+            "`kubectl describe workloads`"
+        )
+
     def pending_reason(self, document: Document) -> str:
         """Reports a suspended job: Kueue keeps it suspended until its queue has capacity."""
         if "Suspended" not in _true_conditions(document):

@@ -38,6 +38,8 @@ _MAX_MESSAGE_CHARS = 500
 # The server has not completed the request. The same applies to every 5xx.
 _RETRYABLE = (408, 429)
 # Source: Kubernetes, the admission plugin ResourceQuota. Its other message, "failed quota", is about a missing field.
+# Source: Kubernetes, errors of admission webhooks.
+_DENIED_BY_WEBHOOK = "denied the request"
 _QUOTA_EXCEEDED = "exceeded quota"
 
 
@@ -69,6 +71,22 @@ class Kubernetes:
         return self._ask(
             "POST", resource.path(namespace), f"create {_title_of(resource, namespace, name)}", body=document
         )
+
+    def refusal(self, resource: Resource, namespace: str, document: Mapping[str, Any]) -> str:
+        """Returns why the cluster would refuse to create an object, in its own words; empty if it would create it.
+
+        Raises:
+            Forbidden: the login may not create such objects.
+        """
+        what = f"create {resource.plural} in namespace {namespace}"
+        response = self._send("POST", resource.path(namespace), {"dryRun": "All"}, document, what)
+        if response.status in (400, 403, 422):
+            message = str((_parsed(response.read()) or {}).get("message", ""))[:_MAX_MESSAGE_CHARS]
+            if f'cannot create resource "{resource.plural}"' not in message:
+                return " ".join(message.split())
+        if not 200 <= response.status < 300:
+            raise _error(response.status, response.read(), what)
+        return ""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Document:
         """Returns the object.
@@ -381,6 +399,10 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
         case 403 if _QUOTA_EXCEEDED in message:
             return QuotaExceeded(
                 f"cannot {what}: {message}; the call is retried until the quota has room; end other jobs, or request more"
+            )
+        case 400 | 403 if _DENIED_BY_WEBHOOK in message:
+            return errors.RequestInvalid(
+                f"cannot {what}: {message}; change what the webhook names, or ask an administrator for an exception"
             )
         case 403:
             return errors.Forbidden(

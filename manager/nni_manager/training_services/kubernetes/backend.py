@@ -10,11 +10,9 @@ differences between operators.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,17 +27,19 @@ from nni_manager.training_services.kubernetes.errors import (
     Forbidden,
     RequestInvalid,
 )
+from nni_manager.training_services.kubernetes.job_problem import job_problem
 from nni_manager.training_services.kubernetes.job_states import (
     FollowUp,
     KubernetesJob,
     KubernetesJobEvent,
     KubernetesJobState,
 )
-from nni_manager.training_services.kubernetes.observed import FIELDS, PREEMPTED_FIELDS, ObservedObjects
+from nni_manager.training_services.kubernetes.job_watches import job_watches
+from nni_manager.training_services.kubernetes.missing_pods import MissingPods
+from nni_manager.training_services.kubernetes.observed import ObservedObjects, is_about_node
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
-from nni_manager.training_services.kubernetes.resources import EVENTS, PODS
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -53,8 +53,6 @@ logger = logging.getLogger(__name__)
 _SHOWN_TIMEOUT_S = 2.0
 # The watch of pods may lag behind the watch of their resources.
 _POD_LAG_S = 5.0
-# After this time, a user who watches a pending trial should see the reason.
-_MAX_QUEUE_S = 60.0
 
 _E = KubernetesJobEvent
 _UNENDED = frozenset(KubernetesJobState) - {KubernetesJobState.ENDED}
@@ -94,6 +92,10 @@ class KubernetesService(TrainingService):
         self._problem = ""
         self._was_listed = False
         self._all_are_adopted = False
+        self._missing_pods = MissingPods(
+            lambda: [job for job in self._jobs.values() if job.is_waiting],
+            *(self._observed.missing_pod, self._calls.refusal),
+        )
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._pods_answered = asyncio.Event()
         """Pods were listed, or cannot be."""
@@ -106,20 +108,7 @@ class KubernetesService(TrainingService):
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
         if failure := next(filter(None, [*self._failures.values(), self._problem, self._calls.problem]), ""):
             return failure
-        if endangered := list(filter(None, map(self.warning, self._jobs))):
-            return f"{endangered[0]}; {len(endangered)} of {len(self._jobs)} jobs run on nodes that are not ready"
-        waiting = [job for job in self._jobs.values() if job.is_waiting]
-        for job in sorted(waiting, key=lambda job: job.waits_since_s):
-            if why := self._pending_reason(job):
-                return f"Kubernetes has not started {len(waiting)} of {len(self._jobs)} jobs; {job.name} is pending: {why}"
-        longest = min(waiting, key=lambda job: job.waits_since_s, default=None)
-        if longest is None or time.monotonic() - longest.waits_since_s < _MAX_QUEUE_S:
-            return ""
-        return (
-            f"{self._operator.title} has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the longest; "
-            f"find the reason with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
-            f"-l expId={self._experiment_id}`"
-        )
+        return job_problem(list(self._jobs.values()), self._observed, self._pending_reason, time.monotonic())
 
     def pending_reason(self, job_id: str) -> str:
         """Based on pod states, Kubernetes' warnings, and the operator's conditions."""
@@ -127,9 +116,15 @@ class KubernetesService(TrainingService):
         return self._pending_reason(job) if job is not None and job.is_waiting else ""
 
     def warning(self, job_id: str) -> str:
-        """Based on the conditions and Kubernetes' warnings of the job's pods: their node is not ready."""
+        """Based on the job, its pods, and Kubernetes' warnings: it is suspended, its pods are ended, or a node is not ready."""
         job = self._jobs.get(job_id)
-        return "" if job is None or job.is_waiting else self._observed.node_warning(job_id)
+        is_quiet = job is None or job.is_waiting or job.stop_is_asked
+        return "" if job is None or is_quiet else self._observed.warning(job_id, job.name)
+
+    def will_restart(self, job_id: str) -> bool:
+        """True for a suspended job: its operator keeps it, and creates its pods again."""
+        job = self._jobs.get(job_id)
+        return job is not None and not job.stop_is_asked and bool(self._observed.suspension(job.name))
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Create the job's resource and the secrets that it owns.
@@ -165,6 +160,7 @@ class KubernetesService(TrainingService):
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)
+        self._spawn(self._missing_pods.check())
         # The watch may precede the answer, or still show an earlier resource of this name.
         seen = self._observed.resources.get(job.name)
         if seen is not None and seen["metadata"]["uid"] == job.uid:
@@ -176,6 +172,8 @@ class KubernetesService(TrainingService):
         if job is None:
             return False
         if not job.stop_is_asked:
+            # The deletion changes the states that explain it.
+            job.pending_reason_at_stop = self.pending_reason(job_id)
             job.stop_is_asked = True
             self._watch()
             self._spawn(self._call_until_answered(job, self._calls.delete, _UNENDED, _E.NOTHING_DELETED))
@@ -245,26 +243,11 @@ class KubernetesService(TrainingService):
     def _watch(self) -> None:
         if self._watches:
             return
-        loop, selector = asyncio.get_running_loop(), render.selector_of(self._experiment_id)
-        for resource, take in ((self._operator.resource, self._on_resource), (PODS, self._on_pod)):
-            self._watches.append(
-                watch.Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
-            )
-        # Events do not carry the labels of their objects.
-        events = watch.Watch(
-            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._on_event)),
-            fields=FIELDS,
-            concerns=self._observed.warnings.concerns,
-            is_optional=True,
+        self._watches = job_watches(
+            *(self._cluster, self._operator.resource, self._namespace, self._experiment_id),
+            self._observed.warnings.concerns,
+            (self._on_resource, self._on_pod, self._on_event, self._on_preempted),
         )
-        self._watches.append(events)
-        preempted = watch.Watch(
-            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._on_preempted)),
-            fields=PREEMPTED_FIELDS,
-            concerns=self._observed.warnings.concerns,
-            is_optional=True,
-        )
-        self._watches.append(preempted)
         for each in self._watches:
             each.start()
 
@@ -302,7 +285,7 @@ class KubernetesService(TrainingService):
                 if job is not None and has_run(document):
                     self._apply(job, _E.POD_STARTED)
                 if job is not None:
-                    self._announce_preemption(job)
+                    self._announce(job)
                 self._pods_changed.set()
             case watch.WatchFailed(message):
                 self._set_watch_failure("pods", message)
@@ -314,6 +297,8 @@ class KubernetesService(TrainingService):
         match change:
             case watch.Upserted(document):
                 self._observed.warnings.take(document)
+                if is_about_node(document):
+                    self._announce_all()
             case watch.Deleted(document):
                 self._observed.warnings.drop(document)
             case watch.WatchFailed(message):
@@ -327,10 +312,18 @@ class KubernetesService(TrainingService):
         # Without the right to read events, which `_on_event` reports, newer clusters still set the pod's condition.
         if isinstance(change, watch.Upserted):
             self._observed.note_preempted(change.document)
-            for job in list(self._jobs.values()):
-                self._announce_preemption(job)
+            self._announce_all()
 
-    def _announce_preemption(self, job: KubernetesJob) -> None:
+    def _announce_all(self) -> None:
+        for job in list(self._jobs.values()):
+            self._announce(job)
+
+    def _announce(self, job: KubernetesJob) -> None:
+        """Report a preemption of the job, and a changed readiness of its nodes."""
+        is_ready = not self._observed.node_warning(job.job_id)
+        if is_ready is not job.node_is_ready:
+            job.node_is_ready = is_ready
+            self.on_node_changed(job.job_id, is_ready)
         # An operator may replace one of several pods, whose other tasks continue.
         is_whole = self._observed.has_one_pod(job.job_id)
         if not job.is_preempted and is_whole and self._observed.preempted_pod(job.job_id) is not None:
@@ -364,9 +357,9 @@ class KubernetesService(TrainingService):
             case FollowUp.REPORT_OUTCOME:
                 self._spawn(self._finish(job, self._observed.resources[job.name]))
             case FollowUp.REPORT_LOSS:
-                self._end_deleted(job, self._pending_reason(job) if was_waiting else "")
+                self._end_deleted(job, self._why_pending(job) if was_waiting else "")
             case FollowUp.REPORT_PENDING_LOSS:
-                self._spawn(self._finish_pending(job, self._pending_reason(job)))
+                self._spawn(self._finish_pending(job, self._why_pending(job)))
             case FollowUp.VERIFY:
                 self._spawn(self._verify(job))
             case FollowUp.VERIFY_SOON:
@@ -379,14 +372,18 @@ class KubernetesService(TrainingService):
         await self._wait_for_pods(lambda: not self._observed.awaits_pods(job.job_id, document))
         verdict = self._observed.verdict(job.job_id, document)
         message = self._observed.termination_message(job.job_id, verdict)
+        cause = "" if job.stop_is_asked else self._observed.cause(job.job_id, verdict.pod)
         preempted = self._observed.preempted_pod(job.job_id)
         self._apply(job, _E.REPORTED)
-        if preempted is not None:
+        if job.stop_is_asked and verdict.reason is ExitReason.JOB_LOST:
+            # The operator reports our own deletion as somebody's.
+            self._end_deleted(job, job.pending_reason_at_stop)
+        elif preempted is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
-            self._end(job, None, message, ExitReason.PREEMPTED)
+            self._end(job, None, message, ExitReason.PREEMPTED, cause)
         else:
-            self._end(job, verdict.exit_code, message, verdict.reason)
+            self._end(job, verdict.exit_code, message, verdict.reason, cause)
         self._calls.start_delete(job.job_id, job.name, document["metadata"]["uid"])
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
@@ -409,13 +406,22 @@ class KubernetesService(TrainingService):
 
     def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:
         who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"
-        message = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
-        message += f"; the job had not started: {pending_reason}" if pending_reason else ""
-        self._end(job, None, message, ExitReason.JOB_LOST)
+        cause = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
+        cause += f"; the job had not started: {pending_reason}" if pending_reason else ""
+        self._end(job, None, "", ExitReason.JOB_LOST, cause, pending_reason)
 
-    def _end(self, job: KubernetesJob, exit_code: int | None, message: str, reason: ExitReason) -> None:
+    def _end(
+        self,
+        job: KubernetesJob,
+        exit_code: int | None,
+        message: str,
+        reason: ExitReason,
+        cause: str,
+        pending: str = "",
+    ) -> None:
         if self._forget_job(job):
-            self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
+            text = "\n".join(filter(None, (cause, message)))
+            self.on_job_ended(JobEnded(job.job_id, exit_code, text, reason, bool(cause), pending))
 
     def _forget_job(self, job: KubernetesJob) -> bool:
         """Remove the job. Returns True if it was registered."""
@@ -477,7 +483,12 @@ class KubernetesService(TrainingService):
         return self._operator.name_of(self._experiment_id, job_id)
 
     def _pending_reason(self, job: KubernetesJob) -> str:
-        return self._observed.pending_reason(job.job_id, job.name, time.monotonic() - job.waits_since_s)
+        waited_s = time.monotonic() - job.waits_since_s
+        return self._observed.pending_reason(job.job_id, job.name, waited_s, self._missing_pods.refusal)
+
+    def _why_pending(self, job: KubernetesJob) -> str:
+        """The pending reason of a deleted job."""
+        return job.pending_reason_at_stop if job.stop_is_asked else self._pending_reason(job)
 
     def _note(self, problem: str) -> None:
         if problem and not self._problem:
@@ -487,11 +498,3 @@ class KubernetesService(TrainingService):
     def _note_bug(self, error: BaseException) -> None:
         self._problem = "cannot watch jobs on Kubernetes because of a bug; stop and resume the experiment, and report the bug"
         logger.critical("%s", self._problem, exc_info=error)
-
-
-def _post(
-    loop: asyncio.AbstractEventLoop, take: Callable[[watch.Change], None], change: watch.Change
-) -> None:
-    # A closed event loop accepts no more calls.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(take, change)

@@ -139,6 +139,9 @@ class KubernetesJob:
     state: KubernetesJobState = KubernetesJobState.REGISTERED
     uid: str | None = None
     stop_is_asked: bool = False
+    pending_reason_at_stop: str = ""
+    """Why the job had not started when its stop was requested."""
+    node_is_ready: bool = True
     is_preempted: bool = False
     """True once the cluster has reported that it preempts the job."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nni_manager.training_services.kubernetes import pods
@@ -10,10 +11,6 @@ from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.render import job_of
 
-FIELDS = "type=Warning"
-"""The field selector of warning events."""
-PREEMPTED_FIELDS = "reason=Preempted"
-"""The field selector of the scheduler's events about preempted pods: older clusters set no condition."""
 # A scheduler event that is outdated once the pod has a node.
 _NO_NODE = "FailedScheduling"
 # The node controller's event about the pods of a node that has stopped reporting.
@@ -26,9 +23,13 @@ _PODS_TIMEOUT_S = 10.0
 class ObservedObjects:
     """The latest documents: resources by name, pods by job and name, and warnings."""
 
-    def __init__(self, operator: Operator, namespace: str, experiment_id: str) -> None:
-        self._operator, self._namespace = operator, namespace
+    def __init__(
+        self, operator: Operator, namespace: str, experiment_id: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: seconds since the epoch, as Kubernetes' timestamps."""
+        self._operator, self._namespace, self._clock = operator, namespace, clock
         self.resources: dict[str, Document] = {}
+        self._experiment_id = experiment_id
         self.warnings = WarningEventCache(experiment_id)
         self._pods: dict[str, dict[str, Document]] = {}
         """Pods of a job are kept until its end is reported."""
@@ -110,8 +111,40 @@ class ObservedObjects:
             message += f"\nKubernetes warned: {warning}" if warning else ""
         return message
 
-    def pending_reason(self, job_id: str, name: str, waited_s: float) -> str:
-        """Why a job has not started, for people; empty if unknown."""
+    def cause(self, job_id: str, pod: str | None) -> str:
+        """Why the cluster ends a job, in one line; empty if it does not. `pod`: the deciding one, if it is known."""
+        shown = self._pods.get(job_id, {})
+        # An operator deletes the other pods of a job that has ended.
+        decisive = (
+            shown.get(pod) if pod is not None else next(iter(shown.values())) if len(shown) == 1 else None
+        )
+        if decisive is None:
+            return ""
+        name = decisive["metadata"]["name"]
+        if why := pods.why_ended(decisive):
+            return why
+        if decisive["metadata"].get("uid") in self._preempted_uids:
+            return f"pod {name} was preempted for one of higher priority"
+        at = pods.deleted_at(decisive)
+        if at is None and (name not in self._gone_pods or pods.is_over(decisive)):
+            return ""
+        # Kubernetes deletes the pods of a lost node.
+        if node := self._node_warning_of(name, decisive):
+            return node
+        when = "" if at is None else f" at {at}"
+        return f"pod {name} was deleted{when}, but not by this manager; the API server's audit log records by whom"
+
+    def warning(self, job_id: str, name: str) -> str:
+        """What may end a running job, for people; empty if nothing is known."""
+        return self.suspension(name) or self.cause(job_id, None) or self.node_warning(job_id)
+
+    def suspension(self, name: str) -> str:
+        """Why the job of this name was suspended after its start; empty if it was not."""
+        seen = self.resources.get(name)
+        return "" if seen is None else self._operator.suspension(seen)
+
+    def pending_reason(self, job_id: str, name: str, waited_s: float, refusal: str = "") -> str:
+        """Why a job has not started, for people; empty if unknown. `refusal`: why the cluster refuses missing pods."""
         shown, seen = self._pods.get(job_id, {}), self.resources.get(name)
         # If one pod lacks its image, the others wait at a barrier, which explains less and is reported last.
         for explain in (pods.pending_reason, self._warning_of, pods.blocking_init_step):
@@ -119,22 +152,45 @@ class ObservedObjects:
                 return reason
         if reason := "" if seen is None else self._operator.pending_reason(seen):
             return reason
+        if not shown and refusal:
+            return refusal
         if shown or waited_s < _PODS_TIMEOUT_S:
             return "" if shown else self.warnings.of(name)
-        # Not every operator reports a missing pod: FrameworkController retries without a message.
         return self.warnings.of(name) or (
             f"{self._operator.title} has created no pod of this job yet; check the namespace's quota with "
             f"`kubectl describe quota -n {self._namespace}`, and check that {self._operator.title} runs"
         )
 
+    def missing_pod(self, job_id: str, name: str) -> Document | None:
+        """A pod that the operator has not created for the job, and would not report as refused; None: there is none."""
+        seen = None if self._pods.get(job_id) else self.resources.get(name)
+        return None if seen is None else self._operator.unreported_pod(seen)
+
     def node_warning(self, job_id: str) -> str:
         """Which node of the job's pods is not ready, and since when, for people; empty if all are ready."""
-        for name, pod in self._pods.get(job_id, {}).items():
-            is_ready, since = pods.readiness(pod)
-            # The condition alone may have another cause, such as a probe of a container.
-            if not is_ready and self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY):
-                return f"node {pod['spec'].get('nodeName')} has not been ready since {since or 'a while ago'}"
-        return ""
+        warnings = (self._node_warning_of(name, pod) for name, pod in self._pods.get(job_id, {}).items())
+        return next(filter(None, warnings), "")
+
+    def _node_warning_of(self, name: str, pod: Document) -> str:
+        is_ready, since = pods.readiness(pod)
+        # The condition alone may have another cause, such as a probe of a container.
+        if is_ready or not self.warnings.of(name, has_node=True).startswith(_NODE_NOT_READY):
+            return ""
+        node, since_s = pod["spec"].get("nodeName"), pods.seconds_since(since, self._clock())
+        return (
+            f"node {node} is not ready"
+            if since_s is None
+            else f"node {node} has not been ready for {since_s:.0f} s"
+        )
+
+    @property
+    def title(self) -> str:
+        """The operator's name, for people."""
+        return self._operator.title
+
+    def how_to_find_reasons(self) -> str:
+        """The kubectl command that shows why jobs do not start."""
+        return f"`kubectl describe {self._operator.resource.plural},pods -n {self._namespace} -l expId={self._experiment_id}`"
 
     def _warning_of(self, pod: Document) -> str:
         return (
@@ -190,6 +246,11 @@ class WarningEventCache:
         while self._id in name.lower():
             yield name
             name = name.rpartition("-")[0]
+
+
+def is_about_node(event: Document) -> bool:
+    """True for the warning about a pod whose node has stopped reporting."""
+    return event.get("reason") == _NODE_NOT_READY
 
 
 def _about(event: Document) -> str:

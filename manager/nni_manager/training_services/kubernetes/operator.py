@@ -112,6 +112,14 @@ class Operator(ABC):
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """Returns the outcome of a resource in stage ENDED. `pods` are the job's pods seen so far, by name."""
 
+    def unreported_pod(self, document: Document) -> Document | None:
+        """Returns a pod of the job, of which the operator does not report that the cluster refuses it; None: it reports all."""
+        return None
+
+    def suspension(self, document: Document) -> str:
+        """Returns why a job that has started was suspended, and when it starts again, for people; empty if it was not."""
+        return ""
+
     def pending_reason(self, document: Document) -> str:
         """Returns the reason why the job has no pods; empty if unknown, or if the pods explain more."""
         return ""

@@ -6,7 +6,20 @@ Source: Kubernetes, Pod Lifecycle (conditions, container states).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from typing import Any
+
+_PREEMPTED, _OUT_OF_MEMORY = "PreemptionByScheduler", "OOMKilled"
+# The exit code of a keeper that Kubernetes has asked to end.
+_TERMINATED = 143
+_DISRUPTIONS = {
+    _PREEMPTED: "was preempted for one of higher priority",
+    "DeletionByTaintManager": "was evicted because of a taint of its node",
+    "EvictionByEvictionAPI": "was evicted through the API, as `kubectl drain` does",
+    "DeletionByPodGC": "was deleted because its node is gone",
+    "TerminationByKubelet": "was evicted by its node",
+}
+"""How the cluster ends a pod, by the reason of its condition DisruptionTarget."""
 
 # Every pod passes through these states; they explain nothing.
 _USUAL = frozenset({"ContainerCreating", "PodInitializing", ""})
@@ -57,6 +70,12 @@ def readiness(pod: Mapping[str, Any]) -> tuple[bool, str]:
     return True, ""
 
 
+def seconds_since(timestamp: str, now_s: float) -> float | None:
+    """Returns the seconds since a time (RFC 3339); None if it is none. `now_s`: seconds since the epoch."""
+    at = _time_of(timestamp)
+    return None if at is None else max(now_s - at.timestamp(), 0.0)
+
+
 def has_node(pod: Mapping[str, Any]) -> bool:
     """True if the pod is assigned to a node."""
     return bool((pod.get("spec") or {}).get("nodeName"))
@@ -102,15 +121,63 @@ def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def is_preempted(pod: Mapping[str, Any]) -> bool:
-    """True if the scheduler ended the pod to make room for one of higher priority.
+    """True if the scheduler ended the pod to make room for one of higher priority."""
+    return _disruption(pod).get("reason") == _PREEMPTED
 
-    Source: Kubernetes 1.26, Pod disruption conditions. Other reasons of the condition are deletions and evictions.
+
+def why_ended(pod: Mapping[str, Any]) -> str:
+    """Returns why the cluster ends a pod that had not ended by itself, in one line; empty if it does not, or reports no reason.
+
+    Source: Kubernetes 1.26, Pod disruption conditions; Pod Lifecycle, reasons of failed pods.
     """
-    return any(
-        (each.get("type"), each.get("status"), each.get("reason"))
-        == ("DisruptionTarget", "True", "PreemptionByScheduler")
-        for each in (pod.get("status") or {}).get("conditions") or []
+    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
+    name = meta.get("name")
+    if condition := _disruption(pod):
+        how = _DISRUPTIONS.get(str(condition.get("reason")), "is ended by the cluster")
+        return f"pod {name} {how}: {_in_one_line(condition)}"
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"pod {name} failed: {_in_one_line(status)}"
+    if (
+        killed := next((each for each in _ended(pod) if each.get("reason") == _OUT_OF_MEMORY), None)
+    ) is not None:
+        return f"pod {name} failed: {_OUT_OF_MEMORY}, exit code {killed.get('exitCode')}; the memory of its container was full"
+    return ""
+
+
+def _disruption(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the condition that announces the end of a pod; empty if there is none."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    wanted = (
+        each for each in conditions if (each.get("type"), each.get("status")) == ("DisruptionTarget", "True")
     )
+    return next(wanted, {})
+
+
+def deleted_at(pod: Mapping[str, Any]) -> str | None:
+    """Returns when the deletion of a pod was requested (RFC 3339); None if it was not, or after its containers had ended."""
+    meta = pod.get("metadata") or {}
+    if not meta.get("deletionTimestamp"):
+        return None
+    # The timestamp is that of the end of the grace period.
+    if (ends_at := _time_of(str(meta["deletionTimestamp"]))) is None:
+        return None
+    asked_at = ends_at - timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
+    asked_at_text = asked_at.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Operators, too, delete pods: those that have ended. The times have a resolution of one second.
+    ended_at = _ended_at(pod)
+    is_before = asked_at_text < ended_at or (asked_at_text == ended_at and failure_of(pod)[0] == _TERMINATED)
+    return asked_at_text if is_before or not is_over(pod) else None
+
+
+def _time_of(timestamp: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+def _in_one_line(status: Mapping[str, Any]) -> str:
+    return " ".join(reason_and_message(status).split())
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:

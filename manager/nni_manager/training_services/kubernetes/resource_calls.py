@@ -20,7 +20,7 @@ from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
-from nni_manager.training_services.kubernetes.resources import SECRETS
+from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
 from trial_keeper.settings import KeeperSettings
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ class ResourceCalls:
     async def read(self, job: KubernetesJob) -> bool:
         """True if there is a resource of the job's name."""
         return await self._exists(self._cluster.get, self._operator.resource, self._namespace, job.name)
+
+    async def refusal(self, pod: Document) -> str:
+        """Why the cluster would refuse a pod, in its own words; empty if it would not."""
+        return await self._ask(self._cluster.refusal, PODS, self._namespace, pod)
 
     async def has_secret(self, name: str) -> bool:
         """True if the secrets of a resource were created, or if the cluster does not answer."""

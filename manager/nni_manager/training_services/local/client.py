@@ -22,9 +22,10 @@ from nni_manager.store.torn_files import read_state
 from nni_manager.support.leftovers import reap_orphans, settings_in
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import ForkServer
-from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
+from trial_keeper.gpus import GpusUnseen
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.safe_open import open_beneath
@@ -39,6 +40,8 @@ _LOG_TAIL_BYTES = 2000
 _MAX_PID = 1 << 22
 # Within this time after SIGCONT, a frozen keeper ends its trial.
 _WAKES_TIMEOUT_S = 2.0
+# The interval between looks at the GPUs that other programs use.
+_GPU_POLL_S = 2.0
 # The fork server reports an exit code within a millisecond.
 _EXIT_CODE_TIMEOUT_S = 2.0
 
@@ -64,6 +67,7 @@ class LocalTrainingService(TrainingService):
             UserError: trials need more GPUs than this machine has.
         """
         super().__init__(on_job_ended)
+        assert isinstance(config.cluster, LocalSection)
         # The manager's own Python, so that their versions are equal.
         self.run_script = (
             "#!/bin/bash\n"
@@ -71,11 +75,13 @@ class LocalTrainingService(TrainingService):
             f"exec {shlex.quote(sys.executable)} -m trial_keeper\n"
         )
         self._config = config
+        self._section = config.cluster
         self._workspace = workspace
         self._jobs = jobs
-        assert isinstance(config.cluster, LocalSection)
         self._gpus = GpuShares.of(config.cluster, config.trial_gpu_number, gpus_of_this_machine())
         self._gpus_were_freed = asyncio.Event()
+        self._why_pending: dict[str, str] = {}
+        """Of each job that waits for GPUs."""
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
         self._fork_server = ForkServer(jobs)
@@ -88,11 +94,32 @@ class LocalTrainingService(TrainingService):
 
     async def place(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
-        while (
-            self._config.trial_gpu_number and self._gpus.take(job_id, self._config.trial_gpu_number) is None
-        ):
-            self._gpus_were_freed.clear()
-            await self._gpus_were_freed.wait()
+        count = self._config.trial_gpu_number
+        try:
+            while count:
+                self._gpus_were_freed.clear()
+                in_use = await self._gpus_in_use()
+                if self._gpus.take(job_id, count, in_use) is not None:
+                    return
+                others = self._gpus.used_by_others(in_use)
+                self._why_pending[job_id] = _why_pending(count, others)
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    # A job that ends is an event; another program's end is not.
+                    await asyncio.wait_for(self._gpus_were_freed.wait(), _GPU_POLL_S if others else None)
+        finally:
+            self._why_pending.pop(job_id, None)
+
+    def pending_reason(self, job_id: str) -> str:
+        """The GPUs that the job waits for."""
+        return self._why_pending.get(job_id, "")
+
+    async def _gpus_in_use(self) -> frozenset[int]:
+        if self._section.may_use_active_gpu:
+            return frozenset()
+        try:
+            return await asyncio.to_thread(gpus_in_use)
+        except GpusUnseen:  # `create` has warned
+            return frozenset()
 
     def placement(self, job_id: str) -> Placement:
         """The user's own code folder, and the job's GPUs."""
@@ -291,6 +318,14 @@ def _parse_identity(content: bytes) -> tuple[processes.ProcessIdentity, tuple[in
     return processes.ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
         map(int, document["gpu_indices"])
     )
+
+
+def _why_pending(count: int, others: Collection[int]) -> str:
+    wanted = "a GPU" if count == 1 else f"{count} GPUs"
+    if not others:
+        return f"waits for {wanted}, which other trials have"
+    listed = ", ".join(map(str, others))
+    return f"waits for {wanted}: other programs compute on GPU {listed}; end them, or set useActiveGpu: true to share these GPUs"
 
 
 def _resolve_unknown(exit_code: "asyncio.Future[int | None]") -> None:

@@ -18,7 +18,7 @@ class LocalServiceKeys(ServiceKeys):
     gpu_indices: GpuIndices = gpus(unset="all", about="the GPUs to use")
     max_trial_number_per_gpu: int = whole(1, 99999, "1", 1, v1="maxTrialNumPerGpu",
         about="the number of trials that share one GPU")
-    use_active_gpu: bool = flag("false", False, about="checked, and without effect on this version")
+    use_active_gpu: bool = flag("false", False, about="also use GPUs on which other programs compute")
     # fmt: on
 
 

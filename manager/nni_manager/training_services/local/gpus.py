@@ -1,12 +1,17 @@
-"""Allocates GPUs of this machine to jobs. Pure bookkeeping."""
+"""The GPUs of this machine, and their allocation to jobs, which is pure bookkeeping."""
 
+from __future__ import annotations
+
+import functools
 import itertools
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nni_manager.errors import UserError
 from nni_manager.training_services.local.section import LocalSection
+from trial_keeper.gpus import Gpus, GpusUnseen
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -14,6 +19,29 @@ _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 def gpus_of_this_machine() -> tuple[int, ...]:
     """Returns the indices of the NVIDIA GPUs that the driver shows; empty without a driver."""
     return tuple(range(len(list(_NVIDIA_GPUS.iterdir())))) if _NVIDIA_GPUS.is_dir() else ()
+
+
+def gpus_in_use() -> frozenset[int]:
+    """Returns the indices of the GPUs on which any process computes. Blocks while the driver answers.
+
+    Raises:
+        GpusUnseen: they cannot be determined.
+    """
+    return _driver().in_use()
+
+
+@functools.cache
+def _driver() -> Gpus:
+    return Gpus()
+
+
+def why_unseen() -> str:
+    """Returns why programs that use GPUs cannot be detected here, with the remedy; empty if they can."""
+    try:
+        _driver()
+    except GpusUnseen as error:
+        return f"{error}; until then trials also use GPUs that other programs use"
+    return ""
 
 
 @dataclass(slots=True)
@@ -25,7 +53,7 @@ class GpuShares:
     _held: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, section: LocalSection, gpu_num: int | None, present: tuple[int, ...]) -> "GpuShares":
+    def of(cls, section: LocalSection, gpu_num: int | None, present: tuple[int, ...]) -> GpuShares:
         """Returns the allocator of one experiment.
 
         Raises:
@@ -45,16 +73,31 @@ class GpuShares:
             )
         return cls(usable, section.max_trials_per_gpu)
 
-    def take(self, job_id: str, count: int) -> tuple[int, ...] | None:
-        """Allocate the `count` least loaded GPUs to the job; None if too few are free."""
-        load = Counter(itertools.chain.from_iterable(self._held.values()))
+    def take(self, job_id: str, count: int, in_use: Collection[int] = ()) -> tuple[int, ...] | None:
+        """Allocate the `count` least loaded GPUs to the job; None if too few are free.
+
+        `in_use`: the GPUs on which processes compute. Those without a job of ours belong to other programs, and are not free.
+        """
+        load = self._load()
         free = sorted(
-            (index for index in self.indices if load[index] < self.max_jobs_per_gpu),
+            (
+                index
+                for index in self.indices
+                if load[index] < self.max_jobs_per_gpu and (load[index] or index not in in_use)
+            ),
             key=lambda index: (load[index], index),
         )[:count]
         if len(free) < count:
             return None
         return self.hold(job_id, tuple(sorted(free)))
+
+    def used_by_others(self, in_use: Collection[int]) -> list[int]:
+        """Returns the GPUs of `in_use` that the experiment may use, and that no job of it has."""
+        load = self._load()
+        return [index for index in self.indices if index in in_use and not load[index]]
+
+    def _load(self) -> Counter[int]:
+        return Counter(itertools.chain.from_iterable(self._held.values()))
 
     def hold(self, job_id: str, indices: tuple[int, ...]) -> tuple[int, ...]:
         """Record that the job has these GPUs."""

@@ -35,9 +35,14 @@ class LocalPlatform(Platform):
         check_command(self.config)
 
     def check(self) -> PlatformCheck:
-        """The same checks: there is no cluster."""
+        """The same checks: there is no cluster. A warning if programs that use GPUs cannot be detected."""
+        from nni_manager.training_services.local.gpus import why_unseen
+
         self.check_offline()
-        return PlatformCheck()
+        assert isinstance(self.config.cluster, LocalSection)
+        looks_at_others = self.config.trial_gpu_number and not self.config.cluster.may_use_active_gpu
+        unseen = why_unseen() if looks_at_others else ""
+        return PlatformCheck(warnings=(unseen,) if unseen else ())
 
 
 platform = LocalPlatform

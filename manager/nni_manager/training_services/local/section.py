@@ -12,7 +12,7 @@ from nni_manager.config.cluster import ClusterConfig
 class LocalSection(ClusterConfig):
     """GPU sharing of trials on this machine. `gpu_indices` None means all GPUs.
 
-    `may_use_active_gpu` has no effect: trials also use GPUs that other processes use.
+    `may_use_active_gpu`: also those on which other programs compute.
     """
 
     is_this_machine: ClassVar = True

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this container, through the driver's own library (NVML)."""
+"""The NVIDIA GPUs of this machine or container, through the driver's own library (NVML)."""
 
 import contextlib
 import ctypes
@@ -67,6 +67,15 @@ class Gpus:
             except self._nvml.NVMLError as error:
                 names.append(f"a GPU with the error {str(error)!r}")
         return names
+
+    def in_use(self) -> frozenset[int]:
+        """Return the indices of the GPUs on which any process computes. A GPU that does not respond is left out."""
+        found = set()
+        for index, handle in enumerate(self._handles):
+            with contextlib.suppress(self._nvml.NVMLError):
+                if self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    found.add(index)
+        return frozenset(found)
 
     def usage(self, indices: tuple[int, ...] | None) -> tuple[GpuUsage, ...]:
         """Return the current usage of these GPUs, or of all for None. A GPU that does not respond is omitted."""

@@ -1,0 +1,115 @@
+"""GPUs on which other programs compute, through nvidia-ml-py and a driver library of the tests' own."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import psutil
+import pytest
+from deadlines import DEADLINE_S
+from free_ports import free_port_pair
+from nvml_driver import build_driver
+from real_experiment import wait_until
+from user_home import BIN, environ_of, processes_of
+
+CONFIG = """\
+trialConcurrency: 1
+maxTrialNumber: 1
+trialGpuNumber: 1
+searchSpaceFile: space.json
+trialCommand: echo "GPU $CUDA_VISIBLE_DEVICES by $CUDA_DEVICE_ORDER" && python3 train.py
+trainingService: {platform: local, useActiveGpu: false}
+tuner: {name: Random}
+"""
+TRAIN = "import nni_sdk\nnni_sdk.get_next_parameter()\nnni_sdk.report_final_result(1)\n"
+# The driver shows its GPUs there, of this machine none.
+TWO_GPUS = 'mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0 /proc/driver/nvidia/gpus/1 && exec "$@"'
+IN_NAMESPACE = ("unshare", "--mount", "sh", "-c", TWO_GPUS, "-")
+
+
+class Machine:
+    """A machine with two GPUs, and one experiment in a home of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        self.computing = folder / "computing"
+        (self.folder / "config.yml").write_text(CONFIG)
+        (self.folder / "space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+        (self.folder / "train.py").write_text(TRAIN)
+        self.environ = (
+            environ_of(self.folder) | build_driver(folder) | {"TEST_GPU_PROCESSES": str(self.computing)}
+        )
+
+    def nnictl(self, *arguments):
+        done = subprocess.run(
+            [*IN_NAMESPACE, BIN / "nnictl", *arguments],
+            cwd=self.folder, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def create(self):
+        return self.nnictl("create", "config.yml", "--port", str(free_port_pair())).stderr
+
+    def trial(self):
+        found = json.loads(self.nnictl("trial", "ls", "--json").stdout)
+        return found[0] if found else {"status": "", "message": ""}
+
+    def succeeded(self):
+        wait_until(lambda: self.trial()["status"] == "SUCCEEDED", "the trial succeeds")
+        return re.search("GPU .*", self.nnictl("log", "trial", "--trial-id", self.trial()["id"]).stdout)[0]
+
+
+@pytest.fixture
+def machine(tmp_path):
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*IN_NAMESPACE, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("needs unshare and the right to mount below /proc")
+    made = Machine(tmp_path)
+    yield made
+    for process in processes_of(made.folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_trial_starts_on_the_gpu_without_another_program(machine):
+    machine.computing.write_text("1 0")
+    assert machine.create() == ""
+    assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
+
+
+def test_a_trial_waits_with_its_reason_until_another_program_leaves_a_gpu(machine):
+    machine.computing.write_text("1 2")
+    machine.create()
+    wait_until(lambda: "other programs" in machine.trial()["message"], "the reason is shown")
+    assert machine.trial()["message"] == (
+        "not started yet: waits for a GPU: other programs compute on GPU 0, 1; end them, or set useActiveGpu: true to "
+        "share these GPUs"
+    )
+    assert machine.trial()["status"] == "WAITING"
+    replaced = machine.computing.with_suffix(".new")
+    replaced.write_text("0 2")
+    os.replace(replaced, machine.computing)
+    assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
+
+
+def test_an_experiment_that_may_use_active_gpus_does_not_wait(machine):
+    machine.computing.write_text("1 1")
+    config = machine.folder / "config.yml"
+    config.write_text(CONFIG.replace("useActiveGpu: false", "useActiveGpu: true"))
+    machine.create()
+    assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
+
+
+def test_create_warns_if_the_driver_cannot_be_asked(machine):
+    machine.environ["TEST_GPUS"] = "broken"
+    warning = " ".join(machine.create().split())
+    assert "cannot list GPUs: the driver reports 'Driver Not Loaded'" in warning
+    assert warning.endswith("until then trials also use GPUs that other programs use")
+    assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"

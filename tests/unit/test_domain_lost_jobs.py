@@ -1,0 +1,133 @@
+"""Jobs that seem to be lost: the cluster's reason and the return of a node are awaited for a bounded time."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import GiveUpJob, JobRequeued, NodeReadinessChanged, TimePassed
+from nni_manager.domain.lost_jobs import (
+    CHANGES,
+    END_REASON_TIMEOUT_S,
+    IGNORED,
+    TRANSITIONS,
+    LossEvent,
+    LossStage,
+)
+from nni_manager.domain.trial import TrialState
+from trial_keeper.wire.reasons import ExitReason
+
+JOB_LOST = ExitReason.JOB_LOST
+NODE_TIMEOUT_S = 100.0
+
+
+def a_search(**limits):
+    search = new_search(
+        concurrency=1, max_trials=1, reports_preemption=True, lost_node_timeout_s=NODE_TIMEOUT_S, **limits
+    )
+    trial_id = search.suggest()
+    search.experiment.transports.track("t0", search.now_s)
+    search.start(trial_id)
+    return search
+
+
+def given_up(search, at_s):
+    """The jobs that are given up when this time has passed."""
+    search.now_s = at_s
+    return [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)]
+
+
+def test_the_tables_have_every_pair_once_except_overdue_jobs_that_are_given_up():
+    pairs = {(stage, event) for stage in LossStage for event in LossEvent}
+    assert pairs - TRANSITIONS.keys() == {(LossStage.GIVEN_UP, LossEvent.OVERDUE)}
+    assert not CHANGES.keys() & IGNORED
+
+
+def test_a_job_whose_end_the_cluster_does_not_explain_in_time_is_given_up_once():
+    search = a_search()
+    search.end("t0", JOB_LOST)
+    search.deliver("t0")
+    start_s = search.now_s
+    assert search.experiment.time_runs_out_at_s == start_s + END_REASON_TIMEOUT_S
+    assert given_up(search, start_s + END_REASON_TIMEOUT_S - 0.1) == []
+    assert search.trial("t0").state is TrialState.CLOSING
+    assert given_up(search, start_s + END_REASON_TIMEOUT_S) == ["t0"]
+    assert given_up(search, start_s + 1e6) == []
+    assert search.experiment.time_runs_out_at_s is None
+
+
+def test_a_job_that_has_ended_in_time_is_not_given_up():
+    search = a_search()
+    search.end("t0", JOB_LOST)
+    search.deliver("t0")
+    search.lose_job("t0", JOB_LOST, "evicted")
+    assert search.trial("t0").run.message == "evicted"
+    assert given_up(search, search.now_s + 1e6) == []
+
+
+def test_a_new_keeper_of_the_job_ends_the_wait_for_the_reason():
+    search = a_search()
+    search.end("t0", JOB_LOST)
+    search.deliver("t0")
+    search.start("t0", attempt=1)
+    assert given_up(search, search.now_s + 1e6) == []
+
+
+def test_a_job_that_the_cluster_starts_again_is_awaited_without_a_deadline():
+    search = a_search()
+    search.end("t0", JOB_LOST)
+    search.deliver("t0")
+    assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"]
+    search.handle(JobRequeued("t0"))  # the answer of the training service
+    assert given_up(search, search.now_s + 1e6) == []
+    assert search.trial("t0").state is TrialState.CLOSING
+    search.start("t0", attempt=1)
+    assert search.trial("t0").state is TrialState.RUNNING
+
+
+def test_a_job_whose_node_is_not_ready_is_given_up_after_the_timeout():
+    search = a_search()
+    search.handle(NodeReadinessChanged("t0", is_ready=False))
+    start_s = search.now_s
+    assert given_up(search, start_s + NODE_TIMEOUT_S - 0.1) == []
+    assert given_up(search, start_s + NODE_TIMEOUT_S) == ["t0"]
+
+
+def test_a_node_that_is_ready_again_in_time_is_not_lost():
+    search = a_search()
+    search.handle(NodeReadinessChanged("t0", is_ready=False))
+    search.handle(NodeReadinessChanged("t0", is_ready=True))
+    assert given_up(search, search.now_s + 1e6) == []
+
+
+def test_a_node_whose_keeper_reports_is_not_lost():
+    search = a_search()
+    search.handle(NodeReadinessChanged("t0", is_ready=False))
+    start_s, transports = search.now_s, search.experiment.transports
+    transports.connected("t0", "main", start_s + 90)
+    assert given_up(search, start_s + NODE_TIMEOUT_S) == []
+    assert search.experiment.time_runs_out_at_s == start_s + 90 + NODE_TIMEOUT_S
+    assert given_up(search, start_s + 90 + NODE_TIMEOUT_S) == ["t0"]
+
+
+@pytest.mark.parametrize("max_retries", [0, 1])
+def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
+    search = a_search(max_retries=max_retries)
+    search.handle(NodeReadinessChanged("t0", is_ready=False))
+    assert given_up(search, search.now_s + NODE_TIMEOUT_S) == ["t0"]
+    search.lose_job("t0", JOB_LOST, "node n1 has not been ready for 100 s")
+    trial = search.trial("t0")
+    if max_retries:
+        assert (trial.state, search.submitted) == (TrialState.WAITING, ["t0", "t0-1"])
+        # The keeper on the lost node returns: its attempt counts no more.
+        search.report("t0", "0.1")
+        assert trial.run.final is None
+    else:
+        assert (trial.state, trial.run.message) == (
+            TrialState.FAILED,
+            "node n1 has not been ready for 100 s",
+        )
+
+
+def test_an_unknown_job_is_not_tracked():
+    search = a_search()
+    search.handle(NodeReadinessChanged("other", is_ready=False))
+    assert given_up(search, search.now_s + 1e6) == []

@@ -1,0 +1,116 @@
+"""Why Kubernetes ends a pod, in one line; an end of its own has no such cause."""
+
+import pytest
+
+from nni_manager.training_services.kubernetes.observed import ObservedObjects
+from nni_manager.training_services.kubernetes.pods import deleted_at, seconds_since, why_ended
+
+BEFORE, AT, AFTER = (f"2026-01-01T00:00:{second}Z" for second in ("29", "30", "31"))
+
+
+def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), **status):
+    """`code`: that of its container, which has ended at `AT`. `deleted`: when its deletion was requested."""
+    meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
+    if deleted:
+        # 45 s later.
+        ends_at = (
+            deleted.replace("00:00", "00:01")
+            .replace(":30Z", ":15Z")
+            .replace(":29Z", ":14Z")
+            .replace(":31Z", ":16Z")
+        )
+        meta |= {"deletionTimestamp": ends_at, "deletionGracePeriodSeconds": grace_s}
+    ended = (
+        {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": AT}} if code is not None else {}
+    )
+    return {
+        "metadata": meta,
+        "status": {
+            "phase": phase,
+            "conditions": list(conditions),
+            "containerStatuses": [{"name": "c", "state": ended}],
+            **status,
+        },
+    }
+
+
+def disruption(reason, message="so"):
+    return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+
+
+@pytest.mark.parametrize(
+    ("reason", "how"),
+    [
+        ("PreemptionByScheduler", "was preempted for one of higher priority"),
+        ("DeletionByTaintManager", "was evicted because of a taint of its node"),
+        ("EvictionByEvictionAPI", "was evicted through the API, as `kubectl drain` does"),
+        ("DeletionByPodGC", "was deleted because its node is gone"),
+        ("TerminationByKubelet", "was evicted by its node"),
+        ("ByANewerCluster", "is ended by the cluster"),
+    ],
+)
+def test_a_disrupted_pod_has_the_reason_and_the_message_of_the_cluster(reason, how):
+    assert why_ended(a_pod(conditions=[disruption(reason)])) == f"pod p-0 {how}: {reason}: so"
+
+
+def test_a_pod_that_failed_as_a_whole_has_the_reason_of_its_node():
+    pod = a_pod("Failed", reason="Evicted", message="The node was low on\n resource: memory.")
+    assert why_ended(pod) == "pod p-0 failed: Evicted: The node was low on resource: memory."
+
+
+@pytest.mark.parametrize("pod", [a_pod(), a_pod("Failed", 1), a_pod("Succeeded", 0), {"metadata": {}}])
+def test_a_pod_that_ends_by_itself_has_no_cause(pod):
+    assert (why_ended(pod), deleted_at(pod)) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "deleted", "at"),
+    [
+        ("Running", None, AT, AT),
+        ("Failed", 143, BEFORE, BEFORE),
+        ("Failed", 1, BEFORE, BEFORE),  # training code that handles the signal in its own way
+        ("Failed", 143, AT, AT),
+        # An operator has deleted a pod that has ended; within the same second only a keeper's own code shows the signal.
+        ("Failed", 137, AT, None),
+        ("Failed", 1, AT, None),
+        ("Failed", 143, AFTER, None),
+        ("Succeeded", 0, AFTER, None),
+    ],
+)
+def test_a_deletion_is_a_cause_only_if_it_precedes_the_end_of_the_containers(phase, code, deleted, at):
+    assert deleted_at(a_pod(phase, code, deleted)) == at
+
+
+def test_an_unreadable_time_is_none():
+    assert seconds_since("soon", 1.0) is None
+    assert seconds_since("1970-01-01T00:00:40Z", 100.0) == 60.0
+    assert seconds_since("1970-01-01T00:00:40Z", 0.0) == 0.0, "a clock that is behind"
+
+
+def an_observer(now_s=100.0):
+    return ObservedObjects(None, "default", "EXPT", lambda: now_s)  # type: ignore[arg-type]
+
+
+def store(observed, pod, *, is_gone=False):
+    observed.store_pod(pod, is_gone=is_gone, is_kept=True)
+
+
+def test_a_running_pod_that_vanishes_was_deleted_by_somebody():
+    observed = an_observer()
+    store(observed, a_pod(), is_gone=True)
+    assert observed.cause("aB3dE", None).startswith("pod p-0 was deleted, but not by this manager; ")
+
+
+def test_a_pod_that_vanishes_after_its_own_end_has_no_cause():
+    observed = an_observer()
+    store(observed, a_pod("Failed", 1), is_gone=True)
+    assert observed.cause("aB3dE", "p-0") == ""
+
+
+def test_the_pods_that_an_operator_deletes_with_their_job_are_no_cause():
+    observed = an_observer()
+    first, second = a_pod("Failed", 1), a_pod(deleted=AFTER)
+    second["metadata"] |= {"name": "p-1", "uid": "u1"}
+    store(observed, first)
+    store(observed, second)
+    assert observed.cause("aB3dE", None) == observed.cause("aB3dE", "p-0") == ""
