@@ -14,28 +14,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from nni_manager import deferred_gc
+from nni_manager.startup import deferred_gc
 
 # isort: split
 
-from nni_manager import (
+from nni_manager.startup import (
     grpc_logging,  # noqa: F401 - must be the first import of gRPC
     single_threaded_blas,  # noqa: F401 - must be the first import of NumPy
 )
 
 # isort: split
 
-from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.errors import NniManagerError
 from nni_manager.grpc_server.servicer import KeeperServer
-from nni_manager.http_server import HttpServer, is_loopback, listen
+from nni_manager.startup import open_files
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.http_server import HttpServer, is_loopback, listen
 from nni_manager.training_services.platform import platform_of
 from nni_manager.tuner.registry import make_assessment, make_tuner
 from nni_manager.web.api import ManagerApi

@@ -20,8 +20,8 @@ from nni_manager.engine import engine as engine_module
 from nni_manager.engine import job_submission, submission_gate
 from nni_manager.engine.serializers import trial_view
 from nni_manager.engine.trial_logs import read_range
-from nni_manager.leftovers import processes_of
 from nni_manager.store import leftover_jobs
+from nni_manager.support.leftovers import processes_of
 from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.messages import Stream
 

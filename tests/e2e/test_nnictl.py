@@ -19,8 +19,8 @@ from free_ports import free_port_pair
 from real_experiment import wait_until
 from user_home import BIN, environ_of, left_in, processes_of
 
-from nni_manager.http_server import MAX_CONNECTIONS
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.http_server import MAX_CONNECTIONS
 from trial_keeper import __version__
 
 CONFIG = """\

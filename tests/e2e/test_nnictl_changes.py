@@ -13,9 +13,9 @@ from void_service import Void, an_engine, start
 
 from nni_manager.cli import main
 from nni_manager.engine import engine as engine_module
-from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.http_server import HttpServer, listen
 from nni_manager.training_services.base import JobEnded
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth

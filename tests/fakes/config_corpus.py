@@ -19,7 +19,7 @@ from nni_manager.config.document import as_yaml
 from nni_manager.config.json_schema import json_schema
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.v2 import is_v2
-from nni_manager.schema_validators import Draft7Validator
+from nni_manager.startup.schema_validators import Draft7Validator
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config"
 FILES = sorted((CORPUS / "files").glob("v[12]_*.yml"))

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from nni_manager.http_server import HttpServer, LingeringCloseMiddleware, listen
+from nni_manager.support.http_server import HttpServer, LingeringCloseMiddleware, listen
 from nni_manager.web.auth_middleware import AuthMiddleware
 from nni_manager.web.session_auth import SessionAuth
 

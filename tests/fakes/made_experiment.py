@@ -27,11 +27,11 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader
-from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
+from nni_manager.support.http_server import HttpServer, listen
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__

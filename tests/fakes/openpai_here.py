@@ -9,12 +9,12 @@ import requests
 from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
-from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings
+from nni_manager.support.http_server import OWN_NAMES, HttpServer, listen
 
 JOBS = "/rest-server/api/v2/jobs"
 PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}

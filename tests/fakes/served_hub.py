@@ -13,9 +13,9 @@ from deadlines import DEADLINE_S
 
 from nni_manager.client.hub_folder import hub_folder, make_folder, secret_of
 from nni_manager.client.manager_client import session_with
-from nni_manager.http_server import HttpServer, listen
 from nni_manager.hub.api import HubApi
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.support.http_server import HttpServer, listen
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 

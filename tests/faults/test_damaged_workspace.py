@@ -27,8 +27,8 @@ from nni_manager.client.manager_stop import stop_experiment
 from nni_manager.client.remains import end_without_manager
 from nni_manager.engine.shared_files import is_signed
 from nni_manager.errors import RetryableError
-from nni_manager.leftovers import processes_of
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(400)
 

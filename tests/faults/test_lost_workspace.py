@@ -11,7 +11,7 @@ from real_experiment import wait_until
 
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.remains import end_without_manager
-from nni_manager.leftovers import processes_of
+from nni_manager.support.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(180)
 

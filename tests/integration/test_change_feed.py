@@ -272,7 +272,7 @@ def test_the_limit_of_followers_holds_for_concurrent_connections(tmp_path, monke
 
 
 def test_a_follower_that_does_not_read_is_disconnected_and_delays_no_other_client(tmp_path, monkeypatch):
-    monkeypatch.setattr("nni_manager.http_server.READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("nni_manager.support.http_server.READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     experiment = made_experiment(tmp_path, 5000)
     with served_view(experiment.folder) as view, socket.create_connection(("127.0.0.1", view.port)) as peer:

@@ -6,7 +6,7 @@ import sys
 from deadlines import DEADLINE_S
 
 PROGRAM = """
-from nni_manager import deferred_gc
+from nni_manager.startup import deferred_gc
 import gc
 assert not gc.isenabled()
 deferred_gc.start()

@@ -12,11 +12,11 @@ from deadlines import DEADLINE_S, scaled_s
 from guarded_server import TOKEN, Guarded, a_session_auth
 from starlette.responses import PlainTextResponse
 
-from nni_manager import http_server
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive, session_with
-from nni_manager.http_server import is_loopback
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.support import http_server
+from nni_manager.support.http_server import is_loopback
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 
 

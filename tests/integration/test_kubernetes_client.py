@@ -18,8 +18,8 @@ from real_experiment import wait_until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.backoff import SMALLEST_SHARE
 from nni_manager.errors import UserError
+from nni_manager.support.backoff import SMALLEST_SHARE
 from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
 from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS, FrameworkController
 from nni_manager.training_services.kubernetes import errors

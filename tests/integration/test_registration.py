@@ -15,7 +15,7 @@ import pytest
 from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
-from nni_manager.leftovers import reap_orphans
+from nni_manager.support.leftovers import reap_orphans
 from trial_keeper.wire.workspace import MARKER
 
 IMPORTS = """

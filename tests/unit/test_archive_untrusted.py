@@ -19,12 +19,12 @@ from saved_archives import a_member, move_to, repacked, save_an_experiment, unpa
 from nni_manager.cli import archive, archive_reader, main
 from nni_manager.cli.archive_reader import ArchiveLimits
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store import untrusted_store
 from nni_manager.store.copying import copy_store
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import Registry
 from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_of_json
+from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Places
 
 # A rejection takes a second; without it, loading would not end.

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from nni_manager.backoff import SMALLEST_SHARE, delay_s, delays_s
+from nni_manager.support.backoff import SMALLEST_SHARE, delay_s, delays_s
 
 
 def test_delays_double_up_to_the_maximum_and_jitter_only_shortens_them():

@@ -17,7 +17,7 @@ from nni_manager.config.json_schema import json_schema
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.v2 import is_v2
-from nni_manager.schema_validators import Draft7Validator
+from nni_manager.startup.schema_validators import Draft7Validator
 
 ACCEPTED = [
     file

@@ -14,7 +14,7 @@ from kube_kubelet import expanded
 
 from nni_manager.config.document import read_yaml
 from nni_manager.domain.completion import TaskRole
-from nni_manager.schema_validators import Draft202012Validator
+from nni_manager.startup.schema_validators import Draft202012Validator
 from nni_manager.training_services.frameworkcontroller.framework_template import read_template
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.render import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kube_kubelet import expanded
 
 from nni_manager.domain.completion import TaskRole
-from nni_manager.schema_validators import Draft202012Validator
+from nni_manager.startup.schema_validators import Draft202012Validator
 from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.render import as_in_containers, job_of
 from nni_manager.training_services.kubernetes.section import (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager import http_server
 from nni_manager.engine import keeper_admission, trial_logs
 from nni_manager.grpc_server import connections, servicer
 from nni_manager.local_openpai import login_throttle
+from nni_manager.support import http_server
 from nni_manager.web import auth_middleware, change_feed, experiment_routes, session_auth
 from trial_keeper.wire import safe_open
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from deadlines import DEADLINE_S
 
-from nni_manager.task_set import TaskSet
+from nni_manager.support.task_set import TaskSet
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:

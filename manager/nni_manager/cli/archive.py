@@ -37,13 +37,13 @@ from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import InternalError, UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store.copying import copy_store
 from nni_manager.store.errors import TableMissing
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
+from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Places, platform_of
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__

@@ -13,7 +13,7 @@ from nni_manager.cli.options import FILE, example, named_experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
-from nni_manager.plain_text import escaped
+from nni_manager.support.plain_text import escaped
 
 
 @experiment.command(

@@ -10,7 +10,7 @@ from nni_manager.cli import INTERRUPTED
 def main() -> None:
     """Run nnictl. What prevents the import is one line; Ctrl-C outside of a command ends without one."""
     try:
-        from nni_manager.required_extra import ManagerExtraMissing, required_extra
+        from nni_manager.startup.required_extra import ManagerExtraMissing, required_extra
 
         try:
             with required_extra("nnictl"):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from nni_manager import deferred_gc
+from nni_manager.startup import deferred_gc
 
 # isort: split
 

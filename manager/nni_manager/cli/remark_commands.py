@@ -11,7 +11,7 @@ from nni_manager.cli import options
 from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.trial_commands import trial
 from nni_manager.client import output
-from nni_manager.plain_text import escaped
+from nni_manager.support.plain_text import escaped
 
 if TYPE_CHECKING:
     from nni_manager.domain.remarks import Remarks, RemarksChange

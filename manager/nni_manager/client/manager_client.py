@@ -112,7 +112,7 @@ class ManagerClient:
 
         import requests
 
-        from nni_manager.loopback_auth import causes_of, untrusted_listener_in
+        from nni_manager.support.loopback_auth import causes_of, untrusted_listener_in
 
         # Errors by which the kernel, TLS and HTTP report that the other end has closed the connection.
         closed = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead)
@@ -146,7 +146,7 @@ def session_with(process: ManagerProcess) -> requests.Session:
     import requests
     from requests.adapters import HTTPAdapter
 
-    from nni_manager.loopback_auth import verify_connections
+    from nni_manager.support.loopback_auth import verify_connections
 
     session = requests.Session()
     # A proxy from the environment cannot reach this machine's loopback, and .netrc holds another token.

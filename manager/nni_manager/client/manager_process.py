@@ -25,8 +25,8 @@ from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.config.key_names import key_of
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.support.plain_text import escaped
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec

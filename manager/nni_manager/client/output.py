@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import click
 
-from nni_manager.plain_text import escaped
+from nni_manager.support.plain_text import escaped
 
 RULE = "-" * 84
 # A pipe has no width. This width fits a log viewer, and the parameters of most trials fit on one line.

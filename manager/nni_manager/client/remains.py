@@ -12,11 +12,11 @@ from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.stop_escalation import StopEscalation, StopStage
 from nni_manager.errors import NniManagerError, RetryableError
-from nni_manager.leftovers import end_processes_of, processes_of
 from nni_manager.store import leftover_jobs
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.leftovers import end_processes_of, processes_of
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.platform import platform_of
 

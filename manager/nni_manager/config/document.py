@@ -14,7 +14,7 @@ import yaml
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, folded, key_of
 from nni_manager.config.dialect import OF_FILES, Dialect, Keys
 from nni_manager.config.platforms import PLATFORMS
-from nni_manager.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
+from nni_manager.support.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.clock import monotonic_epoch_s
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.engine.snapshot import StoreLoad
 from nni_manager.errors import RetryableError
 from nni_manager.store.rows import RowWrite, UsageRow, Write
 from nni_manager.store.writer import Store
+from nni_manager.support.clock import monotonic_epoch_s
 from trial_keeper.wire.messages import AttemptKey
 
 log = logging.getLogger(__name__)

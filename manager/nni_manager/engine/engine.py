@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
@@ -38,6 +37,7 @@ from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, job_row, remarks_row, trial_row
 from nni_manager.store.writer import Store
+from nni_manager.support.clock import monotonic_epoch_s
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner

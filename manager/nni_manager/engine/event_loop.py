@@ -10,7 +10,7 @@ from nni_manager.engine.commits import GroupCommit
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.rows import Write
 from nni_manager.store.writer import Store
-from nni_manager.task_set import TaskSet
+from nni_manager.support.task_set import TaskSet
 
 log = logging.getLogger(__name__)
 

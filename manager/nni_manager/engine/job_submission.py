@@ -8,7 +8,6 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from nni_manager.backoff import delays_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain import events
 from nni_manager.domain.experiment import ExperimentCore
@@ -22,6 +21,7 @@ from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.submission_gate import SubmissionGate
 from nni_manager.engine.workspace_writer import WorkspaceWriter
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.support.backoff import delays_s
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.settings import KeeperSettings

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
-from nni_manager.backoff import delays_s
 from nni_manager.domain import events
 from nni_manager.domain.experiment import ExperimentCore
 from nni_manager.domain.jobs import Job
@@ -16,6 +15,7 @@ from nni_manager.engine.job_submission import FIRST_RESUBMIT_S, MAX_RESUBMIT_S, 
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.workspace_writer import WorkspaceWriter
 from nni_manager.errors import RetryableError
+from nni_manager.support.backoff import delays_s
 from nni_manager.training_services.base import TrainingService
 from trial_keeper.wire.messages import RevokeTrial, Shutdown
 from trial_keeper.wire.reasons import ExitReason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nni_manager.required_extra import required_extra
+from nni_manager.startup.required_extra import required_extra
 
 with required_extra("nni_manager.experiment"):
     from nni_manager.config.diagnostics import ConfigInvalid

@@ -8,15 +8,15 @@ import signal
 import sys
 from pathlib import Path
 
-from nni_manager import deferred_gc
+from nni_manager.startup import deferred_gc
 
 # isort: split
 
 from nni_manager.client.hub_folder import secret_of
 from nni_manager.errors import NniManagerError
-from nni_manager.http_server import HttpServer, is_loopback, listen
 from nni_manager.hub.api import HubApi
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.support.http_server import HttpServer, is_loopback, listen
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 

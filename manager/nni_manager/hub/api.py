@@ -19,12 +19,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nni_manager.http_server import LingeringCloseMiddleware
 from nni_manager.hub.commands import CommandFailed, run_nnictl
 from nni_manager.hub.experiments import Experiments
 from nni_manager.hub.forward import Forwarding
 from nni_manager.hub.views import Views
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.http_server import LingeringCloseMiddleware
 from nni_manager.web.api import API_ROOT, REFUSALS, refused
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.files import PLACES, Files

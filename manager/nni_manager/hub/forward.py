@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nni_manager.client.manager_client import api_url, session_with
-from nni_manager.http_server import mark_streaming
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.support.http_server import mark_streaming
 from nni_manager.web.change_feed import MAX_FOLLOWERS
 
 # An event stream has a comment every 15 s.

@@ -13,18 +13,18 @@ import sys
 import time
 from pathlib import Path
 
-from nni_manager import deferred_gc
+from nni_manager.startup import deferred_gc
 
 # isort: split
 
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai import settings
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.errors import ApiError
+from nni_manager.support.http_server import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
 from trial_keeper.wire.small_files import replace_file
 

@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from nni_manager.http_server import LingeringCloseMiddleware, metrics_response
 from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
@@ -35,6 +34,7 @@ from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.store import JobStore
+from nni_manager.support.http_server import LingeringCloseMiddleware, metrics_response
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
 # The reported release of the API; some clients check it.

@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from nni_manager.http_server import mark_authenticated
 from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.accounts import Accounts, Caller, User, new_user, payload_of
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
 from nni_manager.local_openpai.request_bodies import fields_of, text_in
+from nni_manager.support.http_server import mark_authenticated
 
 log = logging.getLogger("nni_manager.local_openpai.authentication")
 

@@ -13,7 +13,6 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nni_manager.clock import monotonic_epoch_s
 from nni_manager.local_openpai.allocator import Allocator
 from nni_manager.local_openpai.container_runtime import StatePaths, mounts_work, no_ssh_here
 from nni_manager.local_openpai.core.job import PaiJob, RecordEvent
@@ -28,6 +27,7 @@ from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_unusable, why_unusable_database
+from nni_manager.support.clock import monotonic_epoch_s
 
 # Parsing a job's text takes 20 ms of a core. More threads would only delay other work.
 _PARSER_THREADS = 2

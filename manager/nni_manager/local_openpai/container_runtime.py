@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nni_manager.leftovers import reap_orphans
 from nni_manager.local_openpai import sandbox, supervisor
 from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS
 from nni_manager.local_openpai.core import exits
@@ -31,7 +30,8 @@ from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted,
 from nni_manager.local_openpai.planning import RUNTIME_DIR
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
-from nni_manager.task_set import TaskSet
+from nni_manager.support.leftovers import reap_orphans
+from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 from trial_keeper.processes import ProcessIdentity, boot_id
 from trial_keeper.wire.safe_open import read_beneath

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nni_manager import open_files
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.local_openpai.settings import Options
-from nni_manager.loopback_auth import VerifiedConnection
+from nni_manager.startup import open_files
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.unusable_files import why_unusable
+from nni_manager.support.loopback_auth import VerifiedConnection
 from trial_keeper import __version__
 from trial_keeper.processes import ProcessIdentity, terminate
 from trial_keeper.wire.small_files import replace_file

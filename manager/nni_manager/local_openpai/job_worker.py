@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nni_manager.clock import monotonic_epoch_s
 from nni_manager.local_openpai.allocator import Allocator
 from nni_manager.local_openpai.container_runtime import ContainerRuntime
 from nni_manager.local_openpai.core import job as core
@@ -25,6 +24,7 @@ from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread, Write, effect_write, job_write
+from nni_manager.support.clock import monotonic_epoch_s
 
 logger = logging.getLogger(__name__)
 

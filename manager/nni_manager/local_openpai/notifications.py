@@ -11,10 +11,10 @@ from typing import Any
 
 import requests
 
-from nni_manager.backoff import delays_s
 from nni_manager.local_openpai.errors import StateBusy
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread
+from nni_manager.support.backoff import delays_s
 
 logger = logging.getLogger(__name__)
 

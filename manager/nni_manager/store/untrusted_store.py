@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.errors import UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store.errors import FULL, StoreBusy, StoreUnusable
+from nni_manager.support.plain_text import escaped
 
 # Limit of each column outside `_DOCUMENTS`. The longest holds the value of a metric, whose record has at most 999,999 bytes.
 MAX_FIELD = 1_000_000

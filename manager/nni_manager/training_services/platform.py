@@ -17,8 +17,8 @@ from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.platforms import of_stored
 from nni_manager.errors import UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
+from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import Share

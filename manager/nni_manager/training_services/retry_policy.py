@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nni_manager import backoff
+from nni_manager.support import backoff
 
 
 @dataclass(frozen=True, slots=True)

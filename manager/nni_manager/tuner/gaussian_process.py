@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nni_manager.errors import InternalError
-from nni_manager.single_threaded_blas import one_blas_thread
+from nni_manager.startup.single_threaded_blas import one_blas_thread
 
 with one_blas_thread():
     from scipy.linalg.lapack import dpotrf, dpotri, dpotrs

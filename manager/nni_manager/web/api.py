@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from nni_manager.engine.experiment_commands import FailedPrecondition
 from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.http_server import LingeringCloseMiddleware, mark_streaming
+from nni_manager.support.http_server import LingeringCloseMiddleware, mark_streaming
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
 from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor

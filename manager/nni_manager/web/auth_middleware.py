@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nni_manager.engine.tokens import is_token
-from nni_manager.http_server import MAX_HEAD_BYTES, OWN_NAMES, is_loopback, mark_authenticated
+from nni_manager.support.http_server import MAX_HEAD_BYTES, OWN_NAMES, is_loopback, mark_authenticated
 from nni_manager.web.own_programs import is_direct, is_own_program
 from nni_manager.web.session_auth import KEY_HEADER, SessionAuth
 from nni_manager.web.url_prefix import path_of

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from nni_manager.http_server import metrics_response
+from nni_manager.support.http_server import metrics_response
 from nni_manager.web.backend_reads import ExperimentBackend
 
 LIVE, READY, METRICS = "/livez", "/readyz", "/metrics"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
-from nni_manager.task_set import TaskSet
+from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.kubernetes import render, watch
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
-from nni_manager.task_set import TaskSet
+from nni_manager.support.backoff import delays_s
+from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, NotFound

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import RetryableError
-from nni_manager.leftovers import reap_orphans, settings_in
+from nni_manager.startup import open_files
 from nni_manager.store.torn_files import read_state
+from nni_manager.support.leftovers import reap_orphans, settings_in
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import ForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager import open_files
+from nni_manager.startup import open_files
 from trial_keeper.settings import without_settings
 from trial_keeper.wire.fork_requests import FORK_SERVER, MAX_REQUEST_BYTES, SPACE
 

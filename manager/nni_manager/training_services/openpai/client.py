@@ -15,7 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from nni_manager.errors import NniManagerError, RetryableError, UserError
-from nni_manager.task_set import TaskSet
+from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.connection import (
     JobAlreadyExists,

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import requests
 
 from nni_manager.errors import UserError
-from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
+from nni_manager.support.loopback_auth import untrusted_listener_in, verify_connections
 from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 

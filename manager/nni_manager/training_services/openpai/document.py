@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from nni_manager import yaml_reader
 from nni_manager.config.diagnostics import key_of, shown
+from nni_manager.support import yaml_reader
 from nni_manager.training_services.openpai.job_checks import (
     Path,
     ProtocolDiagnostic,

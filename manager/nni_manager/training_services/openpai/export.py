@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from nni_manager.support.yaml_reader import TAGS
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.scalars import Date
-from nni_manager.yaml_reader import TAGS
 
 MASK = "******"
 

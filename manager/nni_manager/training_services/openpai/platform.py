@@ -15,8 +15,8 @@ from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
-from nni_manager.plain_text import escaped
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig

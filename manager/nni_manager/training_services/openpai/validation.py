@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
 from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
-from nni_manager.schema_validators import Draft7Validator, ValidationError
+from nni_manager.startup.schema_validators import Draft7Validator, ValidationError
 from nni_manager.training_services.openpai.document import JobDocument
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, Violation
 from nni_manager.training_services.openpai.schema import (
