@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_name
-from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
+from trial_keeper.errors import KeeperBug, KeeperError, KeeperUserError, VersionMismatch, WorkspaceMissing
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.attempt_ids import sort_key
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor, "
         "doctor --json or ctl COMMAND only"
     )
-    return UserError.exit_code
+    return KeeperUserError.exit_code
 
 
 def _open_standard_descriptors() -> None:
@@ -129,7 +129,7 @@ def _run_nnictl(arguments: list[str]) -> int:
         _complain(
             "cannot run nnictl: this Python lacks the manager; run `pip install 'trial-keeper[manager]'` in this Python"
         )
-        return UserError.exit_code
+        return KeeperUserError.exit_code
     sys.argv[1:] = arguments
     nnictl.main()
     return 0

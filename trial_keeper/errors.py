@@ -1,7 +1,7 @@
 """The keeper's errors, grouped by who must act.
 
-Three kinds: `UserError` (the user has to change something), `RetryableError` (a retry may succeed) and `KeeperBug` (the keeper
-has to be fixed). Each error has the keeper's exit code. The first line of the docstring is the default message.
+Three kinds: `KeeperUserError` (the user has to change something), `KeeperRetryableError` (a retry may succeed) and `KeeperBug`
+(the keeper has to be fixed). Each error has the keeper's exit code. The first line of the docstring is the default message.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class KeeperError(Exception):
         super().__init__(message or (type(self).__doc__ or type(self).__name__).partition("\n")[0])
 
 
-class UserError(KeeperError, exit_code=KeeperExit.SETTINGS):
+class KeeperUserError(KeeperError, exit_code=KeeperExit.SETTINGS):
     """The user must change the job, the image or the experiment file."""
 
 
-class RetryableError(KeeperError, exit_code=KeeperExit.ENVIRONMENT):
+class KeeperRetryableError(KeeperError, exit_code=KeeperExit.ENVIRONMENT):
     """Something outside the keeper failed temporarily; the same job may succeed when run again."""
 
 
@@ -37,23 +37,23 @@ class KeeperBug(KeeperError, exit_code=KeeperExit.KEEPER_BUG):
     """The keeper has a bug."""
 
 
-class SettingsInvalid(UserError, exit_code=KeeperExit.SETTINGS):
+class SettingsInvalid(KeeperUserError, exit_code=KeeperExit.SETTINGS):
     """A variable that the keeper reads is missing or malformed."""
 
 
-class MountMissing(UserError, exit_code=KeeperExit.MOUNT_MISSING):
+class MountMissing(KeeperUserError, exit_code=KeeperExit.MOUNT_MISSING):
     """The mount point of the shared storage does not exist."""
 
 
-class MountUnreadable(UserError, exit_code=KeeperExit.MOUNT_UNREADABLE):
+class MountUnreadable(KeeperUserError, exit_code=KeeperExit.MOUNT_UNREADABLE):
     """The shared storage is mounted but cannot be read."""
 
 
-class WorkspaceMissing(UserError, exit_code=KeeperExit.WORKSPACE):
+class WorkspaceMissing(KeeperUserError, exit_code=KeeperExit.WORKSPACE):
     """The experiment's folder, or a file that the manager wrote in it, is not on the storage."""
 
 
-class WorkspaceNotWritable(UserError, exit_code=KeeperExit.WORKSPACE_WRITE):
+class WorkspaceNotWritable(KeeperUserError, exit_code=KeeperExit.WORKSPACE_WRITE):
     """The shared storage cannot be written."""
 
 
@@ -69,17 +69,17 @@ class MountForbidden(WorkspaceNotWritable, exit_code=KeeperExit.MOUNT_FORBIDDEN)
     """The user may not write on the shared storage."""
 
 
-class CodeDamaged(UserError, exit_code=KeeperExit.CODE):
+class CodeDamaged(KeeperUserError, exit_code=KeeperExit.CODE):
     """The code snapshot cannot be unpacked."""
 
 
-class VersionMismatch(UserError, exit_code=KeeperExit.VERSION):
+class VersionMismatch(KeeperUserError, exit_code=KeeperExit.VERSION):
     """Keeper and manager differ in the first two numbers of their version."""
 
 
-class CommandNotStarted(UserError, exit_code=KeeperExit.COMMAND):
+class CommandNotStarted(KeeperUserError, exit_code=KeeperExit.COMMAND):
     """The trial's command could not be started."""
 
 
-class WarmStartRefused(UserError, exit_code=KeeperExit.COMMAND):
+class WarmStartRefused(KeeperUserError, exit_code=KeeperExit.COMMAND):
     """A trial cannot start as a fork of the warm interpreter; it gets a plain start instead."""

@@ -4,13 +4,13 @@ import contextlib
 import ctypes
 from typing import Any
 
-from trial_keeper.errors import UserError
+from trial_keeper.errors import KeeperUserError
 from trial_keeper.wire.messages import GpuUsage
 
 _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
-class GpusUnseen(UserError):
+class GpusUnseen(KeeperUserError):
     """The driver shows no GPU here."""
 
 

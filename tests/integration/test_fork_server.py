@@ -13,7 +13,7 @@ import pytest
 from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
-from nni_manager.training_services.local.fork_server import ForkServer
+from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.platform import platform_of
 from trial_keeper import processes
 from trial_keeper.exit_codes import KeeperExit
@@ -34,7 +34,7 @@ THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,
 
 @contextmanager
 def a_server(folder):
-    server = ForkServer(folder)
+    server = KeeperForkServer(folder)
     try:
         yield server
     finally:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from deadlines import DEADLINE_S
 
-from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
+from nni_manager.local_openpai.fork_server import ProcessNotStarted, SupervisorForkServer, program
 from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
 
 SETPRIV = shutil.which("setpriv")
@@ -160,7 +160,7 @@ def test_a_child_between_fork_and_exec_ends_with_its_supervisor(when):
 
 
 def test_a_supervisor_that_cannot_start_raises_with_the_cause(tmp_path):
-    starter = ForkServer()
+    starter = SupervisorForkServer()
     with pytest.raises(ProcessNotStarted, match=r"No such file or directory: .*spec\.json"):
         starter.start(tmp_path)
     with pytest.raises(ProcessNotStarted, match="cannot fork a supervisor"):
@@ -169,7 +169,7 @@ def test_a_supervisor_that_cannot_start_raises_with_the_cause(tmp_path):
 
 
 def test_a_killed_fork_server_is_replaced(tmp_path):
-    starter = ForkServer()
+    starter = SupervisorForkServer()
     for number in range(2):
         (tmp_path / str(number)).mkdir()
         if number == 0:

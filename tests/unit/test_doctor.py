@@ -7,7 +7,7 @@ import pytest
 
 from trial_keeper import __version__
 from trial_keeper.host import doctor
-from trial_keeper.host.doctor import Finding, Outcome
+from trial_keeper.host.doctor import CheckResult, Finding
 from trial_keeper.wire.workspace import Workspace
 
 CHECKS = [
@@ -41,16 +41,16 @@ def test_without_settings_every_check_is_listed_and_the_independent_ones_run():
     findings = list(doctor.examine({}))
     assert [finding.check for finding in findings] == CHECKS
     by_name = {finding.check: finding for finding in findings}
-    assert by_name["settings"].outcome is Outcome.FAIL
+    assert by_name["settings"].outcome is CheckResult.FAIL
     assert "TRIAL_KEEPER_TOKEN is not set" in by_name["settings"].found
-    assert by_name["bash"].outcome is Outcome.OK
-    assert {by_name[name].outcome for name in CHECKS[2:-1]} == {Outcome.SKIP}
+    assert by_name["bash"].outcome is CheckResult.OK
+    assert {by_name[name].outcome for name in CHECKS[2:-1]} == {CheckResult.SKIP}
 
 
 def test_a_finding_is_one_line_that_ends_with_the_remedy():
-    finding = Finding("mount", Outcome.FAIL, "cannot enter\n/mnt", "mount it")
+    finding = Finding("mount", CheckResult.FAIL, "cannot enter\n/mnt", "mount it")
     assert str(finding) == "FAIL  mount     cannot enter /mnt; mount it"
-    assert str(Finding("tcp", Outcome.OK, "fine")) == "OK    tcp       fine"
+    assert str(Finding("tcp", CheckResult.OK, "fine")) == "OK    tcp       fine"
 
 
 def test_a_check_that_raises_does_not_hide_the_others():
@@ -58,7 +58,7 @@ def test_a_check_that_raises_does_not_hide_the_others():
         raise ZeroDivisionError("oops")
 
     finding = doctor.bounded("clock", broken)
-    assert (finding.outcome, "oops" in finding.found) == (Outcome.FAIL, True)
+    assert (finding.outcome, "oops" in finding.found) == (CheckResult.FAIL, True)
 
 
 def test_a_check_that_hangs_fails_after_a_timeout():
@@ -67,17 +67,20 @@ def test_a_check_that_hangs_fails_after_a_timeout():
         finding = doctor.bounded("mount", released.wait, limit_s=0.05)
     finally:
         released.set()
-    assert finding.outcome is Outcome.FAIL
+    assert finding.outcome is CheckResult.FAIL
     assert finding.found == "no result within 0.05 s"
 
 
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([Outcome.FAIL, Outcome.FAIL], [Outcome.FAIL, Outcome.FAIL]),
-        ([Outcome.FAIL, Outcome.OK], [Outcome.WARN, Outcome.OK]),
-        ([Outcome.OK, Outcome.FAIL, Outcome.SKIP], [Outcome.OK, Outcome.WARN, Outcome.SKIP]),
-        ([Outcome.SKIP, Outcome.FAIL], [Outcome.SKIP, Outcome.FAIL]),
+        ([CheckResult.FAIL, CheckResult.FAIL], [CheckResult.FAIL, CheckResult.FAIL]),
+        ([CheckResult.FAIL, CheckResult.OK], [CheckResult.WARN, CheckResult.OK]),
+        (
+            [CheckResult.OK, CheckResult.FAIL, CheckResult.SKIP],
+            [CheckResult.OK, CheckResult.WARN, CheckResult.SKIP],
+        ),
+        ([CheckResult.SKIP, CheckResult.FAIL], [CheckResult.SKIP, CheckResult.FAIL]),
     ],
 )
 def test_one_reachable_address_is_enough(answers, expected):
@@ -91,7 +94,12 @@ def test_one_reachable_address_is_enough(answers, expected):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_exit_code_is_1_if_a_check_failed(as_json):
-    for outcome, code in ((Outcome.OK, 0), (Outcome.WARN, 0), (Outcome.SKIP, 0), (Outcome.FAIL, 1)):
+    for outcome, code in (
+        (CheckResult.OK, 0),
+        (CheckResult.WARN, 0),
+        (CheckResult.SKIP, 0),
+        (CheckResult.FAIL, 1),
+    ):
         lines = []
         assert doctor.report([Finding("bash", outcome, "é", "r")], lines.append, as_json=as_json) == code
         if as_json:
@@ -108,11 +116,11 @@ def test_the_exit_code_is_1_if_a_check_failed(as_json):
 @pytest.mark.parametrize(
     ("written_s", "outcome", "words"),
     [
-        (100.5, Outcome.OK, "0.0 s"),
-        (104.0, Outcome.OK, "3.0 s behind"),
-        (98.0, Outcome.OK, "2.0 s ahead of"),
-        (107.0, Outcome.WARN, "6.0 s behind"),
-        (40.0, Outcome.WARN, "60.0 s ahead of"),
+        (100.5, CheckResult.OK, "0.0 s"),
+        (104.0, CheckResult.OK, "3.0 s behind"),
+        (98.0, CheckResult.OK, "2.0 s ahead of"),
+        (107.0, CheckResult.WARN, "6.0 s behind"),
+        (40.0, CheckResult.WARN, "60.0 s ahead of"),
     ],
 )
 def test_the_clock_is_compared_with_the_clock_of_the_storage(written_s, outcome, words):
@@ -127,48 +135,48 @@ def test_a_slow_storage_does_not_count_as_a_wrong_clock():
 @pytest.mark.parametrize(
     ("manager", "is_asked", "outcome"),
     [
-        (f"{FIRST_TWO}.99", True, Outcome.OK),
-        (f"{FIRST_TWO}0.0", True, Outcome.FAIL),
-        (f"{FIRST_TWO}0.0", False, Outcome.OK),
-        ("0.5.0", True, Outcome.OK),
+        (f"{FIRST_TWO}.99", True, CheckResult.OK),
+        (f"{FIRST_TWO}0.0", True, CheckResult.FAIL),
+        (f"{FIRST_TWO}0.0", False, CheckResult.OK),
+        ("0.5.0", True, CheckResult.OK),
     ],
 )
 def test_the_version_check_uses_the_rule_of_the_keeper(manager, is_asked, outcome):
     finding = doctor.check_version(manager, is_asked=is_asked)
     assert finding.outcome is outcome
     assert manager in finding.found
-    assert ("pip install" in finding.remedy) == (outcome is Outcome.FAIL)
+    assert ("pip install" in finding.remedy) == (outcome is CheckResult.FAIL)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70])
 def test_an_unknown_host_name_fails_the_name_check(host):
     finding = doctor.check_name(f"{host}:80", {})
-    assert finding.outcome is Outcome.FAIL
+    assert finding.outcome is CheckResult.FAIL
     assert host in finding.found
 
 
 def test_an_ip_address_skips_the_name_check():
-    assert doctor.check_name("127.0.0.1:80", {}).outcome is Outcome.SKIP
-    assert doctor.check_name("[::1]:80", {}).outcome is Outcome.SKIP
-    assert doctor.check_name("localhost:80", {}).outcome is Outcome.OK
+    assert doctor.check_name("127.0.0.1:80", {}).outcome is CheckResult.SKIP
+    assert doctor.check_name("[::1]:80", {}).outcome is CheckResult.SKIP
+    assert doctor.check_name("localhost:80", {}).outcome is CheckResult.OK
 
 
 def test_the_workspace_checks_leave_no_file_behind(tmp_path):
     workspace = Workspace(tmp_path)
     workspace.manager_json.touch()
-    assert doctor.check_mount(tmp_path, workspace).outcome is Outcome.OK
-    assert doctor.check_write(tmp_path).outcome is Outcome.OK
-    assert doctor.check_clock(tmp_path).outcome is Outcome.OK
+    assert doctor.check_mount(tmp_path, workspace).outcome is CheckResult.OK
+    assert doctor.check_write(tmp_path).outcome is CheckResult.OK
+    assert doctor.check_clock(tmp_path).outcome is CheckResult.OK
     assert list(tmp_path.iterdir()) == [workspace.manager_json]
 
 
 def test_a_missing_or_broken_bash_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.check_bash().outcome is Outcome.FAIL
+    assert doctor.check_bash().outcome is CheckResult.FAIL
     bash = tmp_path / "bash"
     bash.write_text("#!/bin/sh\nexit 3\n")
     bash.chmod(0o755)
     finding = doctor.check_bash()
-    assert (finding.outcome, "3" in finding.found) == (Outcome.FAIL, True)
+    assert (finding.outcome, "3" in finding.found) == (CheckResult.FAIL, True)
     bash.write_bytes(b"\x00\x01no program")
-    assert doctor.check_bash().outcome is Outcome.FAIL
+    assert doctor.check_bash().outcome is CheckResult.FAIL

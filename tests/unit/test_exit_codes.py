@@ -73,7 +73,7 @@ def test_every_code_has_an_error():
 
 
 def test_every_error_but_the_base_belongs_to_one_of_the_three_kinds():
-    kinds = (errors.UserError, errors.RetryableError, errors.KeeperBug)
+    kinds = (errors.KeeperUserError, errors.KeeperRetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 
 

@@ -14,7 +14,7 @@ from yaml.loader import SafeLoader
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, ExperimentConfig
-from nni_manager.experiment.objective import Objective
+from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.store.folders import Registry
 from nni_manager.training_services.platform import platform_of
 
@@ -59,7 +59,7 @@ def helper(parameters):
 
 def test_a_function_that_its_name_leads_to_is_imported(module):
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
-        made = Objective.of(function)
+        made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
         # All that the module imports, and not the module itself.
         assert made.modules == ("json", "numpy")
@@ -76,7 +76,7 @@ def test_a_function_that_its_name_leads_to_is_imported(module):
 )
 def test_any_other_callable_is_copied_unless_it_can_be_imported(module, of):
     function = of(module)
-    made = Objective.of(function)
+    made = ObjectiveFunction.of(function)
     if made.pickled is None:
         assert made.name == "collections:Counter"
         return
@@ -86,12 +86,12 @@ def test_any_other_callable_is_copied_unless_it_can_be_imported(module, of):
 
 
 def test_a_copied_function_finds_the_installed_modules_that_it_uses_imported():
-    made = Objective.of(lambda parameters: 1 + through_a_helper(parameters))
+    made = ObjectiveFunction.of(lambda parameters: 1 + through_a_helper(parameters))
     assert set(made.modules) == {"cloudpickle", "numpy", "yaml.loader", "json"}
 
 
 def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module):
-    made = Objective.of(module.whole)
+    made = ObjectiveFunction.of(module.whole)
     experiment = Experiment("local")
     experiment.config.warm_imports = ["decimal"]
     applied = made.applied_to(experiment.config)
@@ -113,11 +113,11 @@ def test_a_script_beside_a_function_is_not_taken_for_a_misspelt_command(module, 
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1
     )
     config.trial_concurrency = 1
-    platform_of(Objective.of(module.whole).applied_to(config).checked()).check_offline()
+    platform_of(ObjectiveFunction.of(module.whole).applied_to(config).checked()).check_offline()
 
 
 def test_annotations_and_a_command_contradict_a_function(module):
-    made = Objective.of(module.whole)
+    made = ObjectiveFunction.of(module.whole)
     for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
         experiment = Experiment("local")
         setattr(experiment.config, name, value)

@@ -13,7 +13,7 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_run import TrialRun
 from nni_manager.engine.page_text import number_in, number_text, shown_number, words_of
 from nni_manager.engine.serializers import row_view
-from nni_manager.engine.trial_query import COLUMNS, Comparison, Mark, Query, flat, parameter_text
+from nni_manager.engine.trial_query import COLUMNS, AxisFilter, Comparison, Query, flat, parameter_text
 from nni_manager.web.trial_window_routes import conditions_of
 from trial_keeper.wire.reasons import ExitReason
 
@@ -80,7 +80,7 @@ def test_the_cases_cover_each_column_and_each_operator() -> None:
     conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
     compared = {each.operator for each in conditions if isinstance(each, Comparison)}
     assert compared == set("=≠<≤>≥") | {"contains"}
-    assert any(isinstance(each, Mark) for each in conditions)
+    assert any(isinstance(each, AxisFilter) for each in conditions)
 
 
 @pytest.mark.parametrize(("value", "text", "shown"), CASES["numbers"])

@@ -9,7 +9,7 @@ import pytest
 from nni_manager.engine.shared_files import SharedFiles, Signer
 from trial_keeper.errors import MountUnreadable
 from trial_keeper.host.attempt_files import claim_attempt
-from trial_keeper.host.doctor import Outcome, check_manager_document
+from trial_keeper.host.doctor import CheckResult, check_manager_document
 from trial_keeper.host.mount import check_mounted, unpack_code
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.documents import ManagerDocument
@@ -125,7 +125,7 @@ def test_keeper_and_doctor_report_a_manager_json_that_is_no_document(workspace, 
     ):
         check_mounted(workspace.root.parent, workspace)
     found = check_manager_document(workspace, {}, pytest.fail)
-    assert found.outcome is Outcome.FAIL
+    assert found.outcome is CheckResult.FAIL
     assert str(workspace.manager_json) in found.found
     assert found.remedy.startswith("remove it, check who may write there, and run `nnictl resume`")
 

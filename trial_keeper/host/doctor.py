@@ -43,7 +43,7 @@ MAX_SKEW_S = 5.0
 _MIB, _GIB = 2**20, 2**30
 
 
-class Outcome(str, Enum):
+class CheckResult(str, Enum):
     """The result of a check. A trial can run in spite of WARN."""
 
     OK = "OK"
@@ -53,7 +53,7 @@ class Outcome(str, Enum):
 
 
 # Minimum bytes and inodes. Below the first pair a metric may not fit; below the second a trial's own files may not.
-_LEAST_FREE = ((Outcome.FAIL, 2**24, 100), (Outcome.WARN, 2**30, 10_000))
+_LEAST_FREE = ((CheckResult.FAIL, 2**24, 100), (CheckResult.WARN, 2**30, 10_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Finding:
     """The result of one check, as one line. `remedy` is empty if no action is needed."""
 
     check: str
-    outcome: Outcome
+    outcome: CheckResult
     found: str
     remedy: str = ""
 
@@ -71,8 +71,8 @@ class Finding:
 
 
 # `bounded` sets the name of the check.
-_ok, _warn = partial(Finding, "", Outcome.OK), partial(Finding, "", Outcome.WARN)
-_fail, _skip = partial(Finding, "", Outcome.FAIL), partial(Finding, "", Outcome.SKIP)
+_ok, _warn = partial(Finding, "", CheckResult.OK), partial(Finding, "", CheckResult.WARN)
+_fail, _skip = partial(Finding, "", CheckResult.FAIL), partial(Finding, "", CheckResult.SKIP)
 Check = Callable[[], Finding]
 NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
 
@@ -84,7 +84,7 @@ def report(examined: Iterable[Finding], write: Callable[[str], None], *, as_json
         findings.append(finding)
         if not as_json:
             write(str(finding))
-    failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
+    failed = sum(finding.outcome is CheckResult.FAIL for finding in findings)
     if as_json:
         write(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
     else:
@@ -101,7 +101,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     root = values.get("workspace")
     if root is None:
         for name in ("mount", "write", "space", "clock", "manager"):
-            yield Finding(name, Outcome.SKIP, "TRIAL_KEEPER_WORKSPACE is not set")
+            yield Finding(name, CheckResult.SKIP, "TRIAL_KEEPER_WORKSPACE is not set")
     else:
         workspace = Workspace(Path(str(root)))
         mount = Path(str(values.get("mount") or root))
@@ -113,7 +113,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield bounded("manager", lambda: check_manager_document(workspace, values, read.append))
     if not read:
         for name in ("version", "name", "tcp", "tls", "grpc"):
-            yield Finding(name, Outcome.SKIP, "no manager.json names the manager")
+            yield Finding(name, CheckResult.SKIP, "no manager.json names the manager")
     else:
         ((document, manager_uid),) = read
         is_asked = values.get("version_check", True) is True
@@ -196,9 +196,9 @@ def check_gpus() -> Finding:
     try:
         gpus = Gpus()
     except NvmlMissing as error:
-        return _of_text(Outcome.WARN if devices else Outcome.SKIP, str(error))
+        return _of_text(CheckResult.WARN if devices else CheckResult.SKIP, str(error))
     except GpusUnseen as error:
-        return _of_text(Outcome.FAIL if devices else Outcome.SKIP, str(error))
+        return _of_text(CheckResult.FAIL if devices else CheckResult.SKIP, str(error))
     if not len(gpus):
         return _skip("the driver shows no GPU")
     return _ok(f"{len(gpus)}: {', '.join(gpus.names())}")
@@ -333,7 +333,7 @@ def check_version(manager: str, *, is_asked: bool) -> Finding:
         return _ok(found)
     if not is_asked:
         return _ok(f"{found}; they differ, and versionCheck is false")
-    return _of_text(Outcome.FAIL, mismatch_message(manager, __version__))
+    return _of_text(CheckResult.FAIL, mismatch_message(manager, __version__))
 
 
 def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
@@ -408,7 +408,7 @@ def check_service(
 
     if certificate is not None:
         found = check_tls(certificate, address, values)
-        if found.outcome is Outcome.FAIL:
+        if found.outcome is CheckResult.FAIL:
             return found
     else:
         # The connection itself reports an address without a listener.
@@ -451,7 +451,7 @@ def _refusal(address: str, error: Exception) -> Finding:
         grpc.StatusCode.NOT_FOUND: "job",
     }
     if code in refusals:
-        return _of_text(Outcome.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
+        return _of_text(CheckResult.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
     return _fail(
         f"no Welcome from {address}: {code.name} {details}",
         "check `tcp` above; if that is OK, another program listens there, or a proxy interferes",
@@ -466,9 +466,11 @@ def at_each(
 ) -> list[Finding]:
     """Run the check at each address. A keeper tries all addresses in turn, so if one works, failures at others only WARN."""
     findings = [bounded(name, lambda address=address: check(address, values)) for address in addresses]  # type: ignore[misc]
-    one_serves = any(finding.outcome is Outcome.OK for finding in findings)
+    one_serves = any(finding.outcome is CheckResult.OK for finding in findings)
     return [
-        replace(finding, outcome=Outcome.WARN) if one_serves and finding.outcome is Outcome.FAIL else finding
+        replace(finding, outcome=CheckResult.WARN)
+        if one_serves and finding.outcome is CheckResult.FAIL
+        else finding
         for finding in findings
     ]
 
@@ -481,7 +483,7 @@ def _of_keeper_error(error: KeeperError) -> Finding:
     return _fail(f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
 
 
-def _of_text(outcome: Outcome, text: str) -> Finding:
+def _of_text(outcome: CheckResult, text: str) -> Finding:
     """Split one of the keeper's messages, which end with the remedy, into a finding."""
     found, _, remedy = text.partition("; ")
     return Finding("", outcome, found, remedy)

@@ -75,7 +75,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class AxisFilter:
     """A marked part of an axis: a range of numbers, both ends included, or some categories, as in web/page/marks.js.
 
     `words`: the categories. `not_chosen`: trials without the value match as well.
@@ -97,7 +97,7 @@ class Mark:
         return bool(self.words) and value_text(own) in self.words
 
 
-Condition: TypeAlias = Comparison | Mark
+Condition: TypeAlias = Comparison | AxisFilter
 """A condition on a parameter or on a metric."""
 
 

@@ -28,7 +28,7 @@ from nni_manager.config.python_document import to_python_names
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import ExperimentConfig
-from nni_manager.experiment.objective import Objective
+from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
 from nni_manager.store.folders import Registry
@@ -177,7 +177,7 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start with run_mode={run_mode!r}; write one of {', '.join(map(str, RunMode))}"
             )
-        made = None if objective is None else Objective.of(objective)
+        made = None if objective is None else ObjectiveFunction.of(objective)
         with in_python_terms():
             config = with_warm_start(
                 (self.config if made is None else made.applied_to(self.config)).checked()
@@ -403,7 +403,7 @@ class Experiment(StartedExperiment):
 
     def _resume(self, port: Port, debug: bool, objective: Function | None) -> None:
         known = self._stored()
-        made = None if objective is None else Objective.of(objective)
+        made = None if objective is None else ObjectiveFunction.of(objective)
         if known.view is not None:
             manager_stop.end_view(known)
         with in_python_terms():

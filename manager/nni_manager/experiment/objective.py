@@ -44,7 +44,7 @@ _WARM = "nni_sdk.objective"
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class ObjectiveFunction:
     """A function for trials. `name` is "module:name", for people too if it is pickled.
 
     `path` and `cwd` are those of this process. `modules` are installed modules that the function uses.
@@ -57,7 +57,7 @@ class Objective:
     modules: tuple[str, ...]
 
     @classmethod
-    def of(cls, function: Callable[[dict[str, Any]], Any]) -> Objective:
+    def of(cls, function: Callable[[dict[str, Any]], Any]) -> ObjectiveFunction:
         """The objective that calls `function` with the parameters of a trial, and reports what it returns.
 
         Raises:

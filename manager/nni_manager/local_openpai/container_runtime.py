@@ -26,7 +26,7 @@ from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted, StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, SshKeyPair
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
-from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
+from nni_manager.local_openpai.fork_server import ProcessNotStarted, SupervisorForkServer, program
 from nni_manager.local_openpai.planning import RUNTIME_DIR
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
@@ -98,7 +98,7 @@ class ContainerRuntime:
         self._report = report
         self._containers: dict[str, _Container] = {}
         self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
-        self._starter = ForkServer()
+        self._starter = SupervisorForkServer()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
         self._tasks = TaskSet()
 

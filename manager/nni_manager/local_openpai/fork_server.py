@@ -33,7 +33,7 @@ class ProcessNotStarted(Exception):
     """The supervisor could not be started; the message has the reason."""
 
 
-class ForkServer:
+class SupervisorForkServer:
     """The client of the fork server process; thread-safe."""
 
     def __init__(self) -> None:

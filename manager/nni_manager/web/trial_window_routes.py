@@ -12,9 +12,9 @@ from nni_manager.domain.trial import TrialState
 from nni_manager.engine.page_text import as_float
 from nni_manager.engine.trial_query import (
     OPERATORS,
+    AxisFilter,
     Comparison,
     Condition,
-    Mark,
     Query,
     is_column,
 )
@@ -142,7 +142,7 @@ def _comparison_of(entry: dict[str, Any]) -> Comparison:
     return comparison
 
 
-def _mark_of(entry: dict[str, Any]) -> Mark:
+def _mark_of(entry: dict[str, Any]) -> AxisFilter:
     words, not_chosen = entry.get("words"), entry.get("notChosen")
     if (
         not isinstance(words, list)
@@ -151,7 +151,7 @@ def _mark_of(entry: dict[str, Any]) -> Mark:
     ):
         raise _unreadable()
     low, high = _end_of(entry, "low", -math.inf), _end_of(entry, "high", math.inf)
-    return Mark(entry["name"], low, high, frozenset(words), not_chosen)
+    return AxisFilter(entry["name"], low, high, frozenset(words), not_chosen)
 
 
 def _end_of(entry: dict[str, Any], name: str, unlimited: float) -> float:

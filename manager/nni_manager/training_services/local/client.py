@@ -21,7 +21,7 @@ from nni_manager.startup import open_files
 from nni_manager.store.torn_files import read_state
 from nni_manager.support.leftovers import reap_orphans, settings_in
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
-from nni_manager.training_services.local.fork_server import ForkServer
+from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper import processes
@@ -84,7 +84,7 @@ class LocalTrainingService(TrainingService):
         """Of each job that waits for GPUs."""
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
-        self._fork_server = ForkServer(jobs)
+        self._fork_server = KeeperForkServer(jobs)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         """The jobs whose keepers were started as new processes."""
         self._exit_codes: dict[str, asyncio.Future[int | None]] = {}

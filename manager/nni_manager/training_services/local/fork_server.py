@@ -24,7 +24,7 @@ _MAX_DEATH_S = 5.0
 _MESSAGE_BYTES = 4096
 
 
-class ForkServer:
+class KeeperForkServer:
     """The client of the fork server process. Used from one event loop."""
 
     def __init__(self, folder: Path) -> None:
