@@ -23,7 +23,7 @@ def attempt_id(number: int) -> str:
 
 def metrics_of(reader: StoreReader, trial_id: str) -> list[MetricRow]:
     """The records of a trial that count, in the order in which they were written."""
-    return list(chain.from_iterable(reader.metric_pages(None, *reader.place_of(trial_id))))
+    return list(chain.from_iterable(reader.metric_pages(None, *reader.sequence_ids_of(trial_id))))
 
 
 def _is_spelled(key: AttemptKey) -> bool:

@@ -114,12 +114,12 @@ class OnePlace(Void):
         self.holder = None
         self.place_is_free = asyncio.Event()
 
-    async def place(self, job_id):
+    async def reserve(self, job_id):
         while self.holder is not None:
             self.place_is_free.clear()
             await self.place_is_free.wait()
         self.holder = job_id
-        return await super().place(job_id)
+        return await super().reserve(job_id)
 
     def release(self, job_id):
         super().release(job_id)
@@ -280,11 +280,11 @@ def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_mana
         engine, service = an_engine(experiment, kind=SlowSubmit)
         blocked = asyncio.Event()
 
-        async def place(job_id):
+        async def reserve(job_id):
             blocked.set()
             await asyncio.Event().wait()
 
-        service.place = place
+        service.reserve = reserve
         await start(engine)
         await blocked.wait()
         (trial_id,) = engine.experiment.trials

@@ -20,7 +20,7 @@ from nni_manager.engine.tokens import api_token_of
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
-from nni_manager.training_services.platform import Places
+from nni_manager.training_services.platform import Locations
 from nni_manager.tuner.base import PastTrial
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.tuner.untrusted_metadata import strip_pickles
@@ -298,7 +298,7 @@ def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
     for part in range(1, 8):
         path.write_bytes(whole[: len(whole) * part // 8])
         with pytest.raises(UserError, match="it is not an archive of"):
-            archive.load(path, Places(path.parent / "logs"))
+            archive.load(path, Locations(path.parent / "logs"))
     assert list((path.parent / "logs").iterdir()) == []
 
 

@@ -25,7 +25,7 @@ from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import Registry
 from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_of_json
 from nni_manager.support.plain_text import escaped
-from nni_manager.training_services.platform import Places
+from nni_manager.training_services.platform import Locations
 
 # A rejection takes a second; without it, loading would not end.
 AT_ONCE_S = 20.0
@@ -267,7 +267,7 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, t
 
 def test_unpacked_bytes_are_counted_and_not_taken_from_headers(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
-    load = partial(archive.load, path, Places(tmp_path / "logs"))
+    load = partial(archive.load, path, Locations(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
         load(ArchiveLimits(unpacked_bytes=100_000))
     with pytest.raises(UserError, match=r"has more than 100 members; if you trust .*--no-limits"):
@@ -300,7 +300,7 @@ def test_the_code_inside_an_archive_has_its_own_limits(saved, tmp_path):
     with pytest.raises(
         UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
     ):
-        archive.load(path, Places(tmp_path / "logs"))
+        archive.load(path, Locations(tmp_path / "logs"))
     assert list((tmp_path / "logs").iterdir()) == []
 
 
@@ -367,7 +367,7 @@ def test_trials_that_would_fill_the_memory_are_rejected(saved, tmp_path, monkeyp
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
     )
-    load = partial(archive.load, path, Places(tmp_path / "logs"))
+    load = partial(archive.load, path, Locations(tmp_path / "logs"))
     monkeypatch.setattr(untrusted_store, "MAX_BYTES_IN_MEMORY", 2**12)
     with pytest.raises(StoreTooLarge, match="of trials; if you trust its author, load it with --no-limits"):
         load()
@@ -489,7 +489,7 @@ class Changed:
         copy.write_bytes(content)
         refusal = "cannot"
         try:
-            folder = archive.load(copy, Places(self.logs)).folder
+            folder = archive.load(copy, Locations(self.logs)).folder
         except NniManagerError as error:
             refusal = str(error)
         else:

@@ -44,7 +44,7 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
 from nni_manager.support.plain_text import escaped
-from nni_manager.training_services.platform import Places, platform_of
+from nni_manager.training_services.platform import Locations, platform_of
 from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__
 from trial_keeper.wire.safe_open import UnsafePath, is_safe_name, open_beneath
@@ -169,7 +169,7 @@ class LoadedExperiment:
     has_its_code: bool
 
 
-def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedExperiment:
+def load(path: Path, locations: Locations, limits: ArchiveLimits = LIMITS) -> LoadedExperiment:
     """Create an experiment from the archive. Nothing runs, and no manager owns it.
 
     A failure leaves nothing behind.
@@ -178,8 +178,8 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
         UserError: the file is not an archive that `save` wrote, or the experiment exists already or lacks something.
         UserError, StoreTooLarge: the archive exceeds the limits for untrusted archives.
     """
-    places.log_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
+    locations.log_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=locations.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
             unpack_experiment(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE}, limits)
@@ -199,13 +199,13 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
             size = len((config.trial_command or "").encode(errors="surrogatepass"))
             if size > _MAX_COMMAND_BYTES:
                 raise ValueError(f"its command has {size} bytes; shells accept at most {_MAX_COMMAND_BYTES}")
-        folder = ExperimentFolder(places.log_dir / name)
+        folder = ExperimentFolder(locations.log_dir / name)
         known = {each.experiment_id for each in Registry.of_user().all() if each.path.exists()}
         if name in known or folder.path.exists():
             raise UserError(
                 f"cannot load {path}: experiment {name} exists already; run `nnictl experiment delete {name}` first"
             )
-        config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
+        config = _placed(config, folder, locations, path, has_code=(part / _CODE).exists())
         storage = platform_of(config).storage_here()
         try:
             folder.make(storage)
@@ -262,13 +262,13 @@ def _id_of(manifest: Path) -> str:
 
 
 def _placed(
-    config: ExperimentSpec, folder: ExperimentFolder, places: Places, path: Path, *, has_code: bool
+    config: ExperimentSpec, folder: ExperimentFolder, locations: Locations, path: Path, *, has_code: bool
 ) -> ExperimentSpec:
     """The config with the paths and the login of this machine."""
     if config.is_annotated:
         code_dir = folder.generated_code
-    elif places.code_dir is not None:
-        code_dir = places.code_dir
+    elif locations.code_dir is not None:
+        code_dir = locations.code_dir
     else:
         code_dir = folder.path / "saved-code" if has_code else config.code_dir
     if not (has_code or config.is_annotated or config.objective or code_dir.is_dir()):
@@ -279,8 +279,8 @@ def _placed(
     moved = ExperimentSpec.from_json(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
-    cluster = platform_of(moved).section_from_archive(places, path)
-    return moved.replace(log_dir=places.log_dir, cluster=cluster, expansions=())
+    cluster = platform_of(moved).section_from_archive(locations, path)
+    return moved.replace(log_dir=locations.log_dir, cluster=cluster, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:

@@ -90,12 +90,12 @@ def load(
     """
     from nni_manager.cli import archive, archive_reader
     from nni_manager.client.stored import StoredDocuments
-    from nni_manager.training_services.platform import Places
+    from nni_manager.training_services.platform import Locations
 
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
-    places = Places(logs, _absolute(code_dir), _absolute(storage))
+    locations = Locations(logs, _absolute(code_dir), _absolute(storage))
     limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
-    loaded = archive.load(source, places, limits)
+    loaded = archive.load(source, locations, limits)
     folder, config = loaded.folder, loaded.config
     if space_path is not None:
         # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.

@@ -18,7 +18,7 @@ from nni_manager.client.manager_client import ManagerClient
 from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
-    from nni_manager.config.diagnostics import Place
+    from nni_manager.config.diagnostics import KeyPath
     from nni_manager.config.document import Document
 
 # The largest request body that the manager accepts.
@@ -40,12 +40,12 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     return known, client
 
 
-def _refuse(document: Document, problems: Sequence[tuple[Place, str]]) -> None:
+def _refuse(document: Document, problems: Sequence[tuple[KeyPath, str]]) -> None:
     from nni_manager.config.diagnostics import ConfigInvalid
 
     diagnostics = [
         *document.diagnostics,
-        *(document.diagnostic(place, message) for place, message in problems),
+        *(document.diagnostic(key_path, message) for key_path, message in problems),
     ]
     if diagnostics:
         raise ConfigInvalid(diagnostics)

@@ -160,19 +160,19 @@ def log_trial(
     streams = (stream,) if stream is not None else ("stdout",) if path_only else ("stdout", "stderr")
     with _shared_files(known) as shared:
         logs = [_TrialLog(known, shared, trial["id"], each) for each in streams]
-        places = _wait_for_places(logs) if follow else [each.place() for each in logs]
-        if not any(places):
+        locations = _wait_for_locations(logs) if follow else [each.location() for each in logs]
+        if not any(locations):
             why = f" ({watch.why(trial)})" if trial["message"].strip() else ""
             raise UserError(
                 f"cannot show {' and '.join(streams)} of trial {trial['id']}: it is {trial['state']} and has written nothing"
                 f"{why}; see the manager's log: {known.folder.manager_log}"
             )
         if path_only:
-            output.plain(str(next(filter(None, places)).path))
+            output.plain(str(next(filter(None, locations)).path))
             return
-        positions = _print_all(logs, places, selection)
+        positions = _print_all(logs, locations, selection)
         if follow:
-            _follow(logs, places, positions)
+            _follow(logs, locations, positions)
         may_be_redirected = logs[0].stream == "stdout" and not positions[0]
         if not (may_be_redirected and logs[0].print_redirected(selection)) and not any(positions):
             output.warning(
@@ -206,7 +206,7 @@ class _TrialLog:
     trial_id: str
     stream: str
 
-    def place(self) -> LogLocation | None:
+    def location(self) -> LogLocation | None:
         """The location of the log; None: no attempt has this log."""
         from nni_manager.engine.trial_logs import log_location
         from trial_keeper.wire.messages import Stream
@@ -220,7 +220,7 @@ class _TrialLog:
 
     def print_redirected(self, selection: _Selection) -> bool:
         """If stdout is empty because NNI's package has redirected it to trial.log, print that; True if it did."""
-        other = dataclasses.replace(self, stream="trial.log").place()
+        other = dataclasses.replace(self, stream="trial.log").location()
         if other is None:
             return False
         with open(other.open(), "rb") as file:
@@ -234,36 +234,40 @@ class _TrialLog:
         return True
 
 
-def _wait_for_places(logs: list[_TrialLog]) -> list[LogLocation | None]:
+def _wait_for_locations(logs: list[_TrialLog]) -> list[LogLocation | None]:
     """The locations once an attempt has one of the logs, or the trial is terminal."""
     while True:
         is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
-        places = [each.place() for each in logs]
-        if is_over or any(places):
-            return places
+        locations = [each.location() for each in logs]
+        if is_over or any(locations):
+            return locations
         time.sleep(_FOLLOW_INTERVAL_S)
 
 
-def _print_all(logs: list[_TrialLog], places: list[LogLocation | None], selection: _Selection) -> list[int]:
+def _print_all(
+    logs: list[_TrialLog], locations: list[LogLocation | None], selection: _Selection
+) -> list[int]:
     """Print the logs one after the other, with headings if several have content; return the number of bytes read of each.
 
     A traceback is in stderr, which comes last.
     """
-    has_several = sum(place is not None and place.path.lstat().st_size > 0 for place in places) > 1
+    has_several = (
+        sum(location is not None and location.path.lstat().st_size > 0 for location in locations) > 1
+    )
     positions = []
-    for each, place in zip(logs, places, strict=True):
-        if place is None:
+    for each, location in zip(logs, locations, strict=True):
+        if location is None:
             positions.append(0)
             continue
         if has_several:
             output.plain(f"==> {each.stream} <==")
-        with open(place.open(), "rb") as file:
+        with open(location.open(), "rb") as file:
             selection.print_from(file)
             positions.append(file.tell())
     return positions
 
 
-def _follow(logs: list[_TrialLog], places: list[LogLocation | None], positions: list[int]) -> None:
+def _follow(logs: list[_TrialLog], locations: list[LogLocation | None], positions: list[int]) -> None:
     """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
     is_over = False
     while not is_over:
@@ -271,8 +275,8 @@ def _follow(logs: list[_TrialLog], places: list[LogLocation | None], positions: 
         # Check before reading the logs: a terminal trial's output is complete.
         is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
         for number, each in enumerate(logs):
-            before = places[number]
-            now = places[number] = each.place() or before
+            before = locations[number]
+            now = locations[number] = each.location() or before
             if now is None:
                 continue
             if before is not None and now.attempt.key != before.attempt.key:

@@ -117,5 +117,5 @@ def _list_entry(row: Mapping[str, Any]) -> dict[str, Any]:
 def _metrics(reader: StoreReader, trial_id: str | None = None) -> list[dict[str, Any]]:
     from nni_manager.engine.serializers import metric_view
 
-    first, last = (0, 2**62) if trial_id is None else reader.place_of(trial_id)
+    first, last = (0, 2**62) if trial_id is None else reader.sequence_ids_of(trial_id)
     return [metric_view(row) for page in reader.metric_pages(None, first, last) for row in page]

@@ -148,17 +148,17 @@ class AlgorithmReading(Reading):
         name, mode = self.within(self._proposer).get("name"), self._mode_of(tuner)
         is_chosen = "optimize_mode" in tuner.model_fields_set or self._objectives
         if name in TUNERS and TUNERS[name].learns and not is_chosen:
-            place = ref((self._proposer, "classArgs", "optimize_mode"))
+            key_path = ref((self._proposer, "classArgs", "optimize_mode"))
             self.warn(
-                f"{name} will {mode} the results, its default, because {place} is not set; write maximize or minimize there"
+                f"{name} will {mode} the results, its default, because {key_path} is not set; write maximize or minimize there"
             )
         assessor_name = str(self.within("assessor").get("name"))
         other = None if assessor is None else self._mode_of_assessor(assessor, tuner)
         if other not in (None, mode) and ASSESSORS[assessor_name].has_direction:
-            place = ref(("assessor", "classArgs", "optimize_mode"))
+            key_path = ref(("assessor", "classArgs", "optimize_mode"))
             self.warn(
                 f"{assessor_name} will {other} the results and the tuner will {mode} them, so the better trials will be stopped; "
-                f"write {mode} as {place}"
+                f"write {mode} as {key_path}"
             )
 
     def _warn_of_ignored_args(self, tuner: RandomArgs | None) -> None:

@@ -90,17 +90,17 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
         for folder in (copy, annotated):
             folder.mkdir()
         for entry in code.entries:
-            place = copy / entry.path
+            target = copy / entry.path
             if entry.kind == tarfile.DIRTYPE:
-                place.mkdir()
+                target.mkdir()
             elif entry.kind == tarfile.SYMTYPE:
-                place.symlink_to(entry.target)
+                target.symlink_to(entry.target)
             elif entry.path not in code.generated:
-                shutil.copy2(entry.source, place)
+                shutil.copy2(entry.source, target)
             else:
                 # The mtime is not copied: otherwise Python could use bytecode of the original file.
-                place.write_bytes(code.generated[entry.path])
-                shutil.copymode(entry.source, place)
+                target.write_bytes(code.generated[entry.path])
+                shutil.copymode(entry.source, target)
                 original = annotated / entry.path
                 original.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(entry.source, original)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from nni_manager.errors import UserError
 
-Place: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 """The path of a value in a file: keys, and indices of items."""
 # Messages truncate long values: their start is enough to find them.
 MAX_SHOWN_CHARACTERS = 60
@@ -38,8 +38,8 @@ class Diagnostic:
     message: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line is not None else self.file
-        return f"{place}: {self.message}" if place else self.message
+        position = f"{self.file}:{self.line}" if self.line is not None else self.file
+        return f"{position}: {self.message}" if position else self.message
 
 
 class ConfigInvalid(UserError):
@@ -52,7 +52,7 @@ class ConfigInvalid(UserError):
 
 
 def key_of(path: Sequence[str | int]) -> str:
-    """The dotted name of a place: ("trial", "codeDir") is `trial.codeDir`, ("a", 1, "b") is `a[1].b`.
+    """The dotted name of a key path: ("trial", "codeDir") is `trial.codeDir`, ("a", 1, "b") is `a[1].b`.
 
     A search space's `_value` is omitted: `net[1]` is the second option of `net`.
     """
@@ -64,8 +64,8 @@ def key_of(path: Sequence[str | int]) -> str:
     return key
 
 
-def steps_of(key: str) -> Place:
-    """The place of a dotted name; the reverse of `key_of`."""
+def steps_of(key: str) -> KeyPath:
+    """The key path of a dotted name; the reverse of `key_of`."""
     steps = re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)
     return tuple(int(index) if index else step for index, step in steps)
 
@@ -83,8 +83,8 @@ def ref(path: Sequence[str | int], example: str | None = None) -> str:
     return f"«{key_of(path)}»" if example is None else f"«{key_of(path)}: {example}»"
 
 
-def leaves(value: Any, above: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """The values within a value that are neither mappings nor lists, with their places."""
+def leaves(value: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The values within a value that are neither mappings nor lists, with their key paths."""
     if isinstance(value, Mapping | list):
         for step, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from leaves(inner, (*above, step if isinstance(step, int) else str(step)))

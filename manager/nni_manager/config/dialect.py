@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from nni_manager.config.diagnostics import MARK, Place, key_of, steps_of
+from nni_manager.config.diagnostics import MARK, KeyPath, key_of, steps_of
 
 Keys = tuple[str, ...]
 """A path of keys; `*` replaces the index of an item."""
@@ -31,25 +31,25 @@ class Dialect:
     examples: Mapping[Keys, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
 
-    def path(self, place: Place) -> Place:
-        """The path in the source of the key at `place`."""
-        for length in range(len(place), 0, -1):
-            if (there := self.names.get(place_of(place[:length]))) is not None:
-                return (*with_indices(there, place[:length]), *place[length:])
-        return tuple(place)
+    def path(self, key_path: KeyPath) -> KeyPath:
+        """The path in the source of the key at `key_path`."""
+        for length in range(len(key_path), 0, -1):
+            if (there := self.names.get(without_indices(key_path[:length]))) is not None:
+                return (*with_indices(there, key_path[:length]), *key_path[length:])
+        return tuple(key_path)
 
-    def key(self, place: Place) -> str:
-        """The dotted name of the key at `place`."""
-        return key_of(self.path(place))
+    def key(self, key_path: KeyPath) -> str:
+        """The dotted name of the key at `key_path`."""
+        return key_of(self.path(key_path))
 
-    def example(self, place: Place, written: str) -> str:
+    def example(self, key_path: KeyPath, written: str) -> str:
         """The notation of a value. `written` is the value in YAML, with the keys of the second schema."""
-        above = place_of(place)
+        above = without_indices(key_path)
         if above in self.examples:
             return self.examples[above]
         lasts = {v2[-1]: there[-1] for v2, there in self.names.items() if v2[: len(above)] == above != v2}
         inner = re.sub(r"\w+(?=: )", lambda found: lasts.get(found[0], found[0]), written)
-        return f"{self.path(place)[-1]}: {self.values.get(inner, inner)}"
+        return f"{self.path(key_path)[-1]}: {self.values.get(inner, inner)}"
 
     def text(self, message: str) -> str:
         """The message with each marked key, example and value in the terms of this source."""
@@ -58,19 +58,19 @@ class Dialect:
     def _rendered(self, found: re.Match[str]) -> str:
         if found["value"] is not None:
             return self.values.get(found["value"], found["value"])
-        place = steps_of(found["key"])
-        return self.key(place) if found["example"] is None else self.example(place, found["example"])
+        key_path = steps_of(found["key"])
+        return self.key(key_path) if found["example"] is None else self.example(key_path, found["example"])
 
 
-def place_of(path: Place) -> Keys:
+def without_indices(path: KeyPath) -> Keys:
     """A path with `*` in place of the indices of items."""
     return tuple(EACH if isinstance(step, int) else step for step in path)
 
 
-def with_indices(place: Keys, path: Place) -> Place:
+def with_indices(key_path: Keys, path: KeyPath) -> KeyPath:
     """The path with each `*` replaced by the indices in `path`, in order."""
     indices = iter([step for step in path if isinstance(step, int)])
-    return tuple(next(indices, 0) if step == EACH else step for step in place)
+    return tuple(next(indices, 0) if step == EACH else step for step in key_path)
 
 
 OF_FILES = Dialect()

@@ -11,10 +11,17 @@ from typing import Any
 
 import yaml
 
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, folded, key_of
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, KeyPath, folded, key_of
 from nni_manager.config.dialect import OF_FILES, Dialect, Keys
 from nni_manager.config.platforms import PLATFORMS
-from nni_manager.support.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
+from nni_manager.support.yaml_reader import (
+    TAGS,
+    PositionedLoader,
+    Tree,
+    Unreadable,
+    explained,
+    line_and_column,
+)
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024
@@ -100,24 +107,24 @@ class Document:
     warnings: tuple[str, ...] = ()
     refused: frozenset[Keys] = frozenset()
 
-    def is_refused(self, place: Place) -> bool:
-        """True if a section that contains the place is refused as a whole."""
-        path = self.dialect.path(place)
+    def is_refused(self, key_path: KeyPath) -> bool:
+        """True if a section that contains the key path is refused as a whole."""
+        path = self.dialect.path(key_path)
         return any(path[: len(section)] == section for section in self.refused)
 
-    def diagnostic(self, place: Place, message: str) -> Diagnostic:
-        """A diagnostic at a place of `value`, or at its nearest parent that is in the file; `message` has marked keys."""
+    def diagnostic(self, key_path: KeyPath, message: str) -> Diagnostic:
+        """A diagnostic at a key path of `value`, or at its nearest parent that is in the file; `message` has marked keys."""
         line, column = (
-            (None, None) if self.root is None else self.root.place_of(self.dialect.path(place), folded)
+            (None, None) if self.root is None else self.root.position_of(self.dialect.path(key_path), folded)
         )
-        return Diagnostic(self.file, line, column, self.dialect.key(place), self.dialect.text(message))
+        return Diagnostic(self.file, line, column, self.dialect.key(key_path), self.dialect.text(message))
 
 
 def _document(path: Path, value: Any, tree: Tree) -> Document:
     diagnostics = tuple(
         Diagnostic(
             str(path),
-            *place(each.mark),
+            *line_and_column(each.mark),
             key_of(each.path),
             f"cannot use {key_of(each.path)}: line {each.first_line} has the same key; keep one of the two",
         )

@@ -210,9 +210,9 @@ class _SchemaBuilder:
     def mapping(self, above: Keys) -> Json:
         """The schema of the mapping at a path."""
         steps = dict.fromkeys(
-            place[len(above)]
-            for place in self.leaves
-            if len(place) > len(above) and place[: len(above)] == above
+            key_path[len(above)]
+            for key_path in self.leaves
+            if len(key_path) > len(above) and key_path[: len(above)] == above
         )
         properties = {step: self._value((*above, step)) for step in steps}
         required = [step for step in steps if (*above, step) in self.required]
@@ -224,21 +224,21 @@ class _SchemaBuilder:
             _add_class_args(made, above[0])
         return made
 
-    def _value(self, place: Keys) -> Json:
-        if place in self.leaves:
-            return self.leaves[place]
-        if any(each[: len(place) + 1] == (*place, EACH) for each in self.leaves):
-            items: Json = {"type": "array", "minItems": 1, "items": self._named((*place, EACH))}
+    def _value(self, key_path: Keys) -> Json:
+        if key_path in self.leaves:
+            return self.leaves[key_path]
+        if any(each[: len(key_path) + 1] == (*key_path, EACH) for each in self.leaves):
+            items: Json = {"type": "array", "minItems": 1, "items": self._named((*key_path, EACH))}
             return {"anyOf": [items, _NULL]}
-        is_required = place in self.required and (self.version == "v1" or place == SERVICE)
-        return self._named(place) if is_required else {"anyOf": [self._named(place), _NULL]}
+        is_required = key_path in self.required and (self.version == "v1" or key_path == SERVICE)
+        return self._named(key_path) if is_required else {"anyOf": [self._named(key_path), _NULL]}
 
-    def _named(self, place: Keys) -> Json:
+    def _named(self, key_path: Keys) -> Json:
         """A reference to the schema of the mapping at a path, which platforms share if it is the same."""
-        made = self.mapping(place)
-        name = ".".join((self.version, *place))
+        made = self.mapping(key_path)
+        name = ".".join((self.version, *key_path))
         if self.definitions.setdefault(name, made) != made:
-            name = ".".join((self.version, self.platform, *place))
+            name = ".".join((self.version, self.platform, *key_path))
             self.definitions[name] = made
         return {"$ref": _REF + name}
 
@@ -258,13 +258,13 @@ class _SchemaBuilder:
             }
         return found if is_required else {"anyOf": [found, _NULL]}
 
-    def _others(self, place: Keys) -> list[Keys]:
-        return [alias for alias, to in self.aliases.items() if to == place and alias in self.leaves]
+    def _others(self, key_path: Keys) -> list[Keys]:
+        return [alias for alias, to in self.aliases.items() if to == key_path and alias in self.leaves]
 
-    def _either(self, place: Keys) -> Json:
+    def _either(self, key_path: Keys) -> Json:
         """The condition that a key is present under any of its names."""
-        either = [_has(place[-1])]
-        for other in self._others(place):
-            same = other[: len(place) - 1] == place[:-1]
+        either = [_has(key_path[-1])]
+        for other in self._others(key_path):
+            same = other[: len(key_path) - 1] == key_path[:-1]
             either.append(_has(other[-1]) if same else _has(other[0], _has(other[-1])))
         return {"anyOf": either}

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic.alias_generators import to_snake
 
-from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, Place, key_of, leaves
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, KeyPath, key_of, leaves
 from nni_manager.config.dialect import EACH, Dialect
 from nni_manager.config.document import Document
 from nni_manager.config.experiment_schema import ExperimentKeys
@@ -38,18 +38,18 @@ class _Python(Dialect):
 
     space = ("searchSpace", "a mapping of hyper-parameters", "{lr: {_type: loguniform, _value: [0.001, 1]}}")
 
-    def key(self, place: Place) -> str:
+    def key(self, key_path: KeyPath) -> str:
         """The field, such as `config.training_service.host`."""
         steps: list[str | int] = ["config"]
         is_open = False
-        for step in self.path(place):
+        for step in self.path(key_path):
             steps.append(step if is_open or isinstance(step, int) else to_snake(step))
             is_open = is_open or step in names_of_kind(ExperimentKeys, "open")
         return key_of(steps)
 
-    def example(self, place: Place, written: str) -> str:
+    def example(self, key_path: KeyPath, written: str) -> str:
         """The assignment of a value, such as `trial_concurrency = 2`."""
-        path = self.path(place)
+        path = self.path(key_path)
         last = f"class_args[{path[-1]!r}]" if "classArgs" in path[:-1] else to_snake(str(path[-1]))
         return f"{last} = {_in_fields(yaml.safe_load(written))!r}"
 
@@ -89,14 +89,14 @@ def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
 
 def _unsupported_values(value: Any) -> Iterator[Diagnostic]:
     """A diagnostic for each value that JSON cannot represent."""
-    for place, item in leaves(value):
+    for key_path, item in leaves(value):
         if isinstance(item, float) and not math.isfinite(item):
             what = "a number that is not finite"
         elif not isinstance(item, str | int | float | None):
             what = f"an object of type {type(item).__name__}"
         else:
             continue
-        key = key_of(("config", to_snake(str(place[0])), *place[1:]))
+        key = key_of(("config", to_snake(str(key_path[0])), *key_path[1:]))
         yield Diagnostic("", None, None, key, f"cannot use {key}: it is {what}; {_REMEDY}")
 
 

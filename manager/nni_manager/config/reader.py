@@ -15,7 +15,7 @@ from nni_manager.config.algorithm_reading import AlgorithmReading
 from nni_manager.config.algorithms import ASSESSOR_ARGS
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, ref, shown
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, KeyPath, ref, shown
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.platform_file import file_of
 from nni_manager.config.platforms import PLATFORMS, THIS_MACHINE
@@ -217,12 +217,12 @@ class _ExperimentReading(AlgorithmReading):
         if written is None:
             key, what, example = self.document.dialect.space
             self.refuse((key,), f"it must be {what}; write e.g. {ref((key,), example)}", "do without")
-        place = ("searchSpaceFile",)
-        path = self.absolute(place, written)
+        key_path = ("searchSpaceFile",)
+        path = self.absolute(key_path, written)
         if path is None:
             return {}, None
         if not path.exists():
-            self.refuse(place, f"there is no file {path}; create it or fix the path")
+            self.refuse(key_path, f"there is no file {path}; create it or fix the path")
             return {}, None
         try:
             # Messages show the path as typed, relative to the experiment file.
@@ -235,9 +235,9 @@ class _ExperimentReading(AlgorithmReading):
         return self._checked_space(document.value, document)
 
     def _checked_space(
-        self, raw: Any, document: Document, above: Place = ()
+        self, raw: Any, document: Document, above: KeyPath = ()
     ) -> tuple[dict[str, Any], SearchSpace | None]:
-        """The search space at a place of a document."""
+        """The search space at a key path of a document."""
         space, problems = read_search_space(raw, for_own_class=self._own(self._proposer) is not None)
         if raw and space is not None and not space.parameters:
             self.warn(
@@ -304,17 +304,17 @@ class _ExperimentReading(AlgorithmReading):
             )
 
     def _code_dir(self) -> Path | None:
-        place = ("trialCodeDirectory",)
-        path = self.absolute(place, self.raw.get("trialCodeDirectory"))
+        key_path = ("trialCodeDirectory",)
+        path = self.absolute(key_path, self.raw.get("trialCodeDirectory"))
         if path is not None:
-            self.refuse_absent(place, path)
+            self.refuse_absent(key_path, path)
         return path
 
     def _log_dir(self) -> Path | None:
-        place = ("experimentWorkingDirectory",)
-        if place[0] not in self.raw:
+        key_path = ("experimentWorkingDirectory",)
+        if key_path[0] not in self.raw:
             return DEFAULT_LOG_DIR.expanduser()
-        path = self.absolute(place, self.raw[place[0]])
+        path = self.absolute(key_path, self.raw[key_path[0]])
         if path is not None and path.exists() and not path.is_dir():
-            self.refuse(place, f"{path} is not a folder; name a folder")
+            self.refuse(key_path, f"{path} is not a folder; name a folder")
         return path

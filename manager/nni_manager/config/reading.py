@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config import model
-from nni_manager.config.diagnostics import Place, leaves, ref, shown
+from nni_manager.config.diagnostics import KeyPath, leaves, ref, shown
 from nni_manager.config.dialect import SERVICE
 from nni_manager.config.document import Document
 from nni_manager.config.schema import PATHS, Schema, is_placeholder, names_of_kind
 
 
 class Reading:
-    """Collects diagnostics, warnings and absolute paths of a file. Places are those of the second schema."""
+    """Collects diagnostics, warnings and absolute paths of a file. Key paths are those of the second schema."""
 
     def __init__(self, path: Path, document: Document, schema: type[Schema]) -> None:
         self.path = path
@@ -32,14 +32,14 @@ class Reading:
         found = self.raw.get(section)
         return found if isinstance(found, Mapping) else {}
 
-    def refuse(self, place: Place, why: str, cannot: str = "use") -> None:
+    def refuse(self, key_path: KeyPath, why: str, cannot: str = "use") -> None:
         """Record an error of a key; `why` ends with the remedy."""
-        self.report(place, f"cannot {cannot} {ref(place)}: {why}")
+        self.report(key_path, f"cannot {cannot} {ref(key_path)}: {why}")
 
-    def report(self, place: Place, message: str) -> None:
-        """Record an error at a place, unless one of a section above it is recorded."""
-        if not self.document.is_refused(place):
-            self.diagnostics.append(self.document.diagnostic(place, message))
+    def report(self, key_path: KeyPath, message: str) -> None:
+        """Record an error at a key path, unless one of a section above it is recorded."""
+        if not self.document.is_refused(key_path):
+            self.diagnostics.append(self.document.diagnostic(key_path, message))
 
     def warn(self, message: str) -> None:
         """Record a warning."""
@@ -49,40 +49,40 @@ class Reading:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
         reported = {each.key for each in self.diagnostics}
         paths = names_of_kind(self.schema, *PATHS)
-        for place, value in leaves(self.service, SERVICE):
-            is_exempt = place[-1] in ("command", *paths, *exempt) or not is_placeholder(value)
-            if not is_exempt and self.document.dialect.key(place) not in reported:
-                self.refuse(place, f"{value} is a placeholder of an example; replace it")
+        for key_path, value in leaves(self.service, SERVICE):
+            is_exempt = key_path[-1] in ("command", *paths, *exempt) or not is_placeholder(value)
+            if not is_exempt and self.document.dialect.key(key_path) not in reported:
+                self.refuse(key_path, f"{value} is a placeholder of an example; replace it")
 
-    def refuse_absent(self, place: Place, path: Path) -> None:
+    def refuse_absent(self, key_path: KeyPath, path: Path) -> None:
         """Refuse a path without the file, or without the folder, that the key names."""
-        is_folder = place[-1] not in names_of_kind(self.schema, "file")
+        is_folder = key_path[-1] not in names_of_kind(self.schema, "file")
         if path.is_dir() if is_folder else path.is_file():
             return
         noun = "folder" if is_folder else "file"
         what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
-        self.refuse(place, f"{what}; create it or fix the path")
+        self.refuse(key_path, f"{what}; create it or fix the path")
 
-    def absolute(self, place: Place, written: Any) -> Path | None:
+    def absolute(self, key_path: KeyPath, written: Any) -> Path | None:
         """The absolute path of a path in the file; None when it is not a path, which the schema reports."""
         if not isinstance(written, str) or not written:
             return None
         if is_placeholder(written):
-            self.refuse(place, f"{written} is a placeholder of an example; write a path")
+            self.refuse(key_path, f"{written} is a placeholder of an example; write a path")
             return None
         if "\0" in written:
-            self.refuse(place, f"{shown(written)} contains a NUL character; fix the path")
+            self.refuse(key_path, f"{shown(written)} contains a NUL character; fix the path")
             return None
         try:
             # Not resolve(): symbolic links stay as the user wrote them.
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
             absolute.exists()
         except RuntimeError as error:  # ~nobody
-            self.refuse(place, f"the user in {shown(written)} is unknown; fix the path ({error})")
+            self.refuse(key_path, f"the user in {shown(written)} is unknown; fix the path ({error})")
             return None
         except OSError as error:  # a path that is too long, or a folder without permission
-            self.refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
+            self.refuse(key_path, f"{shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
-            self.expansions.append(model.Expansion(self.document.dialect.key(place), written, absolute))
+            self.expansions.append(model.Expansion(self.document.dialect.key(key_path), written, absolute))
         return absolute

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from nni_manager.config.diagnostics import (
     MAX_DIAGNOSTICS,
     Diagnostic,
-    Place,
+    KeyPath,
     ref,
     remedy_for_unknown,
     shown,
@@ -160,13 +160,13 @@ def refusal(sentence: str) -> PydanticCustomError:
 
 
 def check(
-    schema: type[AnySchema], raw: Any, document: Document, above: Place = ()
+    schema: type[AnySchema], raw: Any, document: Document, above: KeyPath = ()
 ) -> tuple[AnySchema | None, list[Diagnostic]]:
     """The mapping `raw` as `schema`, or None and its errors, up to MAX_DIAGNOSTICS. `above` is its path in the document."""
     try:
         return schema.model_validate(raw), []
     except ValidationError as error:
-        found: dict[Place, Diagnostic] = {}
+        found: dict[KeyPath, Diagnostic] = {}
         for detail in error.errors(include_url=False)[:MAX_DIAGNOSTICS]:
             path, field, inside = _field_at(schema, detail["loc"])
             # Report only the first error of a field.
@@ -278,7 +278,7 @@ def _field_at(
     return path, field, inside
 
 
-def _sentence(detail: ErrorDetails, path: Place, field: FieldInfo | None, inside: type[Schema]) -> str:
+def _sentence(detail: ErrorDetails, path: KeyPath, field: FieldInfo | None, inside: type[Schema]) -> str:
     kind, value = detail["type"], detail["input"]
     subject = ref(path)
     if kind == _SENTENCE:

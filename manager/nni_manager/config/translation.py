@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from nni_manager.config.diagnostics import (
     MAX_DIAGNOSTICS,
     Diagnostic,
-    Place,
+    KeyPath,
     folded,
     ref,
     remedy_for_unknown,
@@ -65,67 +65,67 @@ class Translation:
             refused=frozenset(self.refused),
         )
 
-    def move(self, value: Mapping[Any, Any], place: Keys = (), here: Place = ()) -> None:
-        """Move the values of the mapping at `place`; `here` is the same path with the indices of items."""
-        if place in self.sections:
-            put(self.value, with_indices(self.sections[place], here), {})
+    def move(self, value: Mapping[Any, Any], key_path: Keys = (), here: KeyPath = ()) -> None:
+        """Move the values of the mapping at `key_path`; `here` is the same path with the indices of items."""
+        if key_path in self.sections:
+            put(self.value, with_indices(self.sections[key_path], here), {})
         seen: set[str] = set()
         for key, item in value.items():
-            name = self.known_name(key, place)
+            name = self.known_name(key, key_path)
             if name in seen:
                 self.refuse((*here, str(key)), f"it is another spelling of {name}; keep one of the two")
                 continue
             seen.add(name)
-            self._move_key(item, (*place, name), (*here, name))
+            self._move_key(item, (*key_path, name), (*here, name))
 
-    def _move_key(self, item: Any, place: Keys, here: Place) -> None:
-        is_list = (*place, EACH) in self.children
-        if place in self.leaves:
-            self.put_value(self.leaves[place], place, here, item)
-        elif place not in self.children:
-            self.refuse_unknown(place, here, item)
+    def _move_key(self, item: Any, key_path: Keys, here: KeyPath) -> None:
+        is_list = (*key_path, EACH) in self.children
+        if key_path in self.leaves:
+            self.put_value(self.leaves[key_path], key_path, here, item)
+        elif key_path not in self.children:
+            self.refuse_unknown(key_path, here, item)
         elif is_list and isinstance(item, list) and item:
             for index, each in enumerate(item):
                 is_mapping = isinstance(each, Mapping)
-                v2 = with_indices((*self.sections[place], EACH), (*here, index))
+                v2 = with_indices((*self.sections[key_path], EACH), (*here, index))
                 put(self.value, v2, {} if is_mapping else each)
                 if is_mapping:
-                    self.move(each, (*place, EACH), (*here, index))
+                    self.move(each, (*key_path, EACH), (*here, index))
         elif isinstance(item, Mapping) and not is_list:
-            self.move(item, place, here)
-        elif place in self.sections:
-            self.put_value(self.sections[place], place, here, item)
+            self.move(item, key_path, here)
+        elif key_path in self.sections:
+            self.put_value(self.sections[key_path], key_path, here, item)
         else:
-            self.refuse_section(place, here, item)
+            self.refuse_section(key_path, here, item)
 
-    def put_value(self, v2: Keys, place: Keys, here: Place, item: Any) -> None:
+    def put_value(self, v2: Keys, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Move a value to its path `v2`."""
         put(self.value, with_indices(v2, here), item)
 
-    def answer(self, place: Keys, here: Place, item: Any) -> str | None:
+    def answer(self, key_path: Keys, here: KeyPath, item: Any) -> str | None:
         """The reason against an unknown key, with the remedy; None: no particular one, empty: ignore the key."""
         raise NotImplementedError
 
-    def refuse_section(self, place: Keys, here: Place, item: Any) -> None:
+    def refuse_section(self, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Refuse a value that is not a mapping."""
         raise NotImplementedError
 
-    def set_default_image(self, section: dict[str, Any], place: Place) -> None:
-        """Set NNI's image in the section at `place`, with a warning."""
+    def set_default_image(self, section: dict[str, Any], key_path: KeyPath) -> None:
+        """Set NNI's image in the section at `key_path`, with a warning."""
         section["dockerImage"] = DEFAULT_IMAGE
         self.warn(
-            f"{ref((*place, 'dockerImage'))} is not set: NNI's default {DEFAULT_IMAGE} is used, which lacks trial-keeper; "
+            f"{ref((*key_path, 'dockerImage'))} is not set: NNI's default {DEFAULT_IMAGE} is used, which lacks trial-keeper; "
             "`nnictl help images` describes how to build an image with trial-keeper"
         )
 
-    def known_name(self, key: Any, place: Keys) -> str:
-        """The known key of the mapping at `place` that differs from `key` at most in its spelling; else `key` itself."""
+    def known_name(self, key: Any, key_path: Keys) -> str:
+        """The known key of the mapping at `key_path` that differs from `key` at most in its spelling; else `key` itself."""
         if not isinstance(key, str) or not (self.knows_any_case or _SNAKE_CASE.fullmatch(key)):
             return str(key)
-        known = {folded(name): name for name in self.children.get(place, ())}
+        known = {folded(name): name for name in self.children.get(key_path, ())}
         return known.get(folded(key), key)
 
-    def refuse_platform(self, here: Place, word: Any, known: Collection[str]) -> None:
+    def refuse_platform(self, here: KeyPath, word: Any, known: Collection[str]) -> None:
         """Refuse the name of an unknown platform; the schema reports other values than text."""
         if not isinstance(word, str) or word in known:
             return
@@ -135,11 +135,11 @@ class Translation:
             remedy = remedy_for_unknown(word, known, otherwise=", or install the package that provides it")
             self.refuse(here, f"{shown(word)} is not a platform; {remedy}")
 
-    def refuse_unknown(self, place: Keys, here: Place, item: Any) -> None:
+    def refuse_unknown(self, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Refuse a key that is not in the table."""
-        answer = self.answer(place, here, item)
+        answer = self.answer(key_path, here, item)
         if answer is None:
-            last, above = place[-1], place[:-1]
+            last, above = key_path[-1], key_path[:-1]
             known = [name for name in self.children[above] if (*above, name) not in self.aliases]
             homes = [name for name in known if last in self.children.get((*above, name), ())]
             if homes:
@@ -157,7 +157,7 @@ class Translation:
         """Record a warning."""
         self.warnings.append(self.document.dialect.text(message))
 
-    def refuse(self, here: Place, why: str, cannot: str = "use") -> None:
+    def refuse(self, here: KeyPath, why: str, cannot: str = "use") -> None:
         """Record an error of a key of the file; `why` ends with the remedy."""
         is_refused = any(here[: len(section)] == section for section in self.refused)
         if not is_refused and len(self.diagnostics) < MAX_DIAGNOSTICS:
@@ -165,7 +165,7 @@ class Translation:
             self.diagnostics.append(self.document.diagnostic(here, message))
 
 
-def put(value: dict[str, Any], path: Place, item: Any) -> None:
+def put(value: dict[str, Any], path: KeyPath, item: Any) -> None:
     """Set the item at a path and create the mappings and lists above it. An empty mapping replaces no existing mapping."""
     inside: Any = value
     for step, following in zip(path, (*path[1:], None), strict=True):

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from nni_manager.config import keys as table
-from nni_manager.config.diagnostics import Place, key_of, shown
+from nni_manager.config.diagnostics import KeyPath, key_of, shown
 from nni_manager.config.dialect import SERVICE, Dialect, Keys
 from nni_manager.config.document import Document
 from nni_manager.config.platform_file import file_of
@@ -115,23 +115,25 @@ class _FromV1(Translation):
             put(self.value, self.file.key_of_kind, self.kind)
         return self.document_of_v2()
 
-    def answer(self, place: Keys, here: Place, item: Any) -> str | None:
+    def answer(self, key_path: Keys, here: KeyPath, item: Any) -> str | None:
         """The hint for an unknown key."""
-        if place[0] == self.section and table.is_of_other_kind(self.platform, place, self.kind):
+        if key_path[0] == self.section and table.is_of_other_kind(self.platform, key_path, self.kind):
             why = f"storage {self.kind} does not use it; remove it, or change the storage"
             return "" if item is None else why
-        return _hints(self.platform).get(key_of(place))
+        return _hints(self.platform).get(key_of(key_path))
 
-    def refuse_section(self, place: Keys, here: Place, item: Any) -> None:
+    def refuse_section(self, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Refuse a section that is not a mapping, unless it is optional and null."""
-        if item is not None or (len(place) == 1 and place != (_OPTIONAL,)):
-            self.refuse(here, f"{shown(item)} is not a mapping; write e.g. {self._example(place)}")
-            self.refused.add(place)
+        if item is not None or (len(key_path) == 1 and key_path != (_OPTIONAL,)):
+            self.refuse(here, f"{shown(item)} is not a mapping; write e.g. {self._example(key_path)}")
+            self.refused.add(key_path)
 
-    def _example(self, place: Keys) -> str:
-        if place == ("trial",) and self.file.example_of_trial is not None:
+    def _example(self, key_path: Keys) -> str:
+        if key_path == ("trial",) and self.file.example_of_trial is not None:
             key, example = self.file.example_of_trial
             inner = f"codeDir: ., {self.dialect.example((*SERVICE, key), example)}"
         else:
-            inner = {"trial": 'command: "python3 train.py", codeDir: .', **self.file.examples_v1}[place[-1]]
-        return f"{place[-1]}: {{{inner}}}"
+            inner = {"trial": 'command: "python3 train.py", codeDir: .', **self.file.examples_v1}[
+                key_path[-1]
+            ]
+        return f"{key_path[-1]}: {{{inner}}}"

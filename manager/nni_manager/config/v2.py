@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config import keys as table
-from nni_manager.config.diagnostics import Place, folded, key_of, ref, shown
+from nni_manager.config.diagnostics import KeyPath, folded, key_of, ref, shown
 from nni_manager.config.dialect import EACH, SERVICE, Keys, with_indices
 from nni_manager.config.document import Document
 from nni_manager.config.keys import get
@@ -102,7 +102,7 @@ class _FromV2(Translation):
         super().__init__(document, document.dialect, leaves, sections)
         self.aliases = aliases
         self.durations = {key.path for key in known if key.declared.kind == "duration"}
-        self.sources: dict[Place, Place] = {}
+        self.sources: dict[KeyPath, KeyPath] = {}
         self.value |= {"authorName": "unknown", "experimentName": Path(document.file).stem}
 
     def translated(self) -> Document:
@@ -120,31 +120,31 @@ class _FromV2(Translation):
         self.value.setdefault("trialCodeDirectory", ".")
         return self.document_of_v2()
 
-    def put_value(self, v2: Keys, place: Keys, here: Place, item: Any) -> None:
+    def put_value(self, v2: Keys, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Move a value, unless it is null, which means that the key is absent, or another key takes precedence."""
         target = with_indices(v2, here)
         if target in self.sources:
             first = self.sources[target]
-            is_inner = place[:1] == SERVICE and v2[:1] != SERVICE
+            is_inner = key_path[:1] == SERVICE and v2[:1] != SERVICE
             winner, other = (here, first) if is_inner else (first, here)
             self.warn(f"{ref(winner)} takes precedence over {ref(other)}")
             if not is_inner:
                 return
-        if item is None or (item == [] and (*place, EACH) in self.children):
+        if item is None or (item == [] and (*key_path, EACH) in self.children):
             return
-        if place == SERVICE and isinstance(item, list):
+        if key_path == SERVICE and isinstance(item, list):
             cluster = next(name for name in PLATFORMS if name != THIS_MACHINE)
             example = f"«trainingService: {{platform: {cluster}, ...}}»"
             self.refuse(here, f"several at once are not supported; write one, such as {example}")
-            self.refused.add(place)
+            self.refused.add(key_path)
             return
         self.sources[target] = here
-        if place != v2:
-            names = {**self.dialect.names, v2: place}
+        if key_path != v2:
+            names = {**self.dialect.names, v2: key_path}
             self.dialect = dataclasses.replace(self.dialect, names=names)
         put(self.value, target, self._duration(here, item) if v2 in self.durations else item)
 
-    def _duration(self, here: Place, item: Any) -> str:
+    def _duration(self, here: KeyPath, item: Any) -> str:
         """The duration in v1's notation."""
         if isinstance(item, int) and not isinstance(item, bool) and 0 < item < 10**9:
             return f"{item}s"
@@ -158,15 +158,21 @@ class _FromV2(Translation):
             return f"{int(found[1])}{found[2].lower()}"
         return f"{max(1, round(seconds))}s"
 
-    def answer(self, place: Keys, here: Place, item: Any) -> str | None:
+    def answer(self, key_path: Keys, here: KeyPath, item: Any) -> str | None:
         """The hint for an unknown key."""
-        if item is None or (self.platform is None and place[:1] == SERVICE):
+        if item is None or (self.platform is None and key_path[:1] == SERVICE):
             return ""
-        hint = _all_hints().get(key_of(place))
-        v2 = {v1: v2 for v2, v1 in table.names_in_v1(self.platform or THIS_MACHINE).items()}.get(place)
-        if hint is None and v2 is not None and (len(place) == 1 or place[0] in table.ALGORITHMS):
+        hint = _all_hints().get(key_of(key_path))
+        v2 = {v1: v2 for v2, v1 in table.names_in_v1(self.platform or THIS_MACHINE).items()}.get(key_path)
+        if hint is None and v2 is not None and (len(key_path) == 1 or key_path[0] in table.ALGORITHMS):
             put(self.value, v2, item)  # prevents a second diagnostic that the key is missing
-            return f"it belongs to NNI's first schema; write {key_of(v2) if len(place) == 1 else v2[-1]} here"
-        if hint is None and len(place) == 1 and (place[0].endswith("Config") or place[0] == "machineList"):
+            return (
+                f"it belongs to NNI's first schema; write {key_of(v2) if len(key_path) == 1 else v2[-1]} here"
+            )
+        if (
+            hint is None
+            and len(key_path) == 1
+            and (key_path[0].endswith("Config") or key_path[0] == "machineList")
+        ):
             return "it belongs to NNI's first schema; write its keys into trainingService"
         return hint

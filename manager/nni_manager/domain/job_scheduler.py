@@ -146,7 +146,7 @@ class JobScheduler:
 
     # ---- trials to jobs
 
-    def place(self, trial: Trial) -> list[Effect]:
+    def schedule(self, trial: Trial) -> list[Effect]:
         """Queue a new trial or, without reuse, submit a job for it."""
         if not self.reuses_jobs:
             return self._submit_for(trial)

@@ -23,10 +23,10 @@ def dominates(one: Losses, other: Losses) -> bool:
 class ParetoFront(Generic[Item]):
     """The items that no other dominates, each with its losses (lower is better). Equal losses do not dominate each other.
 
-    Theory of operation. The front is sorted by its losses, so a new point can only be dominated by points before its place, and
-    can only dominate points after it. With up to two losses, the last one falls as the first one rises: the neighbour before the
-    place decides, and the dominated points follow the place without a gap. Adding a point costs O(log n), n points O(n log n).
-    With more losses, a point is compared with the whole front, by numpy: 20 µs if there are 1,000 points on it.
+    Theory of operation. The front is sorted by its losses, so a new point can only be dominated by points before its position,
+    and can only dominate points after it. With up to two losses, the last one falls as the first one rises: the neighbour before
+    the position decides, and the dominated points follow the position without a gap. Adding a point costs O(log n), n points
+    O(n log n). With more losses, a point is compared with the whole front, by numpy: 20 µs if there are 1,000 points on it.
     """
 
     def __init__(self) -> None:
@@ -53,31 +53,31 @@ class ParetoFront(Generic[Item]):
 
     def add(self, losses: tuple[float, ...], item: Item) -> bool:
         """Add a point, and remove those that it dominates. False if the front dominates it."""
-        place = bisect_left(self._losses, losses)
+        position = bisect_left(self._losses, losses)
         if len(losses) <= 2:
-            if place > 0 and self._losses[place - 1][-1] <= losses[-1]:
+            if position > 0 and self._losses[position - 1][-1] <= losses[-1]:
                 return False
-            dominated = self._run_of_dominated(losses, place)
+            dominated = self._run_of_dominated(losses, position)
         else:
             if self._dominator is not None and dominates(self._dominator, losses):
                 return False
             self._columns = self._columns or _Columns(len(losses))
-            dominator = self._columns.dominator_of(losses, place)
+            dominator = self._columns.dominator_of(losses, position)
             if dominator is not None:
                 self._dominator = self._losses[dominator]
                 return False
-            dominated = self._columns.dominated_by(losses, place)
+            dominated = self._columns.dominated_by(losses, position)
         for after in reversed(dominated):
             del self._losses[after], self._items[after]
-        end = bisect_right(self._losses, losses, place)
+        end = bisect_right(self._losses, losses, position)
         self._losses.insert(end, losses)
         self._items.insert(end, item)
         if self._columns is not None:
             self._columns.replace(dominated, end, losses)
         return True
 
-    def _run_of_dominated(self, losses: tuple[float, ...], place: int) -> Sequence[int]:
-        start = end = bisect_right(self._losses, losses, place)
+    def _run_of_dominated(self, losses: tuple[float, ...], position: int) -> Sequence[int]:
+        start = end = bisect_right(self._losses, losses, position)
         while end < len(self._losses) and self._losses[end][-1] >= losses[-1]:
             end += 1
         return range(start, end)
@@ -94,19 +94,19 @@ class _Columns:
         self._size = 0
         self._values: NDArray[np.float64] = numpy.empty((width, _FIRST_CAPACITY))
 
-    def dominator_of(self, losses: Losses, place: int) -> int | None:
-        """The index of a point before `place` that dominates these losses; None: there is none."""
-        # A point before the place is not equal.
-        found = self._where(self._values[:, :place], losses, self._numpy.less_equal)
+    def dominator_of(self, losses: Losses, position: int) -> int | None:
+        """The index of a point before `position` that dominates these losses; None: there is none."""
+        # A point before the position is not equal.
+        found = self._where(self._values[:, :position], losses, self._numpy.less_equal)
         return int(found[0]) if len(found) else None
 
-    def dominated_by(self, losses: Losses, place: int) -> Sequence[int]:
-        """The indices of the points that these losses dominate, all of them at `place` or after it."""
-        after = self._values[:, place : self._size]
+    def dominated_by(self, losses: Losses, position: int) -> Sequence[int]:
+        """The indices of the points that these losses dominate, all of them at `position` or after it."""
+        after = self._values[:, position : self._size]
         found = self._where(after, losses, self._numpy.greater_equal)
-        return [place + int(index) for index in found if tuple(after[:, index]) != tuple(losses)]
+        return [position + int(index) for index in found if tuple(after[:, index]) != tuple(losses)]
 
-    def replace(self, removed: Sequence[int], place: int, losses: Losses) -> None:
+    def replace(self, removed: Sequence[int], position: int, losses: Losses) -> None:
         """Remove points, then insert one."""
         if removed:
             kept = self._numpy.delete(self._values[:, : self._size], removed, axis=1)
@@ -116,8 +116,8 @@ class _Columns:
             self._values = self._numpy.concatenate(
                 (self._values, self._numpy.empty_like(self._values)), axis=1
             )
-        self._values[:, place + 1 : self._size + 1] = self._values[:, place : self._size].copy()
-        self._values[:, place] = losses
+        self._values[:, position + 1 : self._size + 1] = self._values[:, position : self._size].copy()
+        self._values[:, position] = losses
         self._size += 1
 
     def _where(self, columns: NDArray[np.float64], losses: Losses, compare: Any) -> Any:

@@ -103,7 +103,7 @@ class TrialLifecycle:
         self.budget.note_suggested()
         trial = self._new(event, event.sequence_id, event.metadata)
         if is_running:
-            return self.scheduler.place(trial)
+            return self.scheduler.schedule(trial)
         # The answer arrived after the experiment failed or was stopped: the trial ends before it starts.
         if error:
             return self._lose(trial, ExitReason.COULD_NOT_START, error, event.at_s, now_s)

@@ -71,7 +71,9 @@ def importance_of(
     study.add_trials(
         [
             create_trial(
-                params={name: axes[name].place(each) for name, each in parameters.items() if name in axes},
+                params={
+                    name: axes[name].coordinate(each) for name, each in parameters.items() if name in axes
+                },
                 distributions={name: axes[name].distribution for name in parameters if name in axes},
                 value=value,
             )
@@ -105,7 +107,7 @@ class _Axis:
         low, high = float(min(values)), float(max(values))
         return cls(FloatDistribution(low, high, log=low > 0 and high / low >= _WIDE), None)
 
-    def place(self, value: Any) -> Any:
+    def coordinate(self, value: Any) -> Any:
         return float(value) if self.options is None else _json_of(value)
 
 

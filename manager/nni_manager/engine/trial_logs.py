@@ -92,7 +92,7 @@ def _by_start(key: AttemptKey) -> tuple[tuple[int, str], str]:
     return sort_key(key.attempt_id), key.task
 
 
-def place_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Stream) -> LogLocation | None:
+def location_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Stream) -> LogLocation | None:
     """The location of a log of an attempt: the longer one of its two files; None: no file exists."""
     key, workspace, collected = attempt.key, folder.workspace, folder.collected_logs
     candidates = [
@@ -101,8 +101,8 @@ def place_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Strea
             attempt, workspace.root, workspace.attempt(key).stream(stream), workspace.attempt(key).path
         ),
     ]
-    places = [place for place in candidates if place.path.is_file() or place.path.is_symlink()]
-    return max(places, key=lambda place: place.path.lstat().st_size, default=None)
+    locations = [location for location in candidates if location.path.is_file() or location.path.is_symlink()]
+    return max(locations, key=lambda location: location.path.lstat().st_size, default=None)
 
 
 def log_location(
@@ -121,8 +121,8 @@ def log_location(
         attempts.sort(key=lambda each: (each.is_lost, -each.number, each.key.task))
     else:
         attempts = [each for each in attempts if each.number == attempt and task in (None, each.key.task)]
-    places = (place_of(folder, each, stream) for each in attempts)
-    return next((place for place in places if place is not None), None)
+    locations = (location_of(folder, each, stream) for each in attempts)
+    return next((location for location in locations if location is not None), None)
 
 
 def output_location(folder: ExperimentFolder, trial_id: str, name: str) -> LogLocation | None:
@@ -137,8 +137,12 @@ def output_location(folder: ExperimentFolder, trial_id: str, name: str) -> LogLo
 
 def sizes_of(folder: ExperimentFolder, attempt: RegisteredAttempt) -> dict[Stream, int]:
     """The size in bytes of each existing log of an attempt."""
-    places = {stream: place_of(folder, attempt, stream) for stream in LOGS}
-    return {stream: place.path.lstat().st_size for stream, place in places.items() if place is not None}
+    locations = {stream: location_of(folder, attempt, stream) for stream in LOGS}
+    return {
+        stream: location.path.lstat().st_size
+        for stream, location in locations.items()
+        if location is not None
+    }
 
 
 def read_range(
@@ -162,10 +166,10 @@ def read_range(
         LogReplaced: the path is not a regular file.
         OSError: the storage cannot be read.
     """
-    place = log_location(folder, trial_id, stream, attempt, task)
-    if place is None:
+    location = log_location(folder, trial_id, stream, attempt, task)
+    if location is None:
         return Range(0, 0, 0, "")
-    with open(place.open(), "rb", buffering=0) as file:
+    with open(location.open(), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         first = max(size + first, 0) if first < 0 else min(first, size)
         before = os.pread(file.fileno(), min(first, _BYTES_BEFORE), first - min(first, _BYTES_BEFORE))

@@ -105,8 +105,10 @@ class ExperimentConfig(ExperimentFields):
         """
         file = Path(path)
         keys = read_keys(file)
-        places = (place for place, _ in leaves(keys) if folded(str(place[0])) not in _ALGORITHMS)
-        if not any(isinstance(key, str) and folded(key) in _OF_CODE for place in places for key in place):
+        key_paths = (key_path for key_path, _ in leaves(keys) if folded(str(key_path[0])) not in _ALGORITHMS)
+        if not any(
+            isinstance(key, str) and folded(key) in _OF_CODE for key_path in key_paths for key in key_path
+        ):
             keys["trialCodeDirectory"] = str(file.absolute().parent)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AliasHint)  # keys of files are in camelCase

@@ -281,7 +281,7 @@ class StoreReader:
         """The records that count, trial by trial."""
         return list(chain.from_iterable(self.metric_pages(is_final)))
 
-    def place_of(self, trial_id: str) -> tuple[int, int]:
+    def sequence_ids_of(self, trial_id: str) -> tuple[int, int]:
         """The first and the last sequence number of one trial; an empty range if there is no such trial."""
         found = [row["sequence_id"] for row in self._rows("get_sequence_id", {"trial_id": trial_id})]
         return (found[0], found[0]) if found else (0, -1)
@@ -319,7 +319,7 @@ class StoreReader:
     ) -> list[_Continued]:
         """The trials in a range, or the one with this id, whose counting attempt has continued from a checkpoint."""
         if trial_id is not None:
-            first_sequence_id, last_sequence_id = self.place_of(trial_id)
+            first_sequence_id, last_sequence_id = self.sequence_ids_of(trial_id)
         values = {"first_sequence_id": first_sequence_id, "last_sequence_id": last_sequence_id}
         return [
             _Continued(

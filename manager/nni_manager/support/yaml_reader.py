@@ -89,16 +89,16 @@ class Tree:
             key, node = children[name]
             yield key, node
 
-    def place_of(
+    def position_of(
         self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
     ) -> tuple[int, int]:
         """Returns the line and column, from 1, of the last step of the path that is in the text; without one, of its start."""
         steps = [(None, self.root), *self.steps_to(path, spelling)]
         node = steps[-1][0] or steps[-1][1]
-        return (1, 1) if node is None else place(node.start_mark)
+        return (1, 1) if node is None else line_and_column(node.start_mark)
 
 
-def place(mark: yaml.Mark) -> tuple[int, int]:
+def line_and_column(mark: yaml.Mark) -> tuple[int, int]:
     """Returns line and column of a mark, counted from 1."""
     return mark.line + 1, mark.column + 1
 
@@ -226,7 +226,7 @@ def explained(
     problem, mark = error.problem or error.context or "this is not YAML", error.problem_mark
     if mark is None or (error.context_mark is not None and any(each in problem for each in _DETECTED_LATE)):
         mark = error.context_mark
-    line, column = (1, 1) if mark is None else place(mark)
+    line, column = (1, 1) if mark is None else line_and_column(mark)
     if isinstance(error, Unreadable):
         return problem, line, column
     if "mapping values are not allowed" in problem:

@@ -102,22 +102,22 @@ class TrainingService(ABC):
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None
 
-    async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with their own queue accept any job
+    async def reserve(self, job_id: str) -> None:  # noqa: B027 - clusters with their own queue accept any job
         """Wait until the job can be allocated, and reserve the allocation."""
 
     def placement(self, job_id: str) -> Placement:
-        """Returns the allocation of a job that was placed or adopted.
+        """Returns the allocation of a job that has a reservation or was adopted.
 
         Default: a fresh copy of the code, and the GPUs that the cluster shows to the container.
         """
         return Placement(None, None)
 
-    def release(self, job_id: str) -> None:  # noqa: B027 - as for place
-        """Release the reservation of `place`: the job will not be submitted."""
+    def release(self, job_id: str) -> None:  # noqa: B027 - as for reserve
+        """Release the reservation of `reserve`: the job will not be submitted."""
 
     @abstractmethod
     async def submit(self, settings: KeeperSettings) -> None:
-        """Run a job that `place` has reserved an allocation for. Everything it needs is in the workspace.
+        """Run a job that `reserve` has reserved an allocation for. Everything it needs is in the workspace.
 
         `settings.workspace` is the manager's own path. A service whose jobs see the storage at another path replaces it and
         sets `mount`.

@@ -41,7 +41,7 @@ class PlatformCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Locations:
     """Locations of an experiment from an archive; None: as in the archive, or the default."""
 
     log_dir: Path
@@ -82,7 +82,7 @@ class Platform(ABC):
             UserError, RetryableError: the cluster cannot run them.
         """
 
-    # ---- places
+    # ---- locations
 
     def storage_here(self) -> Path | None:
         """Local path of the storage that jobs share; None if there is none, or if this machine has not mounted it.
@@ -173,7 +173,7 @@ class Platform(ABC):
 
     # ---- archives
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
+    def section_from_archive(self, locations: Locations, archive: Path) -> ClusterConfig:
         """The platform's section of an experiment from an archive, with the paths and the login of this machine.
 
         Raises:

@@ -14,7 +14,7 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.errors import InternalError
 
 JsonScalar: TypeAlias = str | int | float | bool | None
-Place = TypeVar("Place")
+Position = TypeVar("Position")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,48 +131,48 @@ class BaseTuner(ABC):
         """
 
 
-class KeyedTuner(BaseTuner, Generic[Place]):
-    """Base of tuners that store a place for each trial, e.g. its number in a study. Rejects calls out of order."""
+class KeyedTuner(BaseTuner, Generic[Position]):
+    """Base of tuners that store a position for each trial, e.g. its number in a study. Rejects calls out of order."""
 
     def __init__(self) -> None:
         """Start without trials."""
-        self.place_of: dict[int, Place] = {}
+        self.position_of: dict[int, Position] = {}
         self._running: set[int] = set()
 
     @abstractmethod
     def propose(self, trial_key: int) -> Suggestion | Later | None:
         """See `ask`; the key is new. Calls `note` if it proposes parameters."""
 
-    def learn(self, place: Place, value: float | None) -> None:
+    def learn(self, position: Position, value: float | None) -> None:
         """Learn the first result of a trial: a finite value, or None for a failed trial."""
 
     @abstractmethod
     def replay(self, trials: Iterable[PastTrial]) -> None:
         """See `restore`; no trial was asked for yet. Calls `note` for each trial."""
 
-    def note(self, trial_key: int, place: Place) -> None:
-        """Store the place of a running trial."""
-        self.place_of[trial_key] = place
+    def note(self, trial_key: int, position: Position) -> None:
+        """Store the position of a running trial."""
+        self.position_of[trial_key] = position
         self._running.add(trial_key)
 
-    def end(self, trial_key: int) -> Place | None:
-        """Mark a trial as ended and return its place; None if the trial has ended before.
+    def end(self, trial_key: int) -> Position | None:
+        """Mark a trial as ended and return its position; None if the trial has ended before.
 
         Raises:
             InternalError: the key was never asked for.
         """
-        if trial_key not in self.place_of:
+        if trial_key not in self.position_of:
             raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
         if trial_key not in self._running:
             return None
         self._running.remove(trial_key)
-        return self.place_of[trial_key]
+        return self.position_of[trial_key]
 
     def ask(self, trial_key: int) -> Suggestion | Later | None:
         """See `BaseTuner`."""
-        if trial_key in self.place_of:
+        if trial_key in self.position_of:
             raise InternalError(
                 f"cannot propose parameters for trial {trial_key} a second time; please report this"
             )
@@ -180,12 +180,12 @@ class KeyedTuner(BaseTuner, Generic[Place]):
 
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `BaseTuner`."""
-        if (place := self.end(trial_key)) is not None:
-            self.learn(place, value if value is not None and math.isfinite(value) else None)
+        if (position := self.end(trial_key)) is not None:
+            self.learn(position, value if value is not None and math.isfinite(value) else None)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
         """See `BaseTuner`."""
-        if self.place_of:
+        if self.position_of:
             raise InternalError("cannot rebuild a tuner that is in use; please report this")
         self.replay(trials)
 

@@ -31,7 +31,7 @@ class Points(ABC):
 class EnumeratingTuner(KeyedTuner[int]):
     """Proposes each point once, whatever the results; a failed trial is not repeated.
 
-    The place of a trial (see `KeyedTuner`) is the index of its point.
+    The position of a trial (see `KeyedTuner`) is the index of its point.
     """
 
     learns = False
@@ -77,10 +77,10 @@ class EnumeratingTuner(KeyedTuner[int]):
             if trial.ended:
                 self.end(trial.key)
 
-    def note(self, trial_key: int, place: int) -> None:
+    def note(self, trial_key: int, position: int) -> None:
         """See `KeyedTuner`."""
-        super().note(trial_key, place)
-        self._proposed.add(place)
+        super().note(trial_key, position)
+        self._proposed.add(position)
 
 
 def _canonical(parameters: Any) -> str:

@@ -48,7 +48,7 @@ MakeSampler: TypeAlias = Callable[[SamplerSeeds, Any, Any], BaseSampler]
 """Makes the sampler of one trial from its seeds, the hyper-parameters that every trial has, and the tuner's classArgs."""
 
 
-class SeededTuner(base.KeyedTuner[base.Place]):
+class SeededTuner(base.KeyedTuner[base.Position]):
     """Base of tuners that draw parameters at random from a search space."""
 
     def __init__(
@@ -59,8 +59,8 @@ class SeededTuner(base.KeyedTuner[base.Place]):
         self.sampling = Sampling(space)
         self.seed = secrets.randbits(32) if seed is None else seed
         self._sign = -1.0 if optimize_mode == "maximize" else 1.0
-        self.trial_ids: dict[base.Place, str] = {}
-        """The ended trials, by place, for tuners whose trials continue from others."""
+        self.trial_ids: dict[base.Position, str] = {}
+        """The ended trials, by position, for tuners whose trials continue from others."""
 
     def tell_result(self, trial_key: int, result: base.Observation) -> None:
         """See `BaseTuner`."""
@@ -69,8 +69,8 @@ class SeededTuner(base.KeyedTuner[base.Place]):
 
     def note_id(self, trial_key: int, trial_id: str) -> None:
         """Store the id of a trial."""
-        if trial_id and trial_key in self.place_of:
-            self.trial_ids[self.place_of[trial_key]] = trial_id
+        if trial_id and trial_key in self.position_of:
+            self.trial_ids[self.position_of[trial_key]] = trial_id
 
     def loss_of(self, value: float | None) -> float:
         """The result as a loss: lower is better; infinite if the trial failed."""
@@ -90,7 +90,7 @@ class SeededTuner(base.KeyedTuner[base.Place]):
 class OptunaTuner(SeededTuner[int]):
     """A tuner over one in-memory Optuna study. Each trial has a new sampler, which can read all trials of the study.
 
-    A trial's place is its number in the study.
+    A trial's position is its number in the study.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class OptunaTuner(SeededTuner[int]):
         notes = {name: json.dumps(attributes) for name, attributes in noted.items() if attributes}
         return base.Suggestion(parameters, {**trial.params, **notes})
 
-    def learn(self, place: int, value: float | None) -> None:
+    def learn(self, position: int, value: float | None) -> None:
         """See `KeyedTuner`. With several objectives or constraints, a number alone is no result."""
-        self._learn(place, self._outcome_of(value, None))
+        self._learn(position, self._outcome_of(value, None))
 
     def _outcome_of(self, value: float | None, metric: str | None) -> Outcome | None:
         """The numbers of a result; None: it has none that counts. `metric`: all of it as JSON text."""
@@ -163,27 +163,27 @@ class OptunaTuner(SeededTuner[int]):
             return Outcome((value,))
         return None if metric is None else self._objectives.outcome(metric)
 
-    def _learn(self, place: int, outcome: Outcome | None) -> None:
+    def _learn(self, position: int, outcome: Outcome | None) -> None:
         if outcome is None:
-            self._study.tell(place, state=optuna.trial.TrialState.FAIL)
+            self._study.tell(position, state=optuna.trial.TrialState.FAIL)
             return
         for name, violation in _constraints(outcome).items():
             # In a storage with one study, a trial's number is also its id.
-            self._storage.set_trial_system_attr(place, f"{_CONSTRAINTS}:{name}", violation)
-        self._study.tell(place, outcome.values)
+            self._storage.set_trial_system_attr(position, f"{_CONSTRAINTS}:{name}", violation)
+        self._study.tell(position, outcome.values)
 
     def tell_result(self, trial_key: int, result: base.Observation) -> None:
         """See `BaseTuner`. Samplers of Optuna read the intermediate results of a pruned trial from the study."""
-        place = self.end(trial_key)
-        if place is None:
+        position = self.end(trial_key)
+        if position is None:
             return
         if not result.pruned_curve:
-            self._learn(place, self._outcome_of(result.value, result.metric))
+            self._learn(position, self._outcome_of(result.value, result.metric))
         else:
             for step, value in enumerate(result.pruned_curve, 1):
                 # In a storage with one study, a trial's number is also its id.
-                self._storage.set_trial_intermediate_value(place, step, value)
-            self._study.tell(place, state=optuna.trial.TrialState.PRUNED)
+                self._storage.set_trial_intermediate_value(position, step, value)
+            self._study.tell(position, state=optuna.trial.TrialState.PRUNED)
 
     def replay(self, trials: Iterable[base.PastTrial]) -> None:
         """See `KeyedTuner`."""

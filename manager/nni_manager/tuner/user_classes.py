@@ -23,7 +23,7 @@ from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 
 class UserTuner(KeyedTuner[tuple[int, Any]]):
-    """Delegates to an object with the methods of NNI's `Tuner`. A trial's place is the class's id and the parameters.
+    """Delegates to an object with the methods of NNI's `Tuner`. A trial's position is the class's id and the parameters.
 
     All calls but `close` raise `UserCodeFailed` if the user's code fails.
     """
@@ -72,7 +72,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         room = MAX_STEPS - self._reported[trial_key]
         if room > 0:
             self._reported[trial_key] += len(values)
-            parameter_id, _ = self.place_of[trial_key]
+            parameter_id, _ = self.position_of[trial_key]
             self._process.call("report", parameter_id, trial_id, [_text_of(each) for each in values[:room]])
 
     def take_stops(self) -> list[str]:

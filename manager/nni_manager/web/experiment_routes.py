@@ -324,7 +324,7 @@ class ExperimentRoutes:
     async def metrics_of_trial(self, request: Request) -> Response:
         """The metric records of one trial."""
         is_final, trial_id = _is_final(request), self._reads.trial_of(request).trial_id
-        return await self._pages(is_final, lambda reader: reader.place_of(trial_id))
+        return await self._pages(is_final, lambda reader: reader.sequence_ids_of(trial_id))
 
     async def metrics_in_range(self, request: Request) -> Response:
         """The metric records of the trials in this range of sequence numbers, both ends included."""

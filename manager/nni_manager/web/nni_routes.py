@@ -92,15 +92,15 @@ class NniRoutes:
 
         def open_file() -> BinaryIO:
             if name == _MODEL:
-                place = output_location(folder, trial.trial_id, name)
+                location = output_location(folder, trial.trial_id, name)
             elif name in _LOGS:
-                place = log_location(folder, trial.trial_id, _LOGS[name])
+                location = log_location(folder, trial.trial_id, _LOGS[name])
             else:
                 names = ", ".join((*_LOGS, _MODEL))
                 raise HTTPException(404, f"cannot send {name[:100]!r} of a trial; its files are {names}")
             with contextlib.suppress(FileNotFoundError):
-                if place is not None:
-                    return open(place.open(), "rb")
+                if location is not None:
+                    return open(location.open(), "rb")
             raise HTTPException(
                 404,
                 f"cannot find {name} of trial {trial.trial_id}: it has not written this file; try again later",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from nni_manager.config.diagnostics import ConfigInvalid, Place, ref
+from nni_manager.config.diagnostics import ConfigInvalid, KeyPath, ref
 from nni_manager.config.dialect import EACH, SERVICE
 from nni_manager.config.document import read_yaml
 from nni_manager.config.schema import Schema, line, mapping, must_be, text, whole
@@ -103,7 +103,7 @@ class FrameworkControllerFile(KubernetesFile):
     _template: FrameworkTemplate | None = None
 
     @classmethod
-    def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:
+    def roles_in(cls, service: Mapping[str, Any]) -> dict[KeyPath, Any]:
         """The items of `taskRoles`."""
         listed = service.get("taskRoles")
         return {("taskRoles", i): role for i, role in enumerate(listed if isinstance(listed, list) else ())}
@@ -125,19 +125,19 @@ class FrameworkControllerFile(KubernetesFile):
 
     def check_roles(self) -> None:
         """Refuse a file without roles, and roles of the same name."""
-        roles, place = self.service.get("taskRoles"), (*SERVICE, "taskRoles")
+        roles, key_path = self.service.get("taskRoles"), (*SERVICE, "taskRoles")
         if roles is None and self.service.get("configPath") is None:
-            written, template = ref(place, f"[{_ROLE}]"), ref((*SERVICE, "configPath"))
+            written, template = ref(key_path, f"[{_ROLE}]"), ref((*SERVICE, "configPath"))
             why = f"it must be a list of roles; write e.g. {written}, or name a template in {template}"
-            self.reading.refuse(place, why, "do without")
+            self.reading.refuse(key_path, why, "do without")
         elif isinstance(roles, list):
             names = [role.get("name") if isinstance(role, Mapping) else None for role in roles]
             for index, name in enumerate(names):
                 if isinstance(name, str) and name in names[:index]:
                     why = f"another role has the name {name!r}; rename one of the two"
-                    self.reading.refuse((*place, index, "name"), why)
+                    self.reading.refuse((*key_path, index, "name"), why)
 
-    def paths_in_file(self) -> Iterator[tuple[Place, Any]]:
+    def paths_in_file(self) -> Iterator[tuple[KeyPath, Any]]:
         """Those of roles and storage, and the template."""
         yield from super().paths_in_file()
         yield (*SERVICE, "configPath"), self.service.get("configPath")

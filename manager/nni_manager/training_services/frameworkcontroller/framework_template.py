@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.diagnostics import Place, shown
+from nni_manager.config.diagnostics import KeyPath, shown
 from nni_manager.config.document import Document
 from nni_manager.training_services.kubernetes.pod_template import TemplateReading
 from nni_manager.training_services.kubernetes.section import RoleConfig
@@ -79,34 +79,34 @@ class _Reading(TemplateReading):
             self.refuse(("spec", "executionType"), "only Start is supported; write Start, or remove it")
         self._check_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
 
-    def _check_retries(self, place: Place, policy: Any) -> None:
-        policy = self.mapping(place, policy)
+    def _check_retries(self, key_path: KeyPath, policy: Any) -> None:
+        policy = self.mapping(key_path, policy)
         if policy.get("fancyRetryPolicy") or policy.get("maxRetryCount"):
             why = "a job never restarts a task that has ended; remove it, and write maxTrialRetry into the experiment file"
-            self.refuse(place, why)
+            self.refuse(key_path, why)
 
     # ---- its roles
 
     def roles(self) -> Iterator[RoleConfig]:
         """The roles that can be read."""
         names: list[Any] = []
-        for place, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
+        for key_path, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
             name, tasks = role.get("name"), role.get("taskNumber")
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 why = f"{shown(name)} is not a name; write lower-case letters and digits"
-                self.refuse((*place, "name"), why)
+                self.refuse((*key_path, "name"), why)
             elif name in names:
-                self.refuse((*place, "name"), f"another role has the name {name!r}; rename one of the two")
+                self.refuse((*key_path, "name"), f"another role has the name {name!r}; rename one of the two")
             names.append(name)
             if not (type(tasks) is int and 1 <= tasks <= _MAX_TASKS):
                 why = f"{shown(tasks)} is not a number of tasks; write a whole number from 1 to {_MAX_TASKS}"
-                self.refuse((*place, "taskNumber"), why)
+                self.refuse((*key_path, "taskNumber"), why)
                 tasks = 1
-            ends = (*place, "frameworkAttemptCompletionPolicy")
+            ends = (*key_path, "frameworkAttemptCompletionPolicy")
             policy = self.mapping(ends, role.get("frameworkAttemptCompletionPolicy"))
-            task = self.mapping((*place, "task"), role.get("task"), needed=True)
-            self._check_retries((*place, "task", "retryPolicy"), task.get("retryPolicy"))
-            command, image, gpu = self._pod((*place, "task", "pod"), task)
+            task = self.mapping((*key_path, "task"), role.get("task"), needed=True)
+            self._check_retries((*key_path, "task", "retryPolicy"), task.get("retryPolicy"))
+            command, image, gpu = self._pod((*key_path, "task", "pod"), task)
             yield RoleConfig(
                 *(str(name), tasks, command, image, gpu),
                 cpu=0,
@@ -115,45 +115,45 @@ class _Reading(TemplateReading):
                 min_succeeded=self._count((*ends, "minSucceededTaskCount"), policy, -1),
             )
 
-    def _count(self, place: Place, policy: Mapping[str, Any], default: int) -> int:
-        count = policy.get(str(place[-1]), default)
+    def _count(self, key_path: KeyPath, policy: Mapping[str, Any], default: int) -> int:
+        count = policy.get(str(key_path[-1]), default)
         if type(count) is not int or count < -1:
             why = f"{shown(count)} is not a number of tasks; write -1 for no limit, or a whole number of at least 1"
-            self.refuse(place, why)
+            self.refuse(key_path, why)
             return default
         return count
 
-    def _pod(self, place: Place, task: Mapping[str, Any]) -> tuple[str, str, int]:
+    def _pod(self, key_path: KeyPath, task: Mapping[str, Any]) -> tuple[str, str, int]:
         """The command and the image of the pod's container, and the number of GPUs that it requests."""
-        pod = self.mapping(place, task.get("pod"), needed=bool(task))
-        meta = self.mapping((*place, "metadata"), pod.get("metadata"))
-        self.check_labels((*place, "metadata", "labels"), meta.get("labels"))
-        place = (*place, "spec")
-        spec = self.mapping(place, pod.get("spec"), needed=bool(pod))
-        self.check_spec(place, spec)
-        containers = list(self.items((*place, "containers"), spec.get("containers")))
+        pod = self.mapping(key_path, task.get("pod"), needed=bool(task))
+        meta = self.mapping((*key_path, "metadata"), pod.get("metadata"))
+        self.check_labels((*key_path, "metadata", "labels"), meta.get("labels"))
+        key_path = (*key_path, "spec")
+        spec = self.mapping(key_path, pod.get("spec"), needed=bool(pod))
+        self.check_spec(key_path, spec)
+        containers = list(self.items((*key_path, "containers"), spec.get("containers")))
         if len(containers) != 1:
             if spec:
                 why = f"there are {len(containers)} containers; write exactly one, in which the trial runs"
-                self.refuse((*place, "containers"), why)
+                self.refuse((*key_path, "containers"), why)
             return "", "", 0
         return self._container(*containers[0])
 
-    def _container(self, place: Place, container: Mapping[str, Any]) -> tuple[str, str, int]:
+    def _container(self, key_path: KeyPath, container: Mapping[str, Any]) -> tuple[str, str, int]:
         for key in ("command", "args"):
             texts = container.get(key, [])
             if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
-                self.refuse((*place, key), "it must be a list of strings; write e.g. [python3, train.py]")
+                self.refuse((*key_path, key), "it must be a list of strings; write e.g. [python3, train.py]")
                 return "", "", 0
         command = [*container.get("command", ()), *container.get("args", ())]
         if not container.get("command"):
             why = "the keeper starts it instead of the image's entry point; write the whole command, e.g. [python3, train.py]"
-            self.refuse((*place, "command"), why)
-        self.check_container(place, container)
+            self.refuse((*key_path, "command"), why)
+        self.check_container(key_path, container)
         image = container.get("image")
         if not (isinstance(image, str) and image):
-            self.refuse((*place, "image"), f"{shown(image)} is not an image; write the name of an image")
-        resources = self.mapping((*place, "resources"), container.get("resources"))
-        limits = self.mapping((*place, "resources", "limits"), resources.get("limits"))
+            self.refuse((*key_path, "image"), f"{shown(image)} is not an image; write the name of an image")
+        resources = self.mapping((*key_path, "resources"), container.get("resources"))
+        limits = self.mapping((*key_path, "resources", "limits"), resources.get("limits"))
         gpus = str(limits.get(_GPU, 0))
         return shlex.join(command), str(image), int(gpus) if gpus.isdigit() else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from nni_manager.config.diagnostics import ConfigInvalid, Place, ref
+from nni_manager.config.diagnostics import ConfigInvalid, KeyPath, ref
 from nni_manager.config.dialect import SERVICE
 from nni_manager.config.document import read_yaml
 from nni_manager.config.schema import line, mapping, must_be, whole
@@ -119,7 +119,7 @@ class KubeflowFile(KubernetesFile):
     _template: str | None = None
 
     @classmethod
-    def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:
+    def roles_in(cls, service: Mapping[str, Any]) -> dict[KeyPath, Any]:
         """The roles by their names."""
         return {(name,): service[name] for name in _REPLICAS if name in service}
 
@@ -134,11 +134,11 @@ class KubeflowFile(KubernetesFile):
     def check(self) -> None:
         """Check the keys, and the pod template if the file names one."""
         super().check()
-        place = (*SERVICE, "podTemplate")
+        key_path = (*SERVICE, "podTemplate")
         if self.service.get("podTemplate") is not None and self.service.get("operator") == "trainjob":
             why = "the pods of a TrainJob are those of its runtime; write it into the runtime, and remove it here"
-            self.reading.refuse(place, why)
-        template = self.paths.get(place)
+            self.reading.refuse(key_path, why)
+        template = self.paths.get(key_path)
         if template is None or not template.is_file():
             return
         try:
@@ -146,7 +146,7 @@ class KubeflowFile(KubernetesFile):
         except ConfigInvalid as error:
             self.reading.diagnostics += error.diagnostics
 
-    def paths_in_file(self) -> Iterator[tuple[Place, Any]]:
+    def paths_in_file(self) -> Iterator[tuple[KeyPath, Any]]:
         """Those of roles and storage, and the pod template."""
         yield from super().paths_in_file()
         yield (*SERVICE, "podTemplate"), self.service.get("podTemplate")
@@ -160,15 +160,17 @@ class KubeflowFile(KubernetesFile):
         roles, versions = _OPERATORS[operator]
         version = service.get("apiVersion")
         if isinstance(version, str) and version in _ALL_VERSIONS and version not in versions:
-            place = (*SERVICE, "apiVersion")
-            why = f"{operator} supports {', '.join(versions)}, not {version}; write {ref(place, versions[0])}"
-            refuse(place, why)
+            key_path = (*SERVICE, "apiVersion")
+            why = f"{operator} supports {', '.join(versions)}, not {version}; write {ref(key_path, versions[0])}"
+            refuse(key_path, why)
         if operator != "trainjob" and service.get("runtime") is not None:
             why = "only «trainingService.operator: trainjob» uses it; remove it, or change the operator"
             refuse((*SERVICE, "runtime"), why)
         if service.get(roles[0]) is None:
-            place = (*SERVICE, roles[0])
-            refuse(place, f"{operator} requires this role; write e.g. {ref(place, _REPLICA)}", "do without")
+            key_path = (*SERVICE, roles[0])
+            refuse(
+                key_path, f"{operator} requires this role; write e.g. {ref(key_path, _REPLICA)}", "do without"
+            )
         for role in _REPLICAS:
             if service.get(role) is not None and role not in roles:
                 why = f"{operator} supports only {' and '.join(roles)}; remove it, or change the operator"

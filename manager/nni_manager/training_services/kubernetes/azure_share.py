@@ -80,37 +80,37 @@ class AzureShare(Share):
 
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
         """See `Share`."""
-        place = self._place(path)
+        share_path = self._share_path(path)
 
         def upload(client: Any) -> None:
             try:
                 if path.is_dir():
-                    self._make(client, place)
+                    self._make(client, share_path)
                     return
-                folder, _, name = place.rpartition("/")
+                folder, _, name = share_path.rpartition("/")
                 self._make(client, folder)
                 size = path.stat().st_size
                 file = client.get_directory_client(folder).get_file_client(f".{name}.new")
-                if is_fixed and self._has(client, place, size):
+                if is_fixed and self._has(client, share_path, size):
                     return
                 with path.open("rb") as content:
                     file.upload_file(content, length=size)
-                file.rename_file(place, overwrite=True)
+                file.rename_file(share_path, overwrite=True)
             except ResourceNotFoundError:
                 # Another process removed a parent folder; the next try creates it again.
                 self._made.clear()
                 raise
 
-        self._call(f"upload {place} to the share {self._storage.share}", upload)
+        self._call(f"upload {share_path} to the share {self._storage.share}", upload)
 
     def read(self, path: Path, offset: int, longest: int) -> bytes:
         """See `Share`."""
-        place = self._place(path)
+        share_path = self._share_path(path)
 
         def download(client: Any) -> bytes:
             try:
                 content: bytes = (
-                    client.get_file_client(place).download_file(offset=offset, length=longest).readall()
+                    client.get_file_client(share_path).download_file(offset=offset, length=longest).readall()
                 )
             except ResourceNotFoundError:
                 return b""
@@ -120,30 +120,30 @@ class AzureShare(Share):
                 raise
             return content
 
-        return self._call(f"read {place} on the share {self._storage.share}", download)
+        return self._call(f"read {share_path} on the share {self._storage.share}", download)
 
     def folders_in(self, path: Path) -> list[str]:
         """See `Share`."""
-        place = self._place(path)
+        share_path = self._share_path(path)
 
         def names(client: Any) -> list[str]:
             try:
-                entries = list(client.list_directories_and_files(place))
+                entries = list(client.list_directories_and_files(share_path))
             except ResourceNotFoundError:
                 return []
             return [entry["name"] for entry in entries if entry["is_directory"]]
 
-        return self._call(f"list {place} on the share {self._storage.share}", names)
+        return self._call(f"list {share_path} on the share {self._storage.share}", names)
 
     def remove(self, path: Path) -> None:
         """See `Share`."""
-        place = self._place(path)
+        share_path = self._share_path(path)
 
-        def clear(client: Any, place: str) -> None:
-            folder = client.get_directory_client(place)
+        def clear(client: Any, share_path: str) -> None:
+            folder = client.get_directory_client(share_path)
             for entry in list(folder.list_directories_and_files()):
                 if entry["is_directory"]:
-                    clear(client, f"{place}/{entry['name']}")
+                    clear(client, f"{share_path}/{entry['name']}")
                 else:
                     folder.delete_file(entry["name"])
             folder.delete_directory()
@@ -151,9 +151,9 @@ class AzureShare(Share):
         def remove_all(client: Any) -> None:
             self._made.clear()
             with contextlib.suppress(ResourceNotFoundError):  # already removed
-                clear(client, place)
+                clear(client, share_path)
 
-        self._call(f"remove {place} from the share {self._storage.share}", remove_all)
+        self._call(f"remove {share_path} from the share {self._storage.share}", remove_all)
 
     def close(self) -> None:
         """End waits between tries, and close the connections."""
@@ -162,7 +162,7 @@ class AzureShare(Share):
 
     # ---- inside
 
-    def _place(self, path: Path) -> str:
+    def _share_path(self, path: Path) -> str:
         return path.relative_to(self._root.parent).as_posix()
 
     def _make(self, client: Any, folder: str) -> None:
@@ -180,10 +180,10 @@ class AzureShare(Share):
         self._made.add(folder)
 
     @staticmethod
-    def _has(client: Any, place: str, size: int) -> bool:
+    def _has(client: Any, share_path: str, size: int) -> bool:
         """True if a file of this size exists."""
         try:
-            found = client.get_file_client(place).get_file_properties()
+            found = client.get_file_client(share_path).get_file_properties()
         except ResourceNotFoundError:
             return False
         return bool(found.size == size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from nni_manager.config.diagnostics import Place, ref
+from nni_manager.config.diagnostics import KeyPath, ref
 from nni_manager.config.dialect import SERVICE, Keys
 from nni_manager.config.experiment_schema import COMMAND, IMAGE, ExperimentKeys, ServiceKeys, Size, size
 from nni_manager.config.keys import get
@@ -121,8 +121,8 @@ def _refuse_storage(storage: Any, refuse: Callable[..., None]) -> None:
             field = fields_of(StorageKeys)[name]
             if given.get(name) is None and name not in _OPTIONAL_STORAGE_KEYS:
                 what = f"it must be {field.description}" if name != "path" else f"storage {kind} requires it"
-                place = (*STORAGE, name)
-                refuse(place, f"{what}; write e.g. {ref(place, example_of(field))}", "do without")
+                key_path = (*STORAGE, name)
+                refuse(key_path, f"{what}; write e.g. {ref(key_path, example_of(field))}", "do without")
 
 
 def _kind_of(storage: Mapping[str, Any]) -> str | None:
@@ -195,16 +195,16 @@ class KubernetesFile(PlatformFile, ABC):
 
     @classmethod
     @abstractmethod
-    def roles_in(cls, service: Mapping[str, Any]) -> dict[Place, Any]:
+    def roles_in(cls, service: Mapping[str, Any]) -> dict[KeyPath, Any]:
         """The roles as written, by their paths within `trainingService`."""
 
     @classmethod
     def apply_defaults(cls, file: Translation, service: dict[str, Any]) -> None:
         """Set the images and the code folder."""
-        roles = {place: role for place, role in cls.roles_in(service).items() if isinstance(role, dict)}
-        for place, role in roles.items():
+        roles = {key_path: role for key_path, role in cls.roles_in(service).items() if isinstance(role, dict)}
+        for key_path, role in roles.items():
             if "dockerImage" not in role:
-                file.set_default_image(role, (*SERVICE, *place))
+                file.set_default_image(role, (*SERVICE, *key_path))
         for key in ("trialCommand", "trialGpuNumber"):
             if key in file.value:
                 file.warn(
@@ -216,34 +216,34 @@ class KubernetesFile(PlatformFile, ABC):
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading)
-        self.paths: dict[Place, Path] = {}
+        self.paths: dict[KeyPath, Path] = {}
 
     def check(self) -> None:
         """Check the storage, what the operator needs, and the paths of the file."""
         _refuse_storage(self.service.get("storage"), self.reading.refuse)
         self.check_roles()
         self.reading.refuse_placeholders()
-        for place, written in self.paths_in_file():
-            path = self.reading.absolute(place, written)
+        for key_path, written in self.paths_in_file():
+            path = self.reading.absolute(key_path, written)
             if path is not None:
-                self.paths[place] = path
-                self.reading.refuse_absent(place, path)
+                self.paths[key_path] = path
+                self.reading.refuse_absent(key_path, path)
 
     @abstractmethod
     def check_roles(self) -> None:
         """Refuse missing keys, and keys that contradict others. The schema diagnoses values of a wrong type."""
 
-    def paths_in_file(self) -> Iterator[tuple[Place, Any]]:
+    def paths_in_file(self) -> Iterator[tuple[KeyPath, Any]]:
         """Key path and value of every path on this machine, except the code folder."""
-        for place, role in self.roles_in(self.service).items():
+        for key_path, role in self.roles_in(self.service).items():
             if isinstance(role, Mapping):
-                yield (*SERVICE, *place, "privateRegistryAuthPath"), role.get("privateRegistryAuthPath")
+                yield (*SERVICE, *key_path, "privateRegistryAuthPath"), role.get("privateRegistryAuthPath")
         storage = self.service.get("storage")
         if isinstance(storage, Mapping) and (storage.get("storageType") or _kind_of(storage)) == "pvc":
             yield (*STORAGE, "path"), storage.get("path")
 
-    def role(self, place: Place, name: str, tasks: int, pod: PodKeys) -> RoleConfig:
-        """The settings of a role at `place`."""
+    def role(self, key_path: KeyPath, name: str, tasks: int, pod: PodKeys) -> RoleConfig:
+        """The settings of a role at `key_path`."""
         return self.same_named(
             RoleConfig,
             pod,
@@ -254,7 +254,7 @@ class KubernetesFile(PlatformFile, ABC):
             cpu=pod.cpu_number,
             memory_mb=pod.memory_size,
             shm_mb=pod.shared_memory_size,
-            registry_login=self.paths.get((*SERVICE, *place, "privateRegistryAuthPath")),
+            registry_login=self.paths.get((*SERVICE, *key_path, "privateRegistryAuthPath")),
         )
 
     def storage_of_jobs(self, storage: StorageKeys | None) -> KubernetesStorage:
@@ -275,16 +275,16 @@ class KubernetesFile(PlatformFile, ABC):
         return AzureStorage(account, share, vault, secret, retries)
 
 
-def _set_code_directory(file: Translation, roles: Mapping[Place, dict[str, Any]]) -> None:
+def _set_code_directory(file: Translation, roles: Mapping[KeyPath, dict[str, Any]]) -> None:
     """Use the code folder of the roles for all, if they have the same and the experiment has none."""
-    given = {place: role["codeDirectory"] for place, role in roles.items() if "codeDirectory" in role}
+    given = {key_path: role["codeDirectory"] for key_path, role in roles.items() if "codeDirectory" in role}
     folders = {folder for folder in given.values() if isinstance(folder, str)}
     if "trialCodeDirectory" not in file.value and len(folders) == 1:
-        (place, file.value["trialCodeDirectory"]), *_ = given.items()
-        names = {**file.dialect.names, ("trialCodeDirectory",): (*SERVICE, str(place[0]), "codeDirectory")}
+        (key_path, file.value["trialCodeDirectory"]), *_ = given.items()
+        names = {**file.dialect.names, ("trialCodeDirectory",): (*SERVICE, str(key_path[0]), "codeDirectory")}
         file.dialect = dataclasses.replace(file.dialect, names=names)
         return
-    for place, folder in given.items():
+    for key_path, folder in given.items():
         if folder != file.value.get("trialCodeDirectory", "."):
-            key = ref((*SERVICE, *place, "codeDirectory"))
+            key = ref((*SERVICE, *key_path, "codeDirectory"))
             file.warn(f"{key} has no effect: every role runs the code of «trialCodeDirectory»")

@@ -21,7 +21,7 @@ from nni_manager.training_services.kubernetes.section import (
     NfsStorage,
 )
 from nni_manager.training_services.platform import (
-    Places,
+    Locations,
     Platform,
     PlatformCheck,
     ServiceFactory,
@@ -119,7 +119,7 @@ class KubernetesPlatform(Platform):
 
         return "Kubernetes", log_in().address
 
-    # ---- places
+    # ---- locations
 
     def storage_here(self) -> Path | None:
         """The mount of the export or of the claim's volume; None for an Azure share."""
@@ -158,10 +158,10 @@ class KubernetesPlatform(Platform):
             return f"{error}. The share still has folder {workspace.root.name}; delete the folder in Azure's portal"
         return ""
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
+    def section_from_archive(self, locations: Locations, archive: Path) -> ClusterConfig:
         """The section with the path of a claim's volume, from the user or the archive. An NFS mount is detected instead."""
         storage = self.kubernetes.storage
         if not isinstance(storage, ClaimStorage):
             return self.kubernetes
-        path = storage_for_archive(places.storage or storage.path, archive)
+        path = storage_for_archive(locations.storage or storage.path, archive)
         return replace(self.kubernetes, storage=replace(storage, path=path))

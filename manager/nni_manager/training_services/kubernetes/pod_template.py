@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nni_manager.config import document as documents
-from nni_manager.config.diagnostics import ConfigInvalid, Place, key_of, shown
+from nni_manager.config.diagnostics import ConfigInvalid, KeyPath, key_of, shown
 from nni_manager.training_services.kubernetes.section import JOB_LABELS, MOUNT, VOLUME
 from trial_keeper.settings import PREFIX
 
@@ -29,10 +29,10 @@ class TemplateReading:
         self.document = document
         self.diagnostics = list(document.diagnostics)
 
-    def refuse(self, place: Place, why: str) -> None:
-        """Record an error at a place; `why` ends with the remedy."""
-        what = key_of(place) or "this template"
-        self.diagnostics.append(self.document.diagnostic(place, f"cannot use {what}: {why}"))
+    def refuse(self, key_path: KeyPath, why: str) -> None:
+        """Record an error at a key path; `why` ends with the remedy."""
+        what = key_of(key_path) or "this template"
+        self.diagnostics.append(self.document.diagnostic(key_path, f"cannot use {what}: {why}"))
 
     def text(self) -> str:
         """The template as JSON.
@@ -49,54 +49,54 @@ class TemplateReading:
             raise ConfigInvalid(self.diagnostics)
         return text
 
-    def mapping(self, place: Place, value: Any, *, needed: bool = False) -> Mapping[str, Any]:
-        """The mapping at a place; empty without one."""
+    def mapping(self, key_path: KeyPath, value: Any, *, needed: bool = False) -> Mapping[str, Any]:
+        """The mapping at a key path; empty without one."""
         if isinstance(value, dict) and (value or not needed):
             return value
         if value is not None or needed:
             why = "it is missing" if value is None else f"{shown(value)} is not a mapping with keys"
-            self.refuse(place, f"{why}; write a mapping")
+            self.refuse(key_path, f"{why}; write a mapping")
         return {}
 
-    def items(self, place: Place, value: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """The mappings in the list at a place, each with its own place."""
+    def items(self, key_path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+        """The mappings in the list at a key path, each with its own key path."""
         if value is not None and not isinstance(value, list):
-            self.refuse(place, f"{shown(value)} is not a list; write one, or remove it")
+            self.refuse(key_path, f"{shown(value)} is not a list; write one, or remove it")
             return
         for index, each in enumerate(value or ()):
-            yield (*place, index), self.mapping((*place, index), each)
+            yield (*key_path, index), self.mapping((*key_path, index), each)
 
-    def check_labels(self, place: Place, labels: Any) -> None:
+    def check_labels(self, key_path: KeyPath, labels: Any) -> None:
         """Refuse labels that identify jobs."""
-        for name in self.mapping(place, labels):
+        for name in self.mapping(key_path, labels):
             if name in JOB_LABELS:
-                self.refuse((*place, name), "this label identifies jobs; rename your label")
+                self.refuse((*key_path, name), "this label identifies jobs; rename your label")
 
-    def check_spec(self, place: Place, spec: Mapping[str, Any]) -> None:
+    def check_spec(self, key_path: KeyPath, spec: Mapping[str, Any]) -> None:
         """Check the fields of a pod outside of its containers."""
         if spec.get("restartPolicy") not in (None, "Never"):
             why = "a job never restarts a task that has ended; write Never, or remove it"
-            self.refuse((*place, "restartPolicy"), why)
-        list(self.items((*place, "initContainers"), spec.get("initContainers")))  # reports invalid items
+            self.refuse((*key_path, "restartPolicy"), why)
+        list(self.items((*key_path, "initContainers"), spec.get("initContainers")))  # reports invalid items
         grace = spec.get("terminationGracePeriodSeconds")
         if grace is not None and (type(grace) is not int or grace < 0):
             why = f"{shown(grace)} is not a number of seconds; write e.g. 60, or remove it"
-            self.refuse((*place, "terminationGracePeriodSeconds"), why)
-        for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
+            self.refuse((*key_path, "terminationGracePeriodSeconds"), why)
+        for each, volume in self.items((*key_path, "volumes"), spec.get("volumes")):
             if volume.get("name") == VOLUME:
                 why = "the volume of the experiment's storage has this name; rename your volume"
                 self.refuse((*each, "name"), why)
 
-    def check_container(self, place: Place, container: Mapping[str, Any]) -> None:
+    def check_container(self, key_path: KeyPath, container: Mapping[str, Any]) -> None:
         """Check the fields of the trial's container that roles do not have."""
         if "workingDir" in container:
             why = "a trial runs in its own copy of codeDir; remove it, or change the directory in the command"
-            self.refuse((*place, "workingDir"), why)
-        for each, variable in self.items((*place, "env"), container.get("env")):
+            self.refuse((*key_path, "workingDir"), why)
+        for each, variable in self.items((*key_path, "env"), container.get("env")):
             if str(variable.get("name")).startswith(PREFIX):
                 why = f"the prefix {PREFIX} is reserved for keepers; rename your variable"
                 self.refuse((*each, "name"), why)
-        for each, mount in self.items((*place, "volumeMounts"), container.get("volumeMounts")):
+        for each, mount in self.items((*key_path, "volumeMounts"), container.get("volumeMounts")):
             if str(mount.get("mountPath")).rstrip("/") == MOUNT:
                 why = "the experiment's storage is mounted there; choose another path"
                 self.refuse((*each, "mountPath"), why)
@@ -129,14 +129,14 @@ def read_pod_template(document: documents.Document) -> str:
             "restartPolicy: Always"
         )
         reading.refuse(("spec", "containers"), why)
-    for place, container in containers:
+    for key_path, container in containers:
         for key in _OF_ROLES:
             if key in container:
-                reading.refuse((*place, key), "the roles of the experiment file have it; remove it here")
-        reading.check_container(place, container)
-        resources = reading.mapping((*place, "resources"), container.get("resources"))
+                reading.refuse((*key_path, key), "the roles of the experiment file have it; remove it here")
+        reading.check_container(key_path, container)
+        resources = reading.mapping((*key_path, "resources"), container.get("resources"))
         for key in ("limits", "requests"):
-            reading.mapping((*place, "resources", key), resources.get(key))
+            reading.mapping((*key_path, "resources", key), resources.get(key))
     return reading.text()
 
 

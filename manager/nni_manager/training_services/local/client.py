@@ -97,7 +97,7 @@ class LocalTrainingService(TrainingService):
         if self.forks_keepers:
             self._fork_server.open()
 
-    async def place(self, job_id: str) -> None:
+    async def reserve(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
         count = self._config.trial_gpu_number
         try:

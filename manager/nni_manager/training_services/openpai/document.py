@@ -49,7 +49,7 @@ class JobDocument:
     def diagnostic(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolDiagnostic:
         """Returns a diagnostic at this path, or at its nearest ancestor in the text."""
         return ProtocolDiagnostic(
-            self.file, *self.tree.place_of(path), key_of(path), message, path, violation
+            self.file, *self.tree.position_of(path), key_of(path), message, path, violation
         )
 
     def invalid_value(self, path: Path, problem: str) -> ProtocolDiagnostic:
@@ -108,7 +108,7 @@ def read_document(text: str, file: str = "") -> JobDocument:
     diagnostics = tuple(
         ProtocolDiagnostic(
             file,
-            *yaml_reader.place(each.mark),
+            *yaml_reader.line_and_column(each.mark),
             key_of(each.path),
             f"cannot use {key_of(each.path)}: line {each.first_line} has the same key; keep one of the two",
             each.path,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from nni_manager.config.diagnostics import Place, ref
+from nni_manager.config.diagnostics import KeyPath, ref
 from nni_manager.config.dialect import SERVICE, Keys
 from nni_manager.config.experiment_schema import (
     IMAGE,
@@ -122,15 +122,17 @@ def refuse_missing(value: Mapping[str, Any], service: Mapping[str, Any], refuse:
     if service.get("openpaiConfigFile") is not None:
         return
     examples = {key.path: example_of(key.field) for key in keys_on("openpai")}
-    for place, other in _NEEDED.items():
-        given = (value if len(place) == 1 else service).get(place[-1])
+    for key_path, other in _NEEDED.items():
+        given = (value if len(key_path) == 1 else service).get(key_path[-1])
         if given is None and (other is None or service.get(other) is None):
-            why = f"each job on OpenPAI requires it; write e.g. {ref(place, examples[place])}, or name a job file in "
-            refuse(place, why + "«trainingService.openpaiConfigFile»", "do without")
+            why = f"each job on OpenPAI requires it; write e.g. {ref(key_path, examples[key_path])}, or name a job file in "
+            refuse(key_path, why + "«trainingService.openpaiConfigFile»", "do without")
 
 
-def reason_against_login(service: Mapping[str, Any], refuse: Callable[..., None]) -> tuple[Place, str] | None:
-    """The place and the message if there is not exactly one of token and password. A missing user is refused."""
+def reason_against_login(
+    service: Mapping[str, Any], refuse: Callable[..., None]
+) -> tuple[KeyPath, str] | None:
+    """The key path and the message if there is not exactly one of token and password. A missing user is refused."""
     if service.get("username") is None:
         why = "it must be the name of your OpenPAI account; write e.g. «trainingService.username: ada»"
         refuse((*SERVICE, "username"), why, "do without")
@@ -232,18 +234,18 @@ class OpenpaiFile(PlatformFile):
         wrong = None if is_local else reason_against_login(service, reading.refuse)
         if wrong is not None:
             reading.report(*wrong)
-        place = (*SERVICE, "localStorageMountPoint")
-        self._storage = reading.absolute(place, service.get(place[-1]))
+        key_path = (*SERVICE, "localStorageMountPoint")
+        self._storage = reading.absolute(key_path, service.get(key_path[-1]))
         if self._storage is not None and (why := reason_against_storage(self._storage, is_local)) is not None:
-            reading.refuse(place, why)
+            reading.refuse(key_path, why)
         if service.get("openpaiConfigFile") is not None and reading.raw.get("trialCommand") is not None:
             reading.warn(
                 "«trialCommand» has no effect: the job file of «trainingService.openpaiConfigFile» has the commands; remove it"
             )
         self._read_job_file((*SERVICE, "openpaiConfigFile"))
 
-    def _read_job_file(self, place: Place) -> None:
-        self._job_file = self.reading.absolute(place, self.service.get(str(place[-1])))
+    def _read_job_file(self, key_path: KeyPath) -> None:
+        self._job_file = self.reading.absolute(key_path, self.service.get(str(key_path[-1])))
         if self._job_file is None:
             return
         try:
@@ -251,7 +253,7 @@ class OpenpaiFile(PlatformFile):
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             self.reading.report(
-                place, f"cannot read {ref(place)} {self._job_file}: {why}; name an OpenPAI job file"
+                key_path, f"cannot read {ref(key_path)} {self._job_file}: {why}; name an OpenPAI job file"
             )
 
     def cluster(self, file: OpenpaiExperimentKeys) -> PaiConfig:

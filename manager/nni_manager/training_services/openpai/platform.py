@@ -21,7 +21,7 @@ from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import (
-    Places,
+    Locations,
     Platform,
     PlatformCheck,
     ServiceFactory,
@@ -111,7 +111,7 @@ class OpenPaiPlatform(Platform):
             return f"--config {shlex.quote(str(self.config.config_path))}"
         return f"--host {shlex.quote(self.pai.host)} --user {shlex.quote(self.pai.user)}"
 
-    # ---- places
+    # ---- locations
 
     def storage_here(self) -> Path | None:
         """The folder of the experiment file."""
@@ -122,9 +122,9 @@ class OpenPaiPlatform(Platform):
         """The path in containers of the experiment file."""
         return self.pai.mount
 
-    def section_from_archive(self, places: Places, archive: Path) -> ClusterConfig:
+    def section_from_archive(self, locations: Locations, archive: Path) -> ClusterConfig:
         """The section with the storage and the login of this machine."""
-        storage = storage_for_archive(places.storage or self.pai.storage, archive)
+        storage = storage_for_archive(locations.storage or self.pai.storage, archive)
         token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
         if not (self.pai.is_local or token or password):
             raise UserError(

@@ -164,9 +164,9 @@ def ranked(losses: Floats) -> Floats:
     from scipy.special import ndtri  # SciPy is loaded for the first fit
 
     filled = np.where(np.isnan(losses), np.nanmax(losses), losses)
-    _, places, counts = np.unique(filled, return_inverse=True, return_counts=True)
+    _, indices, counts = np.unique(filled, return_inverse=True, return_counts=True)
     middles = np.cumsum(counts) - counts / 2
-    return _scaled(ndtri(middles / len(losses))[places])
+    return _scaled(ndtri(middles / len(losses))[indices])
 
 
 def _scaled(losses: Floats) -> Floats:

@@ -64,13 +64,13 @@ class Grid(Points):
 
     def at(self, index: int) -> dict[str, Any]:
         """See `Points`."""
-        return self._grids.at(*self._place_of(index))[0]
+        return self._grids.at(*self._position_of(index))[0]
 
     def is_repeated(self, index: int) -> bool:
         """True if a coarser grid has the point."""
-        return self._grids.at(*self._place_of(index))[1]
+        return self._grids.at(*self._position_of(index))[1]
 
-    def _place_of(self, index: int) -> tuple[int, int]:
+    def _position_of(self, index: int) -> tuple[int, int]:
         """The grid of an index, and the index in that grid."""
         if not self.has(index):
             raise IndexError(index)

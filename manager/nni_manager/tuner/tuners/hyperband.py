@@ -43,7 +43,7 @@ class HyperbandArgs(RandomArgs):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Position:
     """The position of a trial: the `config`-th parameter set in this round of this bracket."""
 
     bracket: int
@@ -70,12 +70,12 @@ class _Bracket:
         self.losses.append({})
 
     @property
-    def next_place(self) -> _Place | None:
+    def next_position(self) -> _Position | None:
         """The next trial to propose; None while other trials must end first, and when the bracket is finished."""
         if self.waiting:
-            return _Place(self.number, *self.waiting[0])
+            return _Position(self.number, *self.waiting[0])
         if len(self.draws) < self.members[0]:
-            return _Place(self.number, 0, len(self.draws))
+            return _Position(self.number, 0, len(self.draws))
         return None
 
     @property
@@ -84,30 +84,30 @@ class _Bracket:
         has_all_losses = len(self.losses[-1]) == self.members[-1]
         return has_all_losses and (len(self.losses) == len(self.rounds) or not self.waiting)
 
-    def asked(self, place: _Place, draws: dict[str, JsonScalar]) -> None:
+    def asked(self, position: _Position, draws: dict[str, JsonScalar]) -> None:
         """Record that the trial was proposed, now or before a restart."""
-        self.draws.setdefault(place.config, draws)
-        if (place.round, place.config) in self.waiting:
-            self.waiting.remove((place.round, place.config))
+        self.draws.setdefault(position.config, draws)
+        if (position.round, position.config) in self.waiting:
+            self.waiting.remove((position.round, position.config))
 
-    def ended(self, place: _Place, loss: float) -> None:
+    def ended(self, position: _Position, loss: float) -> None:
         """Record the end of the trial; an infinite loss means that the trial failed."""
-        if place.round >= len(self.losses):
+        if position.round >= len(self.losses):
             return
-        losses = self.losses[place.round]
-        losses[place.config] = loss
-        is_last = place.round == len(self.rounds) - 1
-        if is_last or len(losses) < self.members[place.round] or len(self.losses) > place.round + 1:
+        losses = self.losses[position.round]
+        losses[position.config] = loss
+        is_last = position.round == len(self.rounds) - 1
+        if is_last or len(losses) < self.members[position.round] or len(self.losses) > position.round + 1:
             return
         ranked = sorted((loss, config) for config, loss in losses.items() if math.isfinite(loss))
-        promoted = ranked[: self.rounds[place.round + 1][0]]
+        promoted = ranked[: self.rounds[position.round + 1][0]]
         if promoted:
             self.members.append(len(promoted))
             self.losses.append({})
-            self.waiting.extend((place.round + 1, config) for _, config in promoted)
+            self.waiting.extend((position.round + 1, config) for _, config in promoted)
 
 
-class Hyperband(SeededTuner[_Place]):
+class Hyperband(SeededTuner[_Position]):
     """Runs brackets one after another, without end; parameter sets are drawn at random."""
 
     def __init__(self, space: SearchSpace, args: HyperbandArgs, *_: object, smallest_budget: int = 1) -> None:
@@ -123,49 +123,51 @@ class Hyperband(SeededTuner[_Place]):
 
     def propose(self, trial_key: int) -> Suggestion:
         """See `KeyedTuner`; never exhausted."""
-        place = self._next_place()
-        bracket = self._brackets[place.bracket]
-        known = bracket.draws.get(place.config)
+        position = self._next_position()
+        bracket = self._brackets[position.bracket]
+        known = bracket.draws.get(position.config)
         draws = self.new_draws(trial_key) if known is None else known
         parameters = self.sampling.sample(lambda name, _: draws[name])
-        bracket.asked(place, draws)
-        self.note(trial_key, place)
-        metadata = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
-        before = self.trial_ids.get(replace(place, round=place.round - 1))
-        return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata, before)
+        bracket.asked(position, draws)
+        self.note(trial_key, position)
+        metadata = {"bracket": position.bracket, "round": position.round, "config": position.config, **draws}
+        before = self.trial_ids.get(replace(position, round=position.round - 1))
+        return Suggestion({**parameters, BUDGET: bracket.rounds[position.round][1]}, metadata, before)
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
         """Draws for a new parameter set, from the trial's own random generator."""
         _, draws = self.sampling.complete({}, Random(seed_of_trial(self.seed, trial_key)))
         return draws
 
-    def learn(self, place: _Place, value: float | None) -> None:
+    def learn(self, position: _Position, value: float | None) -> None:
         """See `KeyedTuner`."""
-        self._brackets[place.bracket].ended(place, self.loss_of(value))
+        self._brackets[position.bracket].ended(position, self.loss_of(value))
 
     def replay(self, trials: Iterable[PastTrial]) -> None:
         """See `KeyedTuner`. Trial keys grow from round to round, so each round precedes its promotions."""
         for trial in trials:
             with reading_metadata_of(trial):
                 draws = self.draws_in(trial)
-                place = _Place(*(natural(trial.metadata[name]) for name in ("bracket", "round", "config")))
-            while len(self._brackets) <= place.bracket:
+                position = _Position(
+                    *(natural(trial.metadata[name]) for name in ("bracket", "round", "config"))
+                )
+            while len(self._brackets) <= position.bracket:
                 self._add_bracket()
-            self._brackets[place.bracket].asked(place, draws)
-            self.note(trial.key, place)
+            self._brackets[position.bracket].asked(position, draws)
+            self.note(trial.key, position)
             if trial.ended:
                 self.note_id(trial.key, trial.trial_id)
                 self.tell(trial.key, trial.value)
 
-    def _next_place(self) -> _Place:
+    def _next_position(self) -> _Position:
         while self._first_open < len(self._brackets) and self._brackets[self._first_open].is_over:
             self._first_open += 1
         for bracket in self._brackets[self._first_open :]:
-            if (place := bracket.next_place) is not None:
-                return place
-        place = self._add_bracket().next_place
-        assert place is not None
-        return place
+            if (position := bracket.next_position) is not None:
+                return position
+        position = self._add_bracket().next_position
+        assert position is not None
+        return position
 
     def _add_bracket(self) -> _Bracket:
         most_rounds, number = self._most_rounds, len(self._brackets)

@@ -76,7 +76,7 @@ class _Generation:
 
 
 class PopulationTuner(SeededTuner[tuple[int, int]]):
-    """Runs generations one after another, without end. A trial's place is its generation and member."""
+    """Runs generations one after another, without end. A trial's position is its generation and member."""
 
     def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path, *_: object) -> None:
         """`checkpoints`: the checkpoint folder as trials access it; the experiment file may name another."""
@@ -108,9 +108,9 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         parent, _, generation = plan.loads.partition("/")
         return self.trial_ids.get((int(generation), int(parent))) if plan.loads else None
 
-    def learn(self, place: tuple[int, int], value: float | None) -> None:
+    def learn(self, position: tuple[int, int], value: float | None) -> None:
         """See `KeyedTuner`."""
-        number, member = place
+        number, member = position
         generation = self._generations[number]
         generation.losses[member] = self.loss_of(value)
         if number == len(self._generations) - 1 and len(generation.losses) == len(generation.plans):
@@ -190,8 +190,8 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
         # The position is the seed, so the draws do not depend on the trial's key.
-        place = 2 * (number * self._args.population_size + member) + for_plan
-        return Random(seed_of_trial(self.seed, place))
+        position = 2 * (number * self._args.population_size + member) + for_plan
+        return Random(seed_of_trial(self.seed, position))
 
 
 DECLARED = BuiltInTuner("PBTTuner", __doc__, PopulationTuner, PbtArgs, aliases=("PBT",), adds_parameters=True)
