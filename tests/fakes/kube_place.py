@@ -86,7 +86,7 @@ def named_cluster(environ):
 
 @contextlib.contextmanager
 def our_cluster(folder, runs=None):
-    """The fake cluster with everything that experiments need. `runs`: see Kubelet."""
+    """The fake cluster with everything that experiments need. `runs`: see Kubelet. No manager in the folder is left behind."""
     for name in ("node", "storage"):
         (folder / name).mkdir()
     with KubeCluster(folder / "node", {CLAIM: folder / "storage"}, runs) as cluster:
@@ -96,23 +96,29 @@ def our_cluster(folder, runs=None):
         cluster.store.create(CLAIMS, "default", {"metadata": {"name": CLAIM}})
         (folder / "kubeconfig").write_text(cluster.api.kubeconfig())
         storage = storage_of(f"pvc:{CLAIM}", folder / "storage")
-        yield Surroundings(
-            *(folder / "kubeconfig", "default", "me/train:1", storage, folder / "storage"), double=cluster
-        )
+        try:
+            yield Surroundings(
+                *(folder / "kubeconfig", "default", "me/train:1", storage, folder / "storage"), double=cluster
+            )
+        finally:
+            end_managers(folder / "experiments")
 
 
 @contextlib.contextmanager
 def surroundings(folder):
     """The named cluster, or the fake one. No manager of an experiment in the folder is left behind."""
-    with contextlib.ExitStack() as stack:
-        is_named = bool(os.environ.get("TEST_KUBECONFIG"))
-        around = named_cluster(os.environ) if is_named else stack.enter_context(our_cluster(folder))
-        stack.callback(end_managers, folder / "experiments")
-        yield around
+    if not os.environ.get("TEST_KUBECONFIG"):
+        with our_cluster(folder) as around:
+            yield around
+        return
+    try:
+        yield named_cluster(os.environ)
+    finally:
+        end_managers(folder / "experiments")
 
 
 def end_managers(experiments):
-    """End the managers that still run: the tests of these experiments have failed."""
+    """End the managers that still run, of experiments that have not ended, or that a test has left."""
     for path in experiments.iterdir() if experiments.is_dir() else ():
         if (manager := ExperimentFolder(path).running_process()) is not None:
             process = psutil.Process(manager.pid)
