@@ -270,6 +270,7 @@ def test_a_job_that_the_cluster_may_still_have_is_named_and_the_next_manager_rem
     platform, monkeypatch, ends
 ):
     """The server is away when the trial ends, so nobody can see the end of its job."""
+    platform.needs_a_server_that_stops()
     for deadline in ("MARGIN_S", "CLUSTER_REPORT_TIMEOUT_S", "KILLED_TIMEOUT_S", "DRAINED_TIMEOUT_S"):
         monkeypatch.setattr(stop_escalation, deadline, scaled_s(0.5))
     monkeypatch.setattr(engine_module, "MAX_STOP_S", scaled_s(5))

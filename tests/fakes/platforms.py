@@ -148,6 +148,11 @@ class Platform:
         """Report that the job will end because one of higher priority needs its place."""
         self._lacks("preemption")
 
+    def needs_a_server_that_stops(self):
+        """Skip a test before it starts processes, which would outlive it."""
+        if type(self).stop_server is Platform.stop_server:
+            self.stop_server()
+
     def stop_server(self):
         self._lacks("the server cannot be stopped while jobs run")
 
