@@ -95,7 +95,7 @@ def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_p
 def test_a_failed_test_leaves_no_manager(tmp_path):
     managers = []
     with contextlib.suppress(ZeroDivisionError), surroundings(tmp_path) as around:
-        place = Place(tmp_path, around, "import time; time.sleep(1000)")
+        place = Place(tmp_path, around, "import signal; signal.pause()")
         place.config["trainingServicePlatform"] = "frameworkcontroller"
         place.config["trial"]["taskRoles"] = [worker_role("python3 train.py", around.image)]
         place.config["frameworkcontrollerConfig"] = around.storage | {"namespace": around.namespace}

@@ -4,6 +4,7 @@ The real nnictl and manager use the fake cluster. docs/frameworkcontroller.md ha
 """
 
 import json
+import os
 import re
 import time
 
@@ -24,18 +25,17 @@ pytestmark = pytest.mark.timeout(400)
 # Kubernetes' report is displayed within this time.
 SHOWN_WITHIN_S = 10.0
 TRAIN = """\
-import sys, time, pathlib
+import sys, pathlib
 import nni_sdk
 nni_sdk.get_next_parameter()
-code = pathlib.Path({code!r})
-while not code.exists():
-    time.sleep(0.05)
-sys.exit(int(code.read_text()))
+# A named pipe: the trial waits for a writer.
+sys.exit(int(pathlib.Path({code!r}).read_text()))
 """
 
 
 @pytest.fixture
 def place(tmp_path):
+    os.mkfifo(tmp_path / "code")
     with our_cluster(tmp_path) as around:
         place = Place(tmp_path, around, TRAIN.format(code=str(tmp_path / "code")))
         place.config["trainingServicePlatform"] = "frameworkcontroller"

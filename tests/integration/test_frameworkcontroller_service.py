@@ -272,6 +272,18 @@ async def test_missing_pods_are_a_pending_reason_and_name_the_quota(site, monkey
         assert service.problem == ""
 
 
+async def test_a_later_manager_also_shows_why_the_cluster_refuses_a_pod(site, monkeypatch):
+    monkeypatch.setattr("nni_manager.training_services.kubernetes.missing_pods._FIRST_CHECK_S", 0.05)
+    site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+    async with site.manager() as first:
+        await first.submit(site.settings())
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        await until(
+            lambda: "exceeded quota: q" in second.pending_reason("trial1"), "the quota is named", DEADLINE_S
+        )
+
+
 async def test_a_partially_created_job_of_an_earlier_manager_is_deleted_and_created_again(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))

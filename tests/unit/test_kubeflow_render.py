@@ -193,7 +193,8 @@ TEMPLATE = {
         "containers": [
             {
                 "name": "any",
-                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "POD_NAME", "value": "mine"}],
+                "terminationMessagePolicy": "File",
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                 "resources": {"limits": {"rdma/hca": "1", "cpu": "99"}},
                 "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
@@ -223,7 +224,10 @@ def test_each_pod_has_what_the_template_adds_and_the_trial_keeps_what_it_needs(o
         (container,), (own,) = spec["containers"], before["containers"]
         for key in ("name", "image", "command"):
             assert container[key] == own[key]
-        assert container["env"] == [{"name": "OMP_NUM_THREADS", "value": "1"}, *own["env"]]
+        ours = [each for each in own["env"] if each["name"] != "POD_NAME"]
+        assert len(ours) == len(own["env"]) - 1
+        assert container["env"] == [*TEMPLATE["spec"]["containers"][0]["env"], *ours]
+        assert container["terminationMessagePolicy"] == "File"
         assert container["volumeMounts"][-1] == {"name": "data", "mountPath": "/data"}
         assert container["resources"]["requests"] == own["resources"]["requests"]
         assert container["resources"]["limits"] == own["resources"]["limits"] | {"rdma/hca": "1"}

@@ -1,9 +1,13 @@
 """Why Kubernetes ends a pod, in one line; an end of its own has no such cause."""
 
+from pathlib import Path
+
 import pytest
 
+from nni_manager.training_services.kubeflow.operators import OPERATORS
 from nni_manager.training_services.kubernetes.observed import ObservedObjects
 from nni_manager.training_services.kubernetes.pods import deleted_at, seconds_since, why_ended
+from nni_manager.training_services.kubernetes.section import ClaimStorage, KubernetesConfig
 
 BEFORE, AT, AFTER = (f"2026-01-01T00:00:{second}Z" for second in ("29", "30", "31"))
 
@@ -88,7 +92,8 @@ def test_an_unreadable_time_is_none():
 
 
 def an_observer(now_s=100.0):
-    return ObservedObjects(None, "default", "EXPT", lambda: now_s)  # type: ignore[arg-type]
+    config = KubernetesConfig("job", ClaimStorage(Path("/data"), "nni"), ())
+    return ObservedObjects(OPERATORS["job"](config), "default", "EXPT", lambda: now_s)
 
 
 def store(observed, pod, *, is_gone=False):

@@ -14,6 +14,7 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema, field_valid
 from nni_manager.config.diagnostics import shown
 from nni_manager.config.schema import Schema, flag, line, must_be, refusal, text, whole
 from nni_manager.config.units import duration_s
+from nni_manager.domain.lost_jobs import LOST_NODE_TIMEOUT_S
 from nni_manager.domain.objectives import OptimizeMode
 
 STORED = "stored"
@@ -24,8 +25,6 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
 REUSE_IDLE_TIMEOUT_S = 600.0
-# As long as a cluster usually tolerates a node that is not reachable.
-LOST_NODE_TIMEOUT_S = 300.0
 
 
 def _seconds(value: Any, info: ValidationInfo) -> float | None:

@@ -17,6 +17,8 @@ from nni_manager.domain.state_tables import pairs_by_event, with_ignored
 
 # A pod with other containers ends at the latest after its grace period, 45 s; the rest is for the report.
 END_REASON_TIMEOUT_S = 60.0
+# The default. As long as a cluster usually tolerates a node that is not reachable.
+LOST_NODE_TIMEOUT_S = 300.0
 
 
 class LossStage(Enum):

@@ -10,6 +10,8 @@ from bisect import insort
 from dataclasses import dataclass, field
 from math import inf
 
+from nni_manager.domain.lost_jobs import LOST_NODE_TIMEOUT_S
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -28,7 +30,7 @@ class Limits:
     max_retries: int = 0
     max_preemptions: int = 100
     fail_fast: int = 0
-    lost_node_timeout_s: float = 300.0
+    lost_node_timeout_s: float = LOST_NODE_TIMEOUT_S
 
 
 @dataclass(slots=True)

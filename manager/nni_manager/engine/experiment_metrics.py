@@ -27,7 +27,7 @@ from trial_keeper import __version__
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-PREFIX = "trial_keeper"
+_PREFIX = "trial_keeper"
 _EXPERIMENT = "experiment"
 
 
@@ -52,10 +52,9 @@ class ExperimentCollector(Collector):
         yield self._gauge("trial_concurrency", "The maximum number of trials at a time.", limits.concurrency)
         if limits.max_trials is not None:
             yield self._gauge("trial_limit", "The maximum number of trials.", limits.max_trials)
-        if not leaderboard.objectives.has_several and leaderboard.best is not None:
-            best = leaderboard.best.run.value
-            if best is not None:
-                yield self._gauge("best_result", "The best final result of a trial.", best)
+        best = None if leaderboard.objectives.has_several else leaderboard.best
+        if best is not None and best.run.value is not None:
+            yield self._gauge("best_result", "The best final result of a trial.", best.run.value)
         jobs = Counter(job.state for job in experiment.jobs.live.values())
         by_state = {state.name.lower(): jobs[state] for state in JobState}
         yield self._by("jobs", "Jobs that have not ended, by state.", "state", by_state)
@@ -72,7 +71,7 @@ class ExperimentCollector(Collector):
 
     def _info(self) -> Metric:
         config = self._snapshot.config
-        metric = InfoMetricFamily(f"{PREFIX}_experiment", "The experiment.", labels=[_EXPERIMENT])
+        metric = InfoMetricFamily(f"{_PREFIX}_experiment", "The experiment.", labels=[_EXPERIMENT])
         metric.add_metric(
             [self._id],
             {"name": config.experiment_name, "platform": config.training_service, "version": __version__},
@@ -81,7 +80,7 @@ class ExperimentCollector(Collector):
 
     def _state(self) -> Metric:
         metric = StateSetMetricFamily(
-            f"{PREFIX}_experiment_state", "The state of the experiment.", labels=[_EXPERIMENT]
+            f"{_PREFIX}_experiment_state", "The state of the experiment.", labels=[_EXPERIMENT]
         )
         found = self._snapshot.experiment.state
         metric.add_metric([self._id], {state.value: state is found for state in ExperimentState})
@@ -92,17 +91,17 @@ class ExperimentCollector(Collector):
         return self._snapshot.experiment.experiment_id
 
     def _gauge(self, name: str, about: str, value: float) -> Metric:
-        metric = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[_EXPERIMENT])
+        metric = GaugeMetricFamily(f"{_PREFIX}_{name}", about, labels=[_EXPERIMENT])
         metric.add_metric([self._id], value)
         return metric
 
     def _counter(self, name: str, about: str, value: float) -> Metric:
-        metric = CounterMetricFamily(f"{PREFIX}_{name}", about, labels=[_EXPERIMENT])
+        metric = CounterMetricFamily(f"{_PREFIX}_{name}", about, labels=[_EXPERIMENT])
         metric.add_metric([self._id], value)
         return metric
 
     def _by(self, name: str, about: str, label: str, values: dict[str, int]) -> Metric:
-        metric = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[_EXPERIMENT, label])
+        metric = GaugeMetricFamily(f"{_PREFIX}_{name}", about, labels=[_EXPERIMENT, label])
         for key, value in values.items():
             metric.add_metric([self._id, key], value)
         return metric

@@ -312,9 +312,8 @@ def _why(trial: Trial) -> str:
 
 
 def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
-    """The message about the end of the trial, or what the cluster reports about one that has not started, or may end."""
+    """The message about the end of the trial, or what the cluster reports of one that waits, may end, or lost its keeper."""
     if trial.state is TrialState.CLOSING:
-        # Its keeper has ended, and the cluster may report why before it reports the end of the job.
         return snapshot.warning_of(trial.job_id) or trial.run.message
     if trial.state is TrialState.RUNNING and (warning := snapshot.warning_of(trial.job_id)):
         seen_at_s = snapshot.experiment.transports.last_seen(trial.job_id).at_s

@@ -37,7 +37,7 @@ from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
 # An address that somebody may have typed. Any other is answered like a path that requires a login.
-_PLAIN_PATH = re.compile(r"(?!/page\b|/api\b)(?:/[\w-]+)+")
+_PLAIN_PATH = re.compile(rf"(?!/page\b|/api\b|{METRICS}\b)(?:/[\w-]+)+")
 
 
 class ManagerApi:
@@ -124,7 +124,7 @@ class ManagerApi:
         """True for the page's files, an address that could be a page, the probes, and the exchange of a login code."""
         if (method, path) == (LOGIN[0], API_ROOT + LOGIN[1]):
             return True
-        may_be_page = _PLAIN_PATH.fullmatch(path) is not None and path != METRICS
+        may_be_page = _PLAIN_PATH.fullmatch(path) is not None
         return method in ("GET", "HEAD") and (path == "/" or path in self._files or may_be_page)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:

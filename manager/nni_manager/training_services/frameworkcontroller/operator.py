@@ -21,7 +21,7 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
-from nni_manager.training_services.kubernetes.pod_template import with_labels
+from nni_manager.training_services.kubernetes.pod_template import with_labels, with_variables
 from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.kubernetes.section import MOUNT, VOLUME, RoleConfig
@@ -216,16 +216,15 @@ class FrameworkController(Operator):
     ) -> Document:
         """Returns the user's pod, in which the keeper runs the command of its only container. See `render.pod_spec`."""
         (container,) = pod["containers"]
-        own = [each for each in container.get("env") or () if isinstance(each, dict)]
-        names = {each.get("name") for each in own} | {f"{PREFIX}COMMAND"}
         ours = render.environment_of(role, name, settings, environ)
+        # The template has the command.
+        added = [each for each in ours if each["name"] != f"{PREFIX}COMMAND"]
         made = {
             "terminationMessagePolicy": "FallbackToLogsOnError",
             **container,
             "command": [*render.command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
             "args": [*container["command"], *(container.get("args") or ())],
-            # The user's variables keep their order, because one may refer to an earlier one. They replace ours of the same name.
-            "env": [*own, *(each for each in ours if each["name"] not in names)],
+            "env": with_variables(container.get("env") or (), added),
             "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
         }
         account = (

@@ -106,9 +106,8 @@ class KubernetesService(TrainingService):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
-        if failure := next(filter(None, [*self._failures.values(), self._problem, self._calls.problem]), ""):
-            return failure
-        return job_problem(list(self._jobs.values()), self._observed, self._pending_reason, time.monotonic())
+        jobs = job_problem(list(self._jobs.values()), self._observed, self._pending_reason, time.monotonic())
+        return next(filter(None, (*self._failures.values(), self._problem, self._calls.problem, jobs)), "")
 
     def pending_reason(self, job_id: str) -> str:
         """Based on pod states, Kubernetes' warnings, and the operator's conditions."""
@@ -118,8 +117,8 @@ class KubernetesService(TrainingService):
     def warning(self, job_id: str) -> str:
         """Based on the job, its pods, and Kubernetes' warnings: it is suspended, its pods are ended, or a node is not ready."""
         job = self._jobs.get(job_id)
-        is_quiet = job is None or job.is_waiting or job.stop_is_asked
-        return "" if job is None or is_quiet else self._observed.warning(job_id, job.name)
+        is_shown = job is not None and not (job.is_waiting or job.stop_is_asked)
+        return self._observed.warning(job_id, self._name_of(job_id)) if is_shown else ""
 
     def will_restart(self, job_id: str) -> bool:
         """True for a suspended job: its operator keeps it, and creates its pods again."""
@@ -206,6 +205,7 @@ class KubernetesService(TrainingService):
         self._apply(job, _E.CONFIRMED)
         if seen is not None:
             self._apply_document(job, seen)
+        self._spawn(self._missing_pods.check())
         return JobPresence.RUNNING
 
     def termination_message(self, job_id: str) -> str:

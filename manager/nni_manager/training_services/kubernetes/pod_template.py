@@ -8,7 +8,7 @@ Source: Kubernetes, PodTemplateSpec v1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nni_manager.config import document as documents
@@ -20,6 +20,7 @@ Document = dict[str, Any]
 
 _OF_ROLES = ("image", "command", "args")
 _LISTS = ("volumes", "imagePullSecrets", "initContainers")
+_LISTS_OF_CONTAINER = ("volumeMounts", "ports")
 
 
 class TemplateReading:
@@ -141,28 +142,45 @@ def read_pod_template(document: documents.Document) -> str:
 
 
 def with_template(pod: Document, template: Document) -> Document:
-    """A role's pod with what the user's template adds. Where both set the same, the role does; lists are joined."""
+    """A role's pod with the user's template. Lists are joined; elsewhere the template counts, except for what a trial needs."""
     given: Document = template.get("spec") or {}
     (own,) = pod["containers"]
     added: Document = (given.get("containers") or [{}])[0]
-    names = {each["name"] for each in own["env"]}
     resources = added.get("resources") or {}
     container = {
-        **added,
         **own,
-        # The user's variables come first: ours do not refer to them, and keep their meaning.
-        "env": [*(each for each in added.get("env") or () if each.get("name") not in names), *own["env"]],
-        "volumeMounts": [*own["volumeMounts"], *(added.get("volumeMounts") or ())],
+        **added,
+        **{key: own[key] for key in ("name", "image", "command")},
+        "env": with_variables(added.get("env") or (), own["env"]),
         "resources": {
             key: {**(resources.get(key) or {}), **own["resources"][key]} for key in ("requests", "limits")
         },
+        **_joined(own, added, _LISTS_OF_CONTAINER),
     }
-    merged = {**pod, **given, "containers": [container], "restartPolicy": "Never"}
-    for key in _LISTS:
-        if joined := [*(pod.get(key) or ()), *(given.get(key) or ())]:
-            merged[key] = joined
     grace = (each.get("terminationGracePeriodSeconds") or 0 for each in (pod, given))
-    return {**merged, "terminationGracePeriodSeconds": max(grace)}
+    return {
+        **pod,
+        **given,
+        **_joined(pod, given, _LISTS),
+        "containers": [container],
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": max(grace),
+    }
+
+
+def _joined(own: Document, added: Document, keys: Iterable[str]) -> Document:
+    joined = {key: [*(own.get(key) or ()), *(added.get(key) or ())] for key in keys}
+    return {key: items for key, items in joined.items() if items}
+
+
+def with_variables(given: Iterable[Document], ours: Iterable[Document]) -> list[Document]:
+    """The user's variables of a container, and ours.
+
+    The user's keep their order, because one may refer to an earlier one. They replace ours of the same name.
+    """
+    own = list(given)
+    names = {each.get("name") for each in own}
+    return [*own, *(each for each in ours if each["name"] not in names)]
 
 
 def with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
