@@ -28,7 +28,7 @@ def test_every_import_of_a_module_is_a_module_of_the_report():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ((), "ERROR: cannot write a report to stdout; add --filename report.html\n"),
+        ((), "ERROR: cannot write --type html to stdout; add --filename report.html\n"),
         (("-f", "r.html", "--intermediate"), "ERROR: cannot use --intermediate with --type html, which has all of that; "),
         (("-f", "r.html", "--provenance"), "ERROR: cannot use --provenance with --type html, which has all of that; "),
         (("-f", "r.html", "--all"), "ERROR: cannot use --all with --type html; add --type csv\n"),

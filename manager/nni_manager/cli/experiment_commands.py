@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nni_manager.cli import nni_output, options
+from nni_manager.cli.tracker_export import write_runs
 from nni_manager.client import output, results
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.results import finite, flat_columns, parsed
@@ -21,11 +22,19 @@ from nni_manager.domain.provenance import code_at
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import Registry, corrupt_entries, latest_first
+from nni_manager.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from nni_manager.domain.objectives import Objectives
     from nni_manager.store.reader import StoreReader
 
+_TARGETS = {
+    "html": "report.html",
+    "mlflow": "sqlite:///mlflow.db",
+    "tensorboard": "FOLDER",
+    "wandb": "FOLDER",
+}
+"""The value of --filename, by the types that have no text to print."""
 Record = dict[str, Any]
 """A result in the format of an export."""
 
@@ -172,13 +181,21 @@ def status(experiment_id: str | None) -> int:
         "nnictl experiment export --type csv --all",
         "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
         "nnictl experiment export GvTf2bVe --type html --filename report.html",
+        "nnictl experiment export --type mlflow --filename sqlite:///mlflow.db",
     )
 )
 @options.experiment_argument
-@click.option("--filename", "-f", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write to this file instead of stdout.")  # fmt: skip
-@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv", "html"]), default="json",
-              show_default=True, help="html: a report with table, charts and configuration, without secrets.")  # fmt: skip
+@click.option(
+    "--filename",
+    "-f",
+    "target",
+    metavar="FILE",
+    type=click.Path(),
+    help="Write to this file instead of stdout; a folder for tensorboard and wandb, a tracking URI for mlflow.",
+)
+@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv", "html", *TRACKERS]), default="json",
+              show_default=True, help="html: a report with table, charts and configuration, without secrets. mlflow, "
+              "tensorboard, wandb: a run for each trial; wandb: an offline directory for `wandb sync`.")  # fmt: skip
 @click.option(
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
@@ -198,7 +215,7 @@ def status(experiment_id: str | None) -> int:
 )
 def export(
     experiment_id: str | None,
-    target: Path | None,
+    target: str | None,
     kind: str,
     has_intermediates: bool,
     has_provenance: bool,
@@ -214,13 +231,18 @@ def export(
         {"--all": all_trials, "--intermediate": has_intermediates},
         {"--all": all_trials, "--nni-columns": nni_columns, "--provenance": has_provenance},
     )
-    if kind == "html":
+    if kind in _TARGETS:
         given = {"--intermediate": has_intermediates, "--provenance": has_provenance}
         if extra := next((option for option, is_given in given.items() if is_given), None):
-            raise UserError(f"cannot use {extra} with --type html, which has all of that; remove {extra}")
-        if target is None:
-            raise UserError("cannot write a report to stdout; add --filename report.html")
-        _write_report(options.experiment(experiment_id), target)
+            reason = ", which has all of that" if kind == "html" else ""
+            raise UserError(f"cannot use {extra} with --type {kind}{reason}; remove {extra}")
+        if not target:
+            raise UserError(f"cannot write --type {kind} to stdout; add --filename {_TARGETS[kind]}")
+        known = options.experiment(experiment_id)
+        if kind == "html":
+            _write_report(known, Path(target))
+        else:
+            write_runs(known, kind, target)
         return
     known = options.experiment(experiment_id)
     objectives = known.stored.config().all_objectives
@@ -258,7 +280,7 @@ def export(
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
         return
-    target.write_bytes(text.encode())
+    Path(target).write_bytes(text.encode())
     output.info(f"Wrote the results of {len(records)} trials to {target}")
 
 
