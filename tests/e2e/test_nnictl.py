@@ -184,7 +184,7 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     )
 
 
-def test_python_m_nni_manager_cli_runs_nnictl():
+def test_python_dash_m_nni_manager_cli_runs_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
@@ -204,7 +204,7 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
     assert left_in(place) == []
 
 
-def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_view(place, nnictl, started):
+def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, started):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
     out, _ = process.communicate(timeout=DEADLINE_S)
@@ -259,7 +259,7 @@ def a_manager_of(folder):
     raise AssertionError("no manager runs")
 
 
-def test_trials_can_be_stopped_after_the_manager_died_and_the_database_is_corrupt(place, nnictl):
+def test_nnictl_stop_ends_trials_of_a_dead_manager_although_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     # A keeper that waits to be forked ends with the manager.
@@ -350,7 +350,7 @@ INVALID_INPUTS = {
 
 
 @pytest.mark.parametrize("invalid_input", INVALID_INPUTS)
-def test_invalid_input_is_refused_in_one_line_and_creates_nothing(place, nnictl, invalid_input):
+def test_invalid_input_to_nnictl_is_a_one_line_error_and_creates_no_files(place, nnictl, invalid_input):
     files, says = INVALID_INPUTS[invalid_input]
     for file, text in files.items():
         (place / file).unlink() if text is None else (place / file).write_text(text)
@@ -362,7 +362,7 @@ def test_invalid_input_is_refused_in_one_line_and_creates_nothing(place, nnictl,
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnictl):
+def test_a_used_port_is_a_one_line_error_and_creates_no_files(place, nnictl):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -375,7 +375,7 @@ def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnic
     assert not (place.parent / "experiments").exists()
 
 
-def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_deleted(place, nnictl):
+def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     (place / "train.py").write_text(ENDLESS)
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -402,7 +402,7 @@ def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_
     assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
-def test_a_host_address_of_another_machine_is_refused_and_nothing_is_created(place, nnictl):
+def test_a_host_address_of_another_machine_is_a_one_line_error_and_creates_no_files(place, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "192.0.2.1")
     assert done.returncode == 1
     assert "cannot use --host 192.0.2.1: " in done.stderr
@@ -461,9 +461,7 @@ def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(pla
     )
 
 
-def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocked_one_is_resumed_or_stopped(
-    place, nnictl, started
-):
+def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(place, nnictl, started):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]

@@ -156,7 +156,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
-def test_temporary_submit_errors_and_a_used_up_quota_are_printed_and_fail_no_trial(nnictl, place, server):
+def test_temporary_submit_errors_are_printed_and_fail_no_trial(nnictl, place, server):
     quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
     for how in (quota, 408, 429, 500, "drop", quota):
         server.misbehave(how, 1, at=("POST", "/jobs"))
@@ -180,7 +180,7 @@ def test_temporary_submit_errors_and_a_used_up_quota_are_printed_and_fail_no_tri
 )
 @pytest.mark.parametrize("server", [UNKNOWN_USER], indirect=True)
 @pytest.mark.parametrize("reuse", ["true", "false"])
-def test_containers_that_run_as_another_user_can_use_the_workspace(nnictl, place, server, reuse):
+def test_containers_of_another_user_can_write_the_workspace(nnictl, place, server, reuse):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"paiConfig:": f"paiConfig:\n  reuse: {reuse}"},
@@ -192,7 +192,7 @@ def test_containers_that_run_as_another_user_can_use_the_workspace(nnictl, place
         assert attempt.stat().st_uid == 65534
 
 
-def test_each_role_of_a_job_file_runs_its_own_command(nnictl, place, server):
+def test_each_task_role_of_a_job_file_runs_its_own_command(nnictl, place, server):
     storage = place.parent / "storage"
     (place / "job.yml").write_text(
         f"""\
@@ -278,9 +278,7 @@ extras:
         ),
     ],
 )
-def test_a_request_that_the_cluster_cannot_satisfy_is_refused_before_anything_is_created(
-    nnictl, place, server, old, new, message
-):
+def test_nnictl_create_refuses_resources_that_the_cluster_lacks(nnictl, place, server, old, new, message):
     server.nodes = {name: {"gpuTotal": gpus, "gpuUsed": gpus} for name, gpus in (("a", 1), ("b", 4))}
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={old: new})
     assert done.returncode == 1

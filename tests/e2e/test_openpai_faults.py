@@ -71,7 +71,7 @@ def of_jobs(home):
     return [each for each in processes_of(home) if "PAI_JOB_NAME" in each.environ()]
 
 
-def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnictl):
+def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl):
     mounted(home / "experiments")
     try:
         experiment_id = two_that_run(home, nnictl)
@@ -97,7 +97,7 @@ def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnic
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 
 
-def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, own_home, nnictl):
+def test_nnictl_stop_ends_all_jobs_while_every_disk_is_full(small_disk, own_home, nnictl):
     experiment_id = two_that_run(own_home, nnictl)
     filled(small_disk)
     done = nnictl("stop", experiment_id)
@@ -138,7 +138,7 @@ def held_by_a_debugger(pid):
             os.waitpid(pid, WALL | os.WNOHANG)
 
 
-def test_a_cluster_that_cannot_be_woken_is_replaced_by_one_that_adopts_its_jobs(home, nnictl, monkeypatch):
+def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_one(home, nnictl, monkeypatch):
     monkeypatch.setattr(daemon, "_ANSWERS_TIMEOUT_S", 1.0)
     experiment_id = two_that_run(home, nnictl)
     state = StateFolder.of_user()
@@ -167,7 +167,7 @@ nni_sdk.report_final_result(int(os.environ["NNI_TRIAL_SEQ_ID"]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
-def test_another_user_cannot_forge_results_and_its_flood_changes_none(home, nnictl):
+def test_results_stay_correct_while_another_user_forges_and_floods_messages(home, nnictl):
     (home / "work" / "train.py").write_text(LATE)
     port = free_port_pair()
     done = nnictl(

@@ -207,7 +207,7 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
 
 
-def test_an_experiment_without_a_success_is_not_shown_as_a_good_one(browser, tmp_path):
+def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp_path):
     def failed(number, now_s):
         trial = made_trial(number, now_s)
         trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None

@@ -137,7 +137,7 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
 
 
-def test_all_trials_are_sorted_searched_filtered_and_saved(person):
+def test_the_table_sorts_searches_and_filters_all_100000_trials(person):
     person.see("nav-trials").click()
     expect(rows_of(person).first).to_contain_text(SHOWN[-1].trial_id)
     person.see("sort-value").click()
@@ -170,7 +170,7 @@ def test_all_trials_are_sorted_searched_filtered_and_saved(person):
     )
 
 
-def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
+def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     one = SHOWN[TRIALS // 3]
     person.go(f"{view.origin}/detail#trial={one.trial_id}")
     expect(person.see(f"detail-{one.trial_id}")).to_be_visible()
@@ -193,7 +193,7 @@ def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
     assert person.faults_for_assistive_technology() == []
 
 
-def test_marks_in_the_charts_filter_all_trials(person):
+def test_brushes_in_the_charts_filter_all_trials(person):
     person.see("nav-trials").click()
     person.see("tab-parallel").click()
     title = person.see("axis-x3")
@@ -222,7 +222,7 @@ def query_of(response):
     return parse_qs(urlparse(response.url).query)
 
 
-def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path, monkeypatch):
+def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
     for number in range(300):
@@ -267,7 +267,7 @@ def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path,
             expect(other.see("sort-tags")).to_be_visible()
 
 
-def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, tmp_path, monkeypatch):
+def test_the_large_table_follows_changes_of_a_running_experiment(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
     keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(301)]
@@ -292,7 +292,7 @@ def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, 
         expect(rows_of(person).first).to_contain_text("7.5")
 
 
-def test_a_page_with_all_trials_keeps_its_view_when_there_are_too_many_for_it(browser, tmp_path, monkeypatch):
+def test_the_page_keeps_filters_and_order_when_an_experiment_becomes_large(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
 

@@ -26,7 +26,7 @@ def button_of(person, text):
     return person.see("dismiss").and_(person.page.locator(f'[aria-label*="{text}"]'))
 
 
-def test_every_problem_is_named_on_every_page_and_dismissed_until_it_occurs_again(browser, played):
+def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played):
     played.problems = (DISK.format(1), LOGIN, "job job1 has not ended; remove it with `kubectl delete`")
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         problems, banners = person.see("problem"), person.see("banner-problem")
@@ -81,7 +81,7 @@ class Interrupted(Played):
         return super().snapshot()
 
 
-def test_the_notice_of_an_outage_can_be_dismissed_and_comes_with_the_next_outage(browser, tmp_path):
+def test_a_dismissed_outage_notice_returns_with_the_next_outage(browser, tmp_path):
     played = Interrupted(made_experiment(tmp_path, 0).folder)
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         lost = person.see("banner-connection")
@@ -95,7 +95,7 @@ def test_the_notice_of_an_outage_can_be_dismissed_and_comes_with_the_next_outage
             view.loop.call_soon_threadsafe(setattr, played, "is_out", False)
 
 
-def test_the_notice_of_a_read_only_view_stays_dismissed_in_a_browser(browser, tmp_path):
+def test_a_dismissed_read_only_notice_stays_hidden_in_the_same_browser(browser, tmp_path):
     with (
         served_view(made_experiment(tmp_path, 2).folder) as view,
         visit(browser, view.link()) as person,

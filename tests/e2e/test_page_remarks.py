@@ -25,7 +25,7 @@ def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment):
+def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=2)
     Registry.of_user().add(experiment.folder)
     port = free_port_pair()
@@ -107,7 +107,7 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
             person.errors.clear()
 
 
-def test_a_view_shows_tags_and_notes_and_names_the_commands_that_change_them(browser, tmp_path):
+def test_a_read_only_view_names_the_commands_that_change_tags_and_notes(browser, tmp_path):
     folder = made_experiment(tmp_path, 3).folder
     write(
         folder,

@@ -63,7 +63,7 @@ def run(place, *command):
     return done.stdout
 
 
-def test_the_function_of_the_quick_start_is_searched(tmp_path):
+def test_the_search_example_of_the_quick_start_runs(tmp_path):
     place = tmp_path / "work"  # a home of its own: other tests count the experiments of theirs
     place.mkdir()
     (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
@@ -109,7 +109,7 @@ def test_the_code_of_a_recipe_runs(place, block):
     assert "epoch 9" in printed or "count" in printed or "trialJobId" in printed
 
 
-def test_an_experiment_continues_after_a_stop(place):
+def test_the_recipe_for_a_resume_runs(place):
     (commands,) = (block.values[0] for block in blocks("") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
     assert stop == ["stop"]
@@ -155,7 +155,7 @@ def test_the_example_of_another_tool_runs_with_trial_keeper(page, tmp_path):
     assert float(best[3]) < 1, "twenty trials halve the loss of 25 at least five times"
 
 
-def test_the_example_of_nnis_users_runs_unchanged(tmp_path):
+def test_the_example_for_nni_users_runs_unchanged(tmp_path):
     files, (command,) = example("from-nni", "NNI")
     place = write(tmp_path / "work", files)
     nnictl(place, *command.split()[1:])
@@ -171,7 +171,7 @@ def test_the_example_of_optuna_runs(tmp_path):
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_example_of_nnis_users_runs_with_nnis_own_manager(tmp_path):
+def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
     python = python_with_nni("3.0")
     files, (command,) = example("from-nni", "NNI")
     # One trial of NNI takes some seconds.

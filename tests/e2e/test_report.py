@@ -50,7 +50,7 @@ def opened(browser, tmp_path):
         person.context.close()
 
 
-def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configuration(
+def test_an_html_report_has_results_charts_trials_and_configuration(
     a_real_experiment, opened, tmp_path, monkeypatch
 ):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, experimentName="digits")
@@ -90,7 +90,7 @@ def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configura
     assert trial.trial_id in download.value.path().read_text()
 
 
-def test_a_report_has_no_secret_and_shows_hostile_texts_as_text(opened, tmp_path):
+def test_an_html_report_contains_no_secret_and_escapes_markup_in_texts(opened, tmp_path):
     trial = {"command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 100, "image": "i",
              "paiStorageConfigName": "team", "nniManagerNFSMountPath": str(tmp_path),
              "containerNFSMountPath": "/mnt"}  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_report_has_no_secret_and_shows_hostile_texts_as_text(opened, tmp_path
     expect(person.page.locator("header .name")).to_have_text(HOSTILE)
 
 
-def test_a_report_of_a_large_experiment_has_a_sample_and_says_so(opened, tmp_path, monkeypatch):
+def test_a_report_of_a_large_experiment_has_a_sample_of_trials_and_a_notice(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "MAX_TRIALS", 200)
     experiment = made_experiment(tmp_path / "made", 1000)
     person = opened(report.report_of(experiment.folder))

@@ -81,7 +81,7 @@ def rows_of(said):
 
 # About a dozen commands with a timeout each, on a machine that may have other work.
 @pytest.mark.timeout(600)
-def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
+def test_a_terminal_session_prints_the_recorded_output(place, terminal):
     code, said = terminal.run("nnictl create config.yml")
     assert code == 0
     experiment = re.search(r"The experiment id is (\w{8})", said)[1]

@@ -40,7 +40,7 @@ class Judge(Assessor):
 """
 
 
-def test_an_experiment_resumes_with_a_fixed_user_tuner_and_ends_when_it_has_no_more_trials(a_real_experiment):
+def test_an_experiment_resumes_after_its_user_tuner_is_fixed(a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"n": {"_type": "randint", "_value": [0, 9]}},
@@ -92,7 +92,7 @@ class Mine(Tuner):
 
 
 @pytest.mark.parametrize("space", [None, {"n": {"from": 0, "to": 9}}], ids=["none", "its own form"])
-def test_a_users_tuner_gets_a_search_space_of_its_own_form_or_an_empty_one(a_real_experiment, space):
+def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, space):
     experiment = a_real_experiment(
         TRAIN,
         maxTrialNum=2,
