@@ -460,7 +460,7 @@ def test_the_golden_text_of_generated_code():
         ("", "import nni_sdk.annotated as _nni; _nni.report_final_result(0)"),
     ],
 )  # fmt: skip
-def test_the_import_comes_first_and_uses_a_free_name(head, begins, run):
+def test_generated_code_imports_nni_sdk_first_under_an_unused_name(head, begins, run):
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]
@@ -502,7 +502,7 @@ def test_encodings_and_line_ends_are_kept(encoding, newline, run):
     assert names["reported"] == [("FINAL", 2)]
 
 
-def test_the_line_of_the_import_has_the_line_end_of_the_file():
+def test_the_generated_import_line_has_the_line_ending_of_the_file():
     found = read(b"def f(): pass\r\n'@nni.report_final_result(1)'\r\n")
     assert found.generated == (
         b"import nni_sdk.annotated as _nni\r\ndef f(): pass\r\n_nni.report_final_result(1)\r\n"
@@ -623,14 +623,14 @@ def test_code_with_compiler_warnings_is_read_without_a_warning():
 # ---- missing values
 
 
-def test_a_parameter_that_the_trial_lacks_is_an_error(run):
+def test_generated_code_raises_if_the_trial_lacks_a_parameter(run):
     code = generated(f"{V}\nx = 1\n")
     expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
     with pytest.raises(ParameterAbsent, match=expected):
         run(code, {"y": 1})
 
 
-def test_a_value_that_is_no_option_is_an_error(run):
+def test_generated_code_raises_if_a_value_is_not_an_option(run):
     code = generated("'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n")
     with pytest.raises(
         ParameterAbsent, match="cannot use True as the value of 'train/x/choice': the annotation has no such"
@@ -638,12 +638,12 @@ def test_a_value_that_is_no_option_is_an_error(run):
         run(code, {"train/x/choice": True})
 
 
-def test_parameters_may_be_requested_before_the_annotation_uses_them(run):
+def test_annotated_code_may_call_get_next_parameter_before_the_annotation(run):
     code = generated(f"'''@nni.get_next_parameter()'''\n{V}\nx = 1\n")
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_values_are_filled_in_only_if_the_trial_has_them():
+def test_filling_in_values_fails_if_the_trial_lacks_a_value():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "

@@ -123,12 +123,12 @@ def same(name, output):
     assert output == path.read_text(), "if the new output is correct, run `make golden`"
 
 
-def test_the_file_without_an_error_is_valid(capsys, place):
+def test_the_base_experiment_file_of_the_error_cases_is_valid(capsys, place):
     assert answer_to(capsys, place, "config check config.yml").endswith("exit code 0\n")
 
 
 @pytest.mark.parametrize("name", [*IN_FILE, *IN_SPACE])
-def test_an_error_in_a_file_is_answered_word_by_word(capsys, place, name):
+def test_an_error_in_an_experiment_file_prints_the_recorded_message(capsys, place, name):
     (old, new), path = (IN_FILE[name], "config.yml") if name in IN_FILE else (IN_SPACE[name], "space.json")
     text = (place / path).read_text()
     assert old in text
@@ -139,13 +139,13 @@ def test_an_error_in_a_file_is_answered_word_by_word(capsys, place, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_error_on_the_command_line_is_answered_word_by_word(capsys, place, name):
+def test_a_command_line_error_prints_the_recorded_message(capsys, place, name):
     output = answer_to(capsys, place, COMMANDS[name])
     same(name, output)
     assert output.endswith("exit code 1\n")
 
 
-def test_every_golden_file_belongs_to_an_error():
+def test_every_golden_file_belongs_to_an_error_case():
     obsolete = [path for path in GOLDEN.iterdir() if path.stem not in {*IN_FILE, *IN_SPACE, *COMMANDS}]
     for path in obsolete if WRITES else ():
         path.unlink()

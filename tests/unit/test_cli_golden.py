@@ -168,7 +168,7 @@ def test_help_matches_its_golden_file(capsys, tmp_path, name):
 
 @pytest.mark.usefixtures("an_experiment")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
+def test_command_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     command = OUTPUTS[name]
