@@ -58,7 +58,7 @@ def test_without_an_assessor_no_result_is_assessed() -> None:
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_a_trial_that_the_assessor_rejects_is_stopped_early_and_its_last_result_reported_if_enabled(
+def test_a_trial_that_the_assessor_rejects_is_stopped_early(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
