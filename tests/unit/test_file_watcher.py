@@ -140,7 +140,7 @@ def test_many_writes_cause_one_poll_per_cooldown(watcher, file, loop):
     assert 2 <= polls <= took_s / COOLDOWN_S + 1
 
 
-def test_a_file_in_its_cooldown_does_not_delay_reports_of_another(watcher, file, tmp_path, loop):
+def test_the_cooldown_of_one_file_does_not_delay_reports_of_another_file(watcher, file, tmp_path, loop):
     flooded = tmp_path / "stdout"
     flooded.touch()
     watcher.add(flooded, cooldown_s=NEVER_S)
@@ -165,7 +165,7 @@ def test_a_thousand_writes_queue_one_inotify_event(watcher, file):
     assert waiting_bytes[0] == 2 * 16  # the write, and the removal of the watch
 
 
-def test_a_deleted_file_does_not_hide_writes_to_others(watcher, file, tmp_path, wait):
+def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
     watcher.add(other, cooldown_s=COOLDOWN_S)

@@ -58,7 +58,7 @@ def kept_by_us(root: Path, folder: str = "", outer: tuple[IgnoreRules, ...] = ()
 @given(
     paths=PATHS, outer=FILES, inner=st.dictionaries(st.sampled_from(["a/", "b/", "a/b/"]), FILES, max_size=2)
 )
-def test_the_kept_files_are_those_that_git_keeps(tmp_path_factory, paths, outer, inner):
+def test_nniignore_keeps_the_same_files_as_git(tmp_path_factory, paths, outer, inner):
     root = tmp_path_factory.mktemp("tree")
     subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):

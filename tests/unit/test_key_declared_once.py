@@ -45,7 +45,7 @@ KEY = (
 )
 
 
-def test_a_key_that_is_declared_is_read_checked_stored_converted_and_described(tmp_path):
+def test_a_declared_key_needs_no_code_elsewhere(tmp_path):
     text = (CORPUS / "v1_local_smallest.yml").read_text()
     (tmp_path / "config.yml").write_text(text + "trialPause: 5m\n")
     (tmp_path / "search_space.json").write_text((CORPUS / "search_space.json").read_text())

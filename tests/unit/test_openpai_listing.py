@@ -63,7 +63,7 @@ def names(**query):
         ({"unknown": "1"}, "cba"),
     ],
 )
-def test_a_query_filters_and_orders(query, found):
+def test_a_job_query_filters_and_sorts(query, found):
     assert names(**query) == found
 
 
@@ -133,7 +133,7 @@ def test_all_pages_together_are_the_whole_list_without_duplicates(items, order, 
 
 
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
-def test_the_two_tag_filters_divide_the_list(items, tags):
+def test_the_tag_filters_with_and_without_tags_partition_the_list(items, tags):
     words = ",".join(sorted(tags))
     has = listed({"tagsContain": words}, items)
     has_not = listed({"tagsNotContain": words}, items)
