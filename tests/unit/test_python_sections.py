@@ -246,7 +246,7 @@ def generated() -> str:
     )
 
 
-def test_the_classes_are_those_of_the_declarations() -> None:
+def test_the_generated_python_classes_equal_the_declarations() -> None:
     if os.environ.get("GOLDEN") == "write":
         FILE.write_text(generated())
     else:

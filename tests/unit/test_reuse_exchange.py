@@ -344,7 +344,7 @@ def final_states() -> list[TrialState]:
     return [state for state in TrialState if state.is_terminal]
 
 
-def test_prefetched_trials_behind_a_long_one_are_moved_to_idle_jobs() -> None:
+def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     world = World(concurrency=4, max_trials=56)
     world.settle()
     for container in world.running():
@@ -397,7 +397,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_manager_too() -> None:
+def test_the_next_manager_revokes_a_trial_prefetched_behind_a_later_trial() -> None:
     """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0

@@ -100,7 +100,7 @@ def test_a_changed_expiry_invalidates_the_session(new_session_auth, clock):
     assert not session_auth.is_authenticated(longer, session.key)
 
 
-def test_a_session_is_valid_for_one_experiment(new_session_auth):
+def test_a_session_is_valid_only_for_its_experiment(new_session_auth):
     here, elsewhere = new_session_auth(), new_session_auth(b"another secret")
     session = here.begin(here.new_login_code())
     assert not elsewhere.is_authenticated(session.cookie, session.key)

@@ -94,7 +94,7 @@ def test_all_errors_are_reported_together() -> None:
 
 
 @given(st.dictionaries(TEXT, TEXT), SETTINGS)
-def test_a_trial_inherits_none_of_the_settings(others: dict[str, str], settings: KeeperSettings) -> None:
+def test_a_trial_inherits_no_keeper_settings(others: dict[str, str], settings: KeeperSettings) -> None:
     passed_on = without_settings(others | settings.to_environ())
     assert not passed_on.keys() & settings.to_environ().keys()
     assert passed_on == without_settings(others)

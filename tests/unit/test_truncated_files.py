@@ -21,7 +21,7 @@ from nni_manager.training_services.local.client import _parse_identity
 # ---- documents
 
 
-def test_a_complete_file_is_read_and_kept_and_a_missing_one_is_none(tmp_path):
+def test_a_complete_file_is_read_and_a_missing_file_is_none(tmp_path):
     path = tmp_path / "state.json"
     assert read_state(path, json.loads) is None
     path.write_text('{"pid": 1}')
