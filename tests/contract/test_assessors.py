@@ -63,7 +63,7 @@ LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 @pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
-def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize_mode, sign):
+def test_a_bad_trial_is_stopped_early_and_the_best_trial_never(name, optimize_mode, sign):
     assessment = make_of(name, optimize_mode)
     after_good_ones(assessment, sign)
     assert refused_at(assessment, 20, learning_curve(sign * 0.1)) is not None
@@ -119,7 +119,7 @@ def test_medianstop_uses_the_more_lenient_of_two_medians():
         assert not assessment.report(3, 0, (fails,))
 
 
-def test_medianstop_compares_the_best_so_far_with_running_averages():
+def test_medianstop_compares_the_best_result_so_far_with_running_averages():
     assessment = make_of("Medianstop")
     assessment.report(0, 0, (1.0, 3.0))  # averages 1 and 2
     assessment.end(0, has_succeeded=True)

@@ -137,15 +137,15 @@ class StoresResentBytesAgain(AttemptIngest):
         return super().take(stream, min(self.received(stream), offset + len(data)), data)
 
 
-def test_both_transports_together_deliver_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_both_transports_together_deliver_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(MountRules,), phases=NO_SHRINKING)
 
 
-def test_shared_storage_alone_delivers_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_shared_storage_alone_delivers_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_the_machine_detects_a_receiver_that_stores_resent_bytes_again(play: Callable[..., None]) -> None:
+def test_the_state_machine_test_detects_a_receiver_that_stores_bytes_twice(play: Callable[..., None]) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(
             Replication,
