@@ -18,7 +18,7 @@ from nni_sdk.integrations.lightning_hooks import LightningHooks
 
 ROOT = Path(__file__).parents[2]
 
-# Nine trainings, and the imports of a framework: 50 s beside seven other workers, 150 s at a load average of 26.
+# Nine trainings and the imports of a framework took 50 s beside seven other workers, and 150 s at a load average of 26.
 TRAININGS_S = 500
 pytestmark = pytest.mark.timeout(TRAININGS_S + 100)
 
@@ -89,7 +89,7 @@ def test_outside_an_experiment_the_callback_does_not_change_the_training(trained
 
 def test_an_unknown_metric_is_refused_with_a_list_of_the_known_metrics(trained):
     kind, text = trained["absent"]["error"]
-    assert "MetricAbsent" in kind + text  # CatBoost wraps what a callback raises
+    assert "MetricAbsent" in kind + text  # CatBoost wraps the exception that a callback raises
     assert "cannot report the metric 'no_such_metric'" in text
     listed = text.partition("choose one of: ")[2].splitlines()[0].split(", ")
     assert set(trained["names"]) <= set(listed)
@@ -123,7 +123,7 @@ def test_a_killed_training_continues_from_its_checkpoint_with_the_same_results(t
     killed, whole = trained[scenario], trained["best"]
     assert (killed["status"], killed["second"]["error"]) == (9, None)
     assert len(killed["first"]["intermediate"]) == reports
-    # The last report may come after the checkpoint, as CatBoost's: then it is reported again.
+    # CatBoost reports the last result after the checkpoint. The continued training then reports it again.
     assert killed["kept"] in (reports, reports - 1)
     both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
     assert both == pytest.approx(whole["intermediate"], rel=1e-5)

@@ -22,7 +22,7 @@ watching = pytest.importorskip("kubernetes.watch")
 
 pytestmark = pytest.mark.any_cluster
 NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
-# An API group of the test's own, so that no installed operator reacts.
+# The test has a separate API group, so that no installed operator reacts.
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")

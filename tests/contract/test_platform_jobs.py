@@ -19,14 +19,14 @@ from nni_manager.training_services.openpai.connection import JobAlreadyExists
 from trial_keeper.wire.reasons import ExitReason
 
 SLEEPS = "STARTED; exec sleep 100"
-# On SIGTERM, exits after a moment.
+# This task exits a moment after SIGTERM.
 EXITS_ON_REQUEST = """\
 trap 'sleep 0.3; touch "$TRIAL_KEEPER_WORKSPACE/exited"; exit 9' TERM
 STARTED
 sleep 100 & wait
 """
 ALREADY_EXISTS = "already exists; (choose another name|delete the object with kubectl)"
-# Exits with the code in the file that is named after the job.
+# This task exits with the code in the file that has the job's name.
 EXITS_AS_WRITTEN = """\
 STARTED
 code="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.code"
@@ -185,7 +185,7 @@ async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # as after a lost response
+        await service.submit(platform.settings())  # the manager repeats a submission after a lost response
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()

@@ -25,7 +25,7 @@ from nni_manager.support.leftovers import processes_of
 from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.messages import Stream
 
-# Of five trials the second fails, and the third and the fourth wait for a signal.
+# The second of five trials fails. The third and the fourth trial wait for a signal.
 TRAIN = """\
 import signal, sys
 import nni_sdk
@@ -51,7 +51,7 @@ while not os.path.exists(f"{gates}/{{nni_sdk.get_sequence_id()}}"):
 nni_sdk.report_final_result(x)
 """
 
-# The first trial fails after its second step, which is saved.
+# The first trial fails after it has saved its second step.
 FAILS_AFTER_A_CHECKPOINT = """\
 import pathlib
 import nni_sdk
@@ -210,7 +210,7 @@ def test_a_trial_that_the_user_stops_is_cancelled(done):
 def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
-    if done.platform.removal_kills:  # otherwise the keeper reports the end, and no message
+    if done.platform.removal_kills:  # on other platforms the keeper reports the end without a message
         assert "its keeper " in removed["message"]
         assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]
 

@@ -145,7 +145,7 @@ def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
     """The area that the front dominates, up to a gain of -1 and a cost of 1.5."""
     ranked = objectives.ranked((each, json.dumps(each)) for each in results)
     total, covered = 0.0, -1.0
-    for each in reversed(ranked):  # the cheapest first
+    for each in reversed(ranked):  # the points are sorted by cost, the cheapest first
         total += max(0.0, each["gain"] - covered) * max(0.0, 1.5 - each["cost"])
         covered = max(covered, each["gain"])
     return total

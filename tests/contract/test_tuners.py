@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# Arguments as in an experiment file, so small that a dozen trials show an effect.
+# These classArgs are so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -153,7 +153,7 @@ def test_a_tuner_accepts_the_result_of_a_trial_that_ran_during_a_restart(a_tuner
     assert rebuilt.ask(13).parameters == tuner.ask(13).parameters
     tuner.tell(12, 0.5)
     rebuilt.tell(12, 0.5)
-    rebuilt.tell(0, 3.0)  # ended before the restart: the result is ignored
+    rebuilt.tell(0, 3.0)  # the trial ended before the restart, so the tuner ignores the result
     assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
@@ -268,7 +268,7 @@ def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
     assert contains(parse_search_space(space), parameters) == []
 
 
-# The examples share the fixture, which none of them changes.
+# All examples share the fixture and do not change it.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_parameters_lie_in_the_search_space_and_survive_json_and_a_restart(a_tuner, raw, seed):
@@ -361,7 +361,7 @@ GRID = {
 BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.2, "n": [1]}, {"lr": 0.1}]}}
 
 
-# Its grids end, because it has only eleven values.
+# This quantised distribution has only eleven values, so its grids end.
 REFINED = {"q": {"_type": "qloguniform", "_value": [1, 30, 3]}}
 
 
@@ -559,7 +559,7 @@ def continued_parents(tuner, keys):
 
 def test_a_promoted_trial_continues_the_trial_of_the_previous_round():
     tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
-    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3; trial 10 has the best of the second.
+    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3. Trial 10 has the best value of the second round.
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
 
 
@@ -787,7 +787,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-# Their generations, and budgets and checkpoints, are of their own trials.
+# These tuners ignore imports: generations, budgets and checkpoints exist only for trials that they proposed.
 LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
 
 

@@ -23,7 +23,7 @@ from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# Written for NNI: these files do not use trial-keeper's names.
+# These files were written for NNI and use none of trial-keeper's names.
 PROPOSES = """
 from nni.tuner import Tuner
 from nni.utils import OptimizeMode, extract_scalar_reward
@@ -307,7 +307,7 @@ def test_a_user_tuner_is_killed_when_its_manager_dies(a_tuner, tmp_path):
     asking.start()
     wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
-    # The kernel does the same for a process that has ended.
+    # The kernel behaves the same for a process that has exited.
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
     asking.join(DEADLINE_S)
@@ -351,7 +351,7 @@ def test_closing_an_ended_user_tuner_sends_no_signal(a_tuner, monkeypatch):
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # Its pid is free and may belong to another process.
+    # The pid of the exited process may belong to another process.
     monkeypatch.setattr(
         user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
     )

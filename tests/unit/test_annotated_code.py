@@ -236,7 +236,7 @@ def test_without_hyper_parameter_annotations_the_search_space_of_the_file_applie
     write(code, train_dot_py=REPORT, space_dot_json='{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     read = config({"logDir": "searchSpacePath: space.json\nlogDir"})
     assert list(read.search_space_raw) == ["lr"]
-    assert read.is_annotated  # the code reports results
+    assert read.is_annotated  # the annotated code reports results
     assert read.warnings == (
         "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
         "search space",

@@ -401,7 +401,7 @@ def test_each_form_of_annotation_is_read_executed_and_filled_in(form, run):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # no space for an import
+    if before[0].startswith(("class", "def", "try")):  # the first line has no space for an import statement
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -651,7 +651,7 @@ def test_filling_in_values_fails_if_the_trial_lacks_a_value():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # A value that a user chose is shown unless it is the name of an expression.
+    # A user's value is written into the code, unless it is the name of an expression.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 
@@ -681,7 +681,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # for example in a comment
+    if b"@nni." not in source:  # the text may be inside a comment
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 

@@ -78,7 +78,7 @@ def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     assert (stored.remarks.note, trial.remarks.tags) == ("ours", ("keep",))
-    # Neither the archive nor its first machine contains a token of the loaded experiment.
+    # The loaded experiment has a new token, which neither the archive nor the first machine has.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
@@ -384,7 +384,7 @@ def test_a_pickle_in_the_metadata_of_a_trial_is_not_loaded_and_the_tuner_continu
     tuner.restore(safe)
     again = played(tuner, range(12, 40))
     assert not (tmp_path / "ran").exists()
-    # The tuner still learns: the last results are better than the first.
+    # The tuner still uses results: the last results are better than the first.
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 

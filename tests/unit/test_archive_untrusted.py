@@ -27,7 +27,7 @@ from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
-# A rejection takes a second; without it, loading would not end.
+# The check rejects an archive within a second; without the check, loading would never end.
 AT_ONCE_S = 20.0
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
@@ -213,7 +213,7 @@ def test_code_whose_links_combine_to_lead_outside_is_rejected_and_leaves_no_file
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # As text, both targets are inside.
+        # The text of both link targets points inside the folder.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
     new_code = tmp_path / "new code"
@@ -526,7 +526,7 @@ def test_a_tar_file_with_noise_is_loaded_or_rejected(an_archive, where):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
 def test_a_database_with_noise_is_loaded_or_rejected(an_archive, where):
-    # SQLite rejects any change of a length; here pages keep their positions.
+    # SQLite rejects a file of another length, so the noise replaces bytes and inserts none.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
@@ -576,7 +576,7 @@ def test_a_store_copied_twice_keeps_all_rows(saved, tmp_path):
 
     first, last = rows("experiment.sqlite"), rows("copy.sqlite")
     assert first["trial"] == last["trial"] != []
-    for own in ("experiment", "lease"):  # each store has its own
+    for own in ("experiment", "lease"):  # each store has a different secret
         del first[own], last[own]
     assert first == last
 

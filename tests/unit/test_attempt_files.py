@@ -279,7 +279,7 @@ def test_a_growing_file_does_not_count_as_rewritten(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # sent again after a lost connection
+    tail.read(Stream.METRICS, 0, 100)  # the manager sends this again after a lost connection
     tail.check(Stream)
     assert tail.changes == {}
 

@@ -323,7 +323,7 @@ def restored(raw, results, running=0):
     return tuner
 
 
-# A choice alone could recur; with an x in each option no point does.
+# A choice alone could repeat; the continuous x in each option makes every point unique.
 WITH_X = {
     "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
     "y": UNIT,
@@ -345,7 +345,7 @@ def test_a_proposal_costs_the_same_after_10_000_results_as_after_400(raw, monkey
         assert (few.kernel_elements, few.largest) == (many.kernel_elements, many.largest)
         assert few.largest == 2 * MAX_TRIALS
         assert many.likelihoods <= 50
-    # The next proposal converts what ended since, and what runs now.
+    # The next proposal converts only trials that ended since the last proposal, and running trials.
     assert needed[10_000, False].points <= 3
 
 
@@ -371,7 +371,7 @@ def test_the_number_of_points_kept_for_10_000_trials_is_bounded():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # The only points that recur are those without x, C and z: one for each n.
+        # Only points without x, C and z can repeat: there is one such point for each n.
         assert len(study.tried) == most
 
 

@@ -44,7 +44,7 @@ class Server:
                     else:
                         self._context.wrap_socket(connection, server_side=True).close()
                 except OSError:
-                    continue  # the client has rejected the certificate
+                    continue  # the client closes the connection when it rejects the certificate
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

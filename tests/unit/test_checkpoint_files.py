@@ -159,7 +159,7 @@ def test_a_changed_or_moved_checkpoint_manifest_is_refused(workspace):
 
 def test_the_trial_document_authorizes_checkpoints_of_other_jobs(workspace):
     saved(workspace, 0, "000001", settings=EARLIER)
-    assert offered(workspace, 1) == ([], [])  # the keeper has no other job's token
+    assert offered(workspace, 1) == ([], [])  # a keeper has only its own job's token
     found = SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER)
     document = replace(TRIAL, checkpoints=tuple(found))
     assert TrialDocument.from_bytes(document.to_bytes()) == document

@@ -28,7 +28,7 @@ trial:
   codeDir: .
 """
 SPACE = '{\n  "lr": {"_type": "loguniform", "_value": [0.001, 1]},\n  "units": {"_type": "choice", "_value": [16, 32]}\n}\n'
-# A change of the experiment file, from one text to another.
+# Each case replaces a text of the experiment file by another text.
 IN_FILE = {
     "tab": ("  builtinTunerName", "\tbuiltinTunerName"),
     "unclosed-brace": ("maximize}", "maximize"),
@@ -60,7 +60,7 @@ IN_FILE = {
     ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
-# A change of the search space.
+# Each case replaces a text of the search space file.
 IN_SPACE = {
     "space-misspelt-type": ("loguniform", "log_uniform"),
     "space-bounds-swapped": ("[0.001, 1]", "[1, 0.001]"),

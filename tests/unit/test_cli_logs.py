@@ -141,7 +141,7 @@ def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
 
 def test_follow_prints_a_log_from_its_creation_through_a_new_attempt_to_its_end(a_trial, capsys, monkeypatch):
     folder, save = a_trial
-    # Each poll runs one step.
+    # Each poll of the log executes the next step of the scenario.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -171,7 +171,7 @@ def test_follow_prints_the_managers_log_until_an_interrupt(a_trial, capsys, monk
 
     monkeypatch.setattr(log_commands.time, "sleep", more)
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
-    assert capsys.readouterr() == ("2\n3\n", "\n")  # ends the line with ^C
+    assert capsys.readouterr() == ("2\n3\n", "\n")  # nnictl ends the line in which the terminal shows ^C
 
 
 def test_follow_returns_when_a_trial_ends_without_output(a_trial, capsys, monkeypatch):

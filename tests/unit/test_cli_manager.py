@@ -82,7 +82,7 @@ def test_nnictl_stop_prints_a_reason_for_waiting_once_and_each_change_of_the_rea
         def report(line):
             lines.append(line)
             if len(lines) == 3:
-                owner.close()  # the manager exits
+                owner.close()  # the manager has exited
 
         monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
         monkeypatch.setattr(output, "info", report)
@@ -182,7 +182,7 @@ def test_a_closed_connection_and_a_refused_connection_have_different_errors(an_e
     assert ": no program listens there; " in str(refused)
 
 
-# urllib3 leaves a socket to the garbage collector when its handshake fails.
+# When a TLS handshake fails, urllib3 leaves its socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
@@ -207,7 +207,7 @@ def test_a_connection_that_closes_at_once_is_reported_as_closed_with_and_without
     gc.collect()
 
 
-# A manager that is ready, and rejects every request.
+# This manager reports that it is ready, and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys

@@ -222,7 +222,7 @@ def test_platform_clean_removes_only_files_of_ended_experiments(nnictl, an_exper
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # The same name on another storage.
+    # This experiment has the same name on another storage.
     an_experiment("else1111", storage=home)
     roots = {
         name: make_trial_files(storage, name)
@@ -307,7 +307,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# The part of `python -m tensorboard.main` that nnictl depends on.
+# This program behaves like `python -m tensorboard.main` as far as nnictl depends on it.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter
@@ -346,7 +346,7 @@ def test_nnictl_tensorboard_prints_the_pip_command_if_tensorboard_is_missing(
     )
 
 
-# In production nnictl exits before the process that it started; here both are one process.
+# In production, nnictl exits before the process that it started. Here the test outlives it, so Python warns about the child.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
     installed(PROGRAM)
@@ -447,7 +447,7 @@ def test_help_lists_all_pages_and_shows_one(nnictl):
     assert "internals" not in out
     shown = nnictl("help", "tuners")[1]
     assert shown.startswith("# Tuners\n")
-    # A page is also found by the name of its file.
+    # The name of a page's file is also a valid topic.
     assert nnictl("help", "docs/tuners.md")[1] == shown
 
 

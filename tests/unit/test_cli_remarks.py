@@ -195,7 +195,7 @@ def test_the_python_api_changes_remarks_of_an_ended_experiment(ended):
 
 def test_a_later_manager_starts_with_the_stored_remarks(nnictl, ended):
     nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep")
-    # A manager saves each trial's row often; that does not touch the remarks.
+    # A manager often rewrites the row of a trial. The remarks are in a table of their own.
     with (
         StoreReader(ended.database) as reader,
         contextlib.closing(Store(ended.database, ended.collected_logs)) as store,

@@ -187,7 +187,7 @@ def test_the_check_for_a_running_manager_opens_the_lock_file_read_only(nnictl, a
 def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     lock = folder.path / "owner.lock"
-    lock.symlink_to(lock)  # a loop that nobody can open, not even root
+    lock.symlink_to(lock)  # a link to itself, which not even root can open
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)

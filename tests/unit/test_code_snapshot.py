@@ -390,7 +390,7 @@ def test_a_file_with_a_login_is_left_out_under_every_name(place):
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
     (place.code / "alias.yml").symlink_to(
         place.code / "config.yml"
-    )  # it leads outside, so its content would be packed
+    )  # the link leads outside, so the snapshot would contain the file's content
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
     assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}

@@ -47,7 +47,7 @@ def test_a_folder_that_is_too_large_has_no_digest(code, tmp_path):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
 def test_the_code_version_is_dirty_if_the_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # of the caller's shell: another repository
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # variables of the caller's shell that name another repository
     repository = code.parent
     monkeypatch.delenv("GIT_DIR")
     git(repository, "init")

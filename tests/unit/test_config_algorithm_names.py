@@ -150,7 +150,7 @@ def test_a_user_tuner_may_have_a_search_space_of_any_form_or_none(read, tmp_path
     warning = "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
     assert config.warnings == ((warning,) if space else ())
     assert ExperimentSpec.from_json(config.to_json()) == config
-    # Anybody may propose any parameters, and change the space.
+    # With a user's tuner, custom trials may have any parameters, and the search space may change.
     assert results_of([{"parameter": {"anything": 1}, "value": 2}], config.search_space, config.tuner.name)
     assert changed(config, "SEARCH_SPACE", {"searchSpace": {"other": [1]}}).search_space_raw == {"other": [1]}
     with pytest.raises(ConfigInvalid):

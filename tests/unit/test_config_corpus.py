@@ -77,7 +77,7 @@ def comparable_fields(config):
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # the second schema also writes its location here
+        del fields["tuner"]["name"]  # the second schema also writes the location of the user's tuner here
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"  # the default scheme of the first schema
     return fields

@@ -43,7 +43,7 @@ trainingService:
   platform: local
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# Generous for a busy machine; unbounded work takes minutes.
+# The limit is generous for a busy machine. Unbounded work would take minutes.
 MAX_S = 60
 MAX_MEMORY_BYTES = 1 << 30
 

@@ -126,7 +126,9 @@ def test_the_unedited_file_of_nnis_page_gets_every_error_with_a_remedy(diagnosti
 def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_space(write, tmp_path):
     path = write({"useAnnotation: false": "useAnnotation: true"})
     (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
-    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")  # not code, although it is in the folder
+    (tmp_path / "storage" / "old.py").write_text(
+        "'@nni.what()'"
+    )  # this file is in the code folder and is not code
     (tmp_path / "search_space.json").unlink()
     config = read_experiment_file(path)
     assert config.is_annotated

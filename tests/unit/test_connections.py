@@ -28,7 +28,7 @@ def test_a_peer_address_is_parsed_from_the_uri_of_grpc(uri, peer):
 
 @given(st.data())
 def test_only_unauthenticated_connections_are_closed_at_the_limit(data):
-    connection_table = Connections(80)  # at most 20 unauthenticated connections
+    connection_table = Connections(80)  # the limit is 20 unauthenticated connections
     peer = st.tuples(st.sampled_from(["10.0.0.1", "10.0.0.2"]), st.integers(1, 99))
     first_seen, known = {}, {}
     with contextlib.ExitStack() as stack:
@@ -73,7 +73,7 @@ def test_only_connections_of_the_given_port_are_found(host):
             stack.enter_context(listener.accept()[0])
         found = list(connections._sockets_at(ours.getsockname()[1]))
         assert sorted(each.peer for each in found) == sorted(peer.getsockname()[:2] for peer in peers[:2])
-        # The descriptor may belong to another file by then: nothing is closed.
+        # The descriptor number may belong to another file by then, so the function must close nothing.
         first = next(each for each in found if each.peer == peers[0].getsockname()[:2])
         connections._shut_down(connections._Socket(peers[2].fileno(), first.peer))
         connections._shut_down(first)

@@ -216,7 +216,7 @@ def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_a
     search.report("t0", "0.5")
     search.end("t0")
     trial = search.trial("t0")
-    trial.run.ended = None  # not stored
+    trial.run.ended = None  # `ended` is not stored
     next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = search.resumed()
     after.handle(ManagerReady())

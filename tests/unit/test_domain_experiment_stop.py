@@ -186,7 +186,7 @@ def test_a_changed_trial_time_limit_applies_to_running_trials() -> None:
     after = search.resumed()
     search.trial(
         "t0"
-    ).run.start_received_at_s = -50.0  # the next manager computes that it has run for 50 s already
+    ).run.start_received_at_s = -50.0  # the next manager computes that the trial has run for 50 s already
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10
     after.now_s = 10

@@ -64,7 +64,7 @@ def test_a_deferral_older_than_a_trial_end_does_not_block_the_next_request() -> 
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
-    search.run("t0")  # the open request predates this
+    search.run("t0")  # the tuner received the open request before this trial ended
     search.decline()
     assert search.requests == [1]
 
@@ -119,7 +119,7 @@ def test_a_tuner_exception_for_a_result_also_ends_requests() -> None:
     search.run("t0")
     search.handle(TunerFailed("cannot take it", was_asked=False))
     assert search.state is ExperimentState.ERROR
-    search.suggest()  # an answer to the request before the failure
+    search.suggest()  # the tuner's response to the request before the failure
     search.run("t1")
     assert search.finishes == 1
 

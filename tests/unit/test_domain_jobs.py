@@ -307,7 +307,7 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(trial_id)  # as the scheduler does
+        self.jobs.queue.appendleft(trial_id)  # the scheduler makes the same two calls
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)
@@ -330,7 +330,7 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # The only keeper of the job disconnected after it was idle.
+        # The job's only keeper disconnected after it had reported that it is idle.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)

@@ -76,7 +76,7 @@ def test_a_job_that_the_cluster_restarts_has_no_deadline():
     search.end("t0", JOB_LOST)
     search.deliver("t0")
     assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"]
-    search.handle(JobRequeued("t0"))  # the answer of the training service
+    search.handle(JobRequeued("t0"))  # the result that the training service returns
     assert given_up(search, search.now_s + 1e6) == []
     assert search.trial("t0").state is TrialState.CLOSING
     search.start("t0", attempt=1)
@@ -117,7 +117,7 @@ def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
     trial = search.trial("t0")
     if max_retries:
         assert (trial.state, search.submitted) == (TrialState.WAITING, ["t0", "t0-1"])
-        # The keeper on the lost node returns: its attempt counts no more.
+        # The keeper on the lost node reconnects. Its attempt must stay lost.
         search.report("t0", "0.1")
         assert trial.run.final is None
     else:

@@ -24,7 +24,7 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # no number to compare
+        # these results have no number to compare
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),

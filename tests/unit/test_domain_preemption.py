@@ -180,7 +180,7 @@ def test_the_next_manager_also_waits_for_the_end_of_the_job():
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(trial_id).run.ended = None  # not stored
+    search.trial(trial_id).run.ended = None  # the pending end of the job is not stored
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)

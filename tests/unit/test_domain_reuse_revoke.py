@@ -105,7 +105,7 @@ def test_no_trial_is_revoked_for_a_job_that_an_open_request_will_serve(
     revocable.idle("env-1")
     assert len(revocable.revoked) == 1
     search = search_with_revocable_trials()
-    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not answered yet
+    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not responded yet
     search.idle("env-1")
     assert search.revoked == []
     search.handle(ParametersSuggested("t6", 6, {}, {}, 1.0))

@@ -223,7 +223,7 @@ def test_an_orphaned_task_that_the_policy_ignores_does_not_delay_the_trial(team:
 def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # as stored before the second end
+    team.trial("t0").state = TrialState.RUNNING  # the rows as they were stored before the second task ended
     team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)

@@ -114,7 +114,7 @@ def test_reports_repeated_after_a_reconnection_have_no_effect() -> None:
 
 def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # at 20 by the keeper's clock
+    search.start(search.suggest())  # the keeper's clock shows 20 s
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")

@@ -66,9 +66,9 @@ def test_every_error_has_one_of_the_keeper_exit_codes(kind: type[errors.KeeperEr
 
 
 def test_every_exit_code_has_an_error_class():
-    # A keeper without an error exits with these.
+    # A keeper exits with these codes without an error.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the job's script exits with it
+    without_a_keeper = {KeeperExit.MISSING}  # the job's script run.sh exits with this code
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 

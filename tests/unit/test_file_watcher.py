@@ -16,7 +16,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# Far longer than the slow poll, so that a wait that was woken differs from one that timed out.
+# The timeout is far longer than the interval of the slow poll, so a timeout is distinguishable from a wake-up.
 NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 
@@ -147,7 +147,7 @@ def test_the_cooldown_of_one_file_does_not_delay_reports_of_another_file(watcher
 
     async def waiting():
         append(flooded)
-        await watcher.wait(grew=False, longest_s=0)  # in its cooldown, since it was just added
+        await watcher.wait(grew=False, longest_s=0)  # the file was just added, so its cooldown is running
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         append(flooded)

@@ -84,12 +84,17 @@ def test_positions_of_inactive_dimensions_have_no_effect_on_features():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),  # 0 has half a cell: 0 to 0.5
+        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),  # the cell of the value 0 is 0 to 0.5
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
-        ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),  # up to 50 it is 1, then 100
+        # draws up to 50 give the value 1, larger draws give 100
+        ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
-        ({"_type": "qlognormal", "_value": [0, 1, 2]}, 0.2, 0.25),  # up to e^0: half of the probability
+        (
+            {"_type": "qlognormal", "_value": [0, 1, 2]},
+            0.2,
+            0.25,
+        ),  # draws up to e^0 have half of the probability
     ],
 )
 def test_a_quantised_value_is_at_the_centre_of_its_cell(raw, position, centre):
@@ -139,7 +144,7 @@ def test_equal_features_mean_equal_quantised_values_and_choices(raw, data):
             two[index] = one[index]
     same_features = bool(np.all(flat.features(one[None]) == flat.features(two[None])))
     of_one, of_two = (json.dumps(parameters_at(raw, each)) for each in (one, two))
-    # Options of a choice may be equal values: {"_value": [1, 1]}.
+    # Two options of a choice may have equal values, such as {"_value": [1, 1]}.
     assert of_one == of_two if same_features else of_one != of_two or has_equal_options(raw)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Module, prefix of the tables' names, heading, and the name of a state that the table leaves open.
+# Each entry has the module, the prefix of the tables' names, the heading, and the name of the state that is not in the table.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
-# Adds a key to the module before anything imports it, and prints what becomes of the key.
+# This program adds a key to the schema module before other modules import it. It prints how each part of the program handles
+# the key.
 ADD_A_KEY = """
 import importlib.util, json, sys
 from pathlib import Path

@@ -44,7 +44,7 @@ def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
 
 def row(key: Key, v1: str) -> str:
     declared = key.declared
-    # Roles are alike, and the keys of each follow its name, or the index of an item.
+    # All task roles have the same keys, below the role's name or below the index of a list item.
     is_of_role = key.path[:1] == SERVICE and key.path[1:2] != ("storage",) and len(key.path) > 2
     v2 = key_of(key.path[2 + (EACH in key.path) :] if is_of_role else key.path)
     about = declared.about + (f" (since {declared.since}, not in NNI)" if declared.since else "")

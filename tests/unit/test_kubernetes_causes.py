@@ -16,7 +16,7 @@ def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), *
     """`code`: that of its container, which has ended at `AT`. `deleted`: when its deletion was requested."""
     meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
     if deleted:
-        # 45 s later.
+        # This time is 45 s later.
         ends_at = (
             deleted.replace("00:00", "00:01")
             .replace(":30Z", ":15Z")
@@ -72,9 +72,10 @@ def test_a_pod_that_exits_by_itself_has_no_cluster_cause(pod):
     [
         ("Running", None, AT, AT),
         ("Failed", 143, BEFORE, BEFORE),
-        ("Failed", 1, BEFORE, BEFORE),  # training code that handles the signal in its own way
+        ("Failed", 1, BEFORE, BEFORE),  # the training code handles SIGTERM itself
         ("Failed", 143, AT, AT),
-        # An operator has deleted a pod that has ended; within the same second only a keeper's own code shows the signal.
+        # The operator deleted a pod that had ended. If both times are within one second, only the keeper's exit code
+        # 112 shows that the signal came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),

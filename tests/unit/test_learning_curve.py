@@ -221,7 +221,7 @@ def test_only_the_newest_and_the_loaded_checkpoint_marks_are_stored(new_store):
     store_streams(store, {0: first + loads + training.streams[0]}, 10_000)
     marks = reader.marks("t")
     saves = [int(mark.checkpoint) for mark in marks if mark.source is None]
-    # The first one, from which a process continued, and the newest.
+    # The store keeps the first mark, from which a process continued, and the newest marks.
     assert saves == [1, *range(52, 152)]
     assert len([mark for mark in marks if mark.source is not None]) == 1000
 

@@ -37,14 +37,14 @@ def test_the_lease_of_a_holder_on_this_machine_is_judged_by_its_last_renewal(tmp
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
-    assert not is_expired(path, LONG_S)  # without a poll of the file
+    assert not is_expired(path, LONG_S)  # the function returns without polling the file
     write_record(path, LeaseRecord(holder, 1, time.monotonic() - 2.0))
     assert is_expired(path, 1.0)
     assert not is_expired(path, LONG_S)
 
 
 def test_a_renewal_time_in_the_future_does_not_keep_a_lease_valid(tmp_path):
-    # The machine has restarted since, where its kernel provides no boot id.
+    # A renewal time in the future means that the machine has restarted, if the kernel provides no boot id.
     path = tmp_path / "owner.lock"
     path.touch()
     write_record(path, LeaseRecord(LeaseHolder.here(), 1, time.monotonic() + LONG_S))

@@ -22,7 +22,7 @@ def test_the_least_loaded_gpus_are_assigned_first():
 def test_gpus_used_by_other_programs_are_not_assigned():
     shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
     assert shares.take("a", 1, in_use={0}) == (1,)
-    # Now the job computes on GPU 1, which a second job may share.
+    # The first job now runs on GPU 1, which a second job may share.
     assert shares.used_by_others({0, 1}) == [0]
     assert shares.take("b", 3, in_use={0, 1}) is None
     assert shares.take("b", 2, in_use={0, 1}) == (1, 2)

@@ -238,7 +238,7 @@ def test_a_gang_without_free_ports_gets_exit_code_253_and_is_retried():
     assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
-    # Its allocations are free again.
+    # The allocations of the ended job are free again.
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 

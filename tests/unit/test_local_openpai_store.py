@@ -108,7 +108,7 @@ def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
 
 
 def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
-    # Large enough for database pages of its own, which SQLite frees without erasing unless configured to.
+    # The secret fills whole database pages. SQLite frees such pages without erasing them, unless secure_delete is on.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
     store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)

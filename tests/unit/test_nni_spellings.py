@@ -95,7 +95,7 @@ def test_each_unsupported_nni_command_is_refused_with_an_alternative(capsys, lin
         ("stop all", "stop --all"),
         ("resume ID --experiment_dir /a_b", "resume ID --experiment_dir /a_b"),
         ("experiment save ID --saveC", "experiment save ID --saveCodeDir"),
-        # Ambiguous, unknown, after --, and no option.
+        # The cases are: an ambiguous option, an unknown option, an option after `--`, and no option.
         ("trial ls --h", "trial ls --h"),
         ("trial ls --heat", "trial ls --heat"),
         ("experiment delete -- --al", "experiment delete -- --al"),

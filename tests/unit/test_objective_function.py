@@ -61,14 +61,14 @@ def test_an_importable_function_is_imported_by_name(module):
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
         made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
-        # All that the module imports, and not the module itself.
+        # The warm imports are all modules that the function's module imports, without that module itself.
         assert made.modules == ("json", "numpy")
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        lambda module: module.original,  # its name leads to another function
+        lambda module: module.original,  # another function has this name in the module
         lambda module: lambda parameters: 4,
         lambda module: functools.partial(int, 5),
         lambda module: collections.Counter,

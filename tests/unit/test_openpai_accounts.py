@@ -154,7 +154,7 @@ def test_a_user_keeps_the_newest_login_tokens_and_all_application_tokens():
     assert len(store.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
     assert [code_of(store.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
     assert all(store.caller(text, 2100) for text in (application, texts[5], texts[-1]))
-    # Expired tokens are removed when the next one is issued.
+    # Expired tokens are removed when the next token is issued.
     store.issue("bob", 1e9, 60)
     assert len(json.loads(store.to_json())["tokens"]) == 2
 

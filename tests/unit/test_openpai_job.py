@@ -113,7 +113,7 @@ def test_jobs_are_named_as_nni_names_them():
 def test_the_token_is_only_in_a_secret_of_the_job():
     text = render_job(template_of(pai()), "name", SETTINGS)
     assert text.count("c0ffee") == 1
-    # OpenPAI masks lines: from this one to the next line that starts with a word.
+    # OpenPAI masks the lines from `secrets:` to the next line that starts with a word.
     (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
     assert line == "secrets:"
     assert "c0ffee" not in without_secrets(parse(text))

@@ -39,7 +39,7 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # user bob, and virtual cluster big
+        ({"keyword": "b"}, "ba"),  # the query selects user bob and virtual cluster big
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),
@@ -57,7 +57,7 @@ def names(**query):
         ({"order": "vc,ASC"}, "acb"),
         ({"order": "totalGpuNumber,DESC"}, "cba"),
         ({"order": "state,ASC"}, "bca"),
-        # In ascending order, unfinished jobs come last.
+        # Unfinished jobs have no completion time and come last in ascending order.
         ({"order": "completionTime,ASC"}, "acb"),
         ({"order": "completionTime,DESC"}, "bca"),
         ({"unknown": "1"}, "cba"),

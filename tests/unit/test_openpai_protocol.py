@@ -84,7 +84,7 @@ extra: {}
         "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
         "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
         "extraContainerOptions, resourcePerInstance, commands)",
-        # never contains the secret
+        # no error message may contain the secret
         "line 16, column 1: cannot use secrets: its value is not a mapping; write e.g. secrets: {key: value}",
         "line 17, column 1: cannot use extra: there is no such key here; did you mean extras? (known: protocolVersion, name, "
         "version, contributor, description, type, prerequisites, parameters, secrets, jobRetryCount, taskRoles, deployments, "

@@ -18,7 +18,8 @@ from nni_manager.training_services.openpai.scalars import (
     resolved,
 )
 
-# [text, JavaScript's typeof ("null" and "date" apart), String(value)], recorded from js-yaml 3.14.1 on Node 20.
+# Each entry is [text, type, String(value)], recorded from js-yaml 3.14.1 on Node 20. The type is JavaScript's typeof, or "null"
+# or "date".
 JS_YAML = json.loads((Path(__file__).parents[1] / "golden/openpai/js_yaml_scalars.json").read_text())
 
 

@@ -17,7 +17,7 @@ from nni_manager.training_services.openpai.templates import (
     fill_secrets,
 )
 
-# The output of mustache.js 2.3.2 with the server's loop over its tokens; None: an error.
+# The expected output was recorded from mustache.js 2.3.2 with the OpenPAI server's loop over its tokens. None means an error.
 MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
 
 
@@ -107,7 +107,7 @@ def test_a_text_without_tags_is_only_trimmed(text):
 
 
 BLANKS = 100_000
-FAST_S = 5  # quadratic time would be minutes
+FAST_S = 5  # an algorithm of quadratic time would take minutes
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_time_to_expand_a_template_grows_linearly_with_its_length(text):
 
 @given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
 def test_references_are_found_as_by_a_regular_expression(text):
-    # Correct but slow: the reference implementation.
+    # This reference implementation is correct and slow.
     pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
     values = {"$a": "1", "$ax": "2"}
     by_pattern = pattern.sub(lambda match: values.get(match["name"], match[0]), text)

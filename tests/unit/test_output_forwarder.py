@@ -106,7 +106,9 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     writer.join(DEADLINE_S)
     assert not writer.is_alive()
     finish([forwarder])
-    assert forwarder._thread.is_alive()  # blocked in its write until the pipe is read or the process ends
+    assert (
+        forwarder._thread.is_alive()
+    )  # this write blocks until the test reads the pipe, or the process exits
     os.close(pipe[0])
     pipe[0] = None
     forwarder._thread.join(DEADLINE_S)

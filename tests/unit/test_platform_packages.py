@@ -19,7 +19,7 @@ from nni_manager.training_services.platform import platform_of
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
-# What experiments on a platform need besides its own package.
+# These modules are needed by experiments on a platform, besides the platform's own package.
 SHARED = {"kubeflow": {"kubernetes"}, "frameworkcontroller": {"kubernetes"}}
 READ = """
 import json, sys

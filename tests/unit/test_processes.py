@@ -26,12 +26,12 @@ def thread_id() -> Iterator[int]:
 
 def test_a_thread_with_the_pid_of_an_exited_process_is_not_mistaken_for_it(thread_id: int) -> None:
     assert open_pidfd(thread_id) is None
-    stat = ProcessStat.of(thread_id)  # /proc has the thread, too
+    stat = ProcessStat.of(thread_id)  # /proc also lists the thread
     assert stat is not None
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    wait_for_ends([thread_id], time.monotonic() + 3600)  # does not wait for the thread
+    wait_for_ends([thread_id], time.monotonic() + 3600)  # the call returns although the thread is still alive
 
 
 def test_waiting_on_a_pidfd_returns_when_the_process_exits() -> None:

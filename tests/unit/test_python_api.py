@@ -27,7 +27,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
-# those of NNI v2.10
+# these are the names of NNI v2.10
 NAMES = """
     Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
     FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig

@@ -97,7 +97,7 @@ def kubeflow():
 def test_a_python_configuration_equals_the_same_experiment_file(place, make):
     config = make()
     (place / "digits.yml").write_text(as_yaml(config.document()))
-    # Warnings have the names of their source.
+    # A warning uses the key names of the source, here of Python.
     differs = {"config_path": Path(), "expansions": (), "warnings": ()}
     from_file = read_experiment_file(place / "digits.yml").replace(**differs)
     assert config.checked().replace(**differs) == from_file
@@ -122,7 +122,7 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# keys that the reader handles outside its tables
+# the reader handles these keys outside of its key tables
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 
@@ -282,7 +282,7 @@ def test_a_field_may_be_written_as_in_files_and_causes_a_hint():
     with pytest.warns(AliasHint, match="dockerImage"):
         assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NNI's alternative names are not misspelled
+        warnings.simplefilter("error")  # NNI's alternative names do not count as misspelled
         assert K8sStorageConfig(storage="nfs").storage_type == "nfs"
 
 

@@ -195,7 +195,7 @@ def test_the_newest_checkpoints_and_the_newest_signed_checkpoint_are_kept(attemp
     nni.save_checkpoint(saving("1"), keep=1)
     sign(folder)
     nni.save_checkpoint(saving("2"), keep=1)
-    assert names() == ["000001", "000002"]  # the second is not signed yet
+    assert names() == ["000001", "000002"]  # the keeper has not signed the second checkpoint yet
     sign(folder)
     nni.save_checkpoint(saving("3"), keep=1)
     assert names() == ["000002", "000003"]
@@ -268,7 +268,7 @@ def test_no_other_user_may_write_to_a_checkpoint(attempt):
 def test_a_checkpoint_of_a_killed_save_is_not_loaded(attempt):
     folder = attempt()
     nni.save_checkpoint(saving("whole"))
-    # After the rename of the files and before that of the manifest.
+    # The process is killed after the rename of the files and before the rename of the manifest.
     shutil.copytree(folder / "checkpoints/000001", folder / "checkpoints/000002")
     (folder / "checkpoints/.new-1-3").mkdir()
     assert nni.load_checkpoint().endswith("000001")

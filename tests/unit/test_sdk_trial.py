@@ -236,7 +236,7 @@ def test_the_metrics_descriptor_is_not_inherited_by_child_programs(trial):
 def _path_of(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # the descriptor that listed the folder
+    except FileNotFoundError:  # this descriptor was open while the folder was listed
         return ""
 
 
@@ -317,7 +317,7 @@ def test_a_report_on_a_full_disk_is_an_error_that_names_the_cause(trial_of, envi
 
 
 def test_a_partly_written_record_does_not_damage_other_records(environ):
-    # A limit on file size causes real short writes: half of the second record still fits.
+    # A limit on the file size causes a real short write: only half of the second record fits.
     code = (
         "import os, resource, signal, nni_sdk as nni\n"
         "from nni_sdk.errors import MetricNotWritten\n"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 (PROMISED,) = re.findall(
     r"^## What is promised\n(.*?)^## ", (ROOT / "SECURITY.md").read_text(), re.MULTILINE | re.DOTALL
 )
-# A paragraph or a bullet, with its lines of tests.
+# A match is a paragraph or list item, with the lines below it that name tests.
 PROMISES = [each for each in re.split(r"\n\n|\n(?=- )", PROMISED.strip()) if each and each[0] != "#"]
 GRPC = dict(servicer._SERVER_OPTIONS)
 

@@ -67,7 +67,7 @@ def test_keepers_on_other_machines_use_the_address_of_the_route_to_the_cluster(c
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
-        pass  # the address belongs to this machine
+        pass  # the address is one of this machine
 
 
 def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):

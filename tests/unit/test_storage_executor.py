@@ -50,7 +50,7 @@ def test_a_hanging_storage_call_does_not_block_other_calls(
         assert threads.stalled_s() == 0, "it may only be slow"
         monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
         assert threads.stalled_s() > 0
-        with open(pipe, "w"):  # the storage answers again
+        with open(pipe, "w"):  # the storage responds again
             for file in await asyncio.gather(*hanging):
                 file.close()
         assert await threads.call(int, "7") == 7

@@ -169,7 +169,7 @@ def test_a_duplicate_record_fails_the_whole_transaction(store, reader):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
-    store.commit([a_commit(2, offset=offset)], 3.0)  # the store still works
+    store.commit([a_commit(2, offset=offset)], 3.0)  # the store accepts writes after the failure
     assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
@@ -299,7 +299,9 @@ def test_the_error_for_a_read_only_database_suggests_write_permission(store):
 def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")  # in this mode, readers and the writer block each other
+        other.execute(
+            "PRAGMA journal_mode = DELETE"
+        )  # in this journal mode, readers and the writer block each other
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
             other.execute("BEGIN EXCLUSIVE")
@@ -384,7 +386,7 @@ def test_a_database_of_an_earlier_format_is_migrated_to_the_current_one(store, d
 
 def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchanged(earlier):
     as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
-    with StoreReader(earlier) as reader:  # `nnictl` may be the first to read it
+    with StoreReader(earlier) as reader:  # nnictl may read the database before a manager migrates it
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
         metrics = [(m.trial_id, m.attempt, m.value) for m in reader.metrics()]

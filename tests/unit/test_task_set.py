@@ -63,7 +63,7 @@ def test_joining_also_waits_for_nested_tasks() -> None:
         tasks = TaskSet()
 
         async def second() -> None:
-            for _ in range(5):  # longer than the first task
+            for _ in range(5):  # this task runs longer than the first task
                 await asyncio.sleep(0)
             steps.append("second")
 

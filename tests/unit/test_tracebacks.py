@@ -136,7 +136,7 @@ def a_traceback(line="ValueError: bad"):
     [
         ("", ""),
         ("loss: 0.3\nValueError: not raised\n", ""),
-        # The end of stderr, truncated in the middle of a frame.
+        # The keeper stores only the end of stderr, here cut in the middle of a traceback frame.
         (a_traceback().partition("recent")[2], "ValueError: bad"),
         (a_traceback().replace("\n", "\r\n"), "ValueError: bad"),
         (textwrap.indent(a_traceback(), "[rank0]: "), "ValueError: bad"),

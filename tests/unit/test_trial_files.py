@@ -279,7 +279,7 @@ def test_a_folder_that_the_manager_may_not_read_is_an_error_with_its_path(
 ) -> None:
     running_folder.path.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read everything
+    if user == 0:  # root can read any file
         os.seteuid(_NOBODY)
     try:
         with pytest.raises(PermissionError, match=str(running_folder.path)):
@@ -365,7 +365,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
     shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
     shut.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read everything
+    if user == 0:  # root can read any file
         os.seteuid(_NOBODY)
     try:
         found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -375,7 +375,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
         shutil.rmtree(own.parent)
         if user == 0:
             os.seteuid(_NOBODY)
-        # The unreadable one may be the keeper's own.
+        # The unreadable attempt may be one of this keeper.
         with pytest.raises(PermissionError):
             SharedFiles(workspace).find_attempts("abcde", SIGNER)
     finally:

@@ -69,9 +69,9 @@ def test_the_rows_of_the_test_cases_have_the_api_format() -> None:
 def test_a_query_finds_the_same_trials_as_the_page(case: dict[str, Any]) -> None:
     query = query_of(case)
     assert [trial.trial_id for trial in query.arranged(TRIALS)] == case["ids"]
-    # The order does not depend on that of the trials.
+    # The result does not depend on the order in which the trials are given.
     assert [trial.trial_id for trial in query.arranged(reversed(TRIALS))] == case["ids"]
-    # An insertion, one by one, uses the same order.
+    # Inserting the trials one by one gives the same order.
     assert [trial.trial_id for trial in sorted(filter(query.matches, TRIALS), key=query.key)] == case["ids"]
 
 

@@ -92,7 +92,7 @@ def test_a_metric_with_the_name_of_a_parameter_can_be_a_column(capsys):
         ("value", [0, 4, 3, 1, 2], [1, 3, 0, 4, 2]),
         ("time", [3, 1, 0, 4, 2], [4, 0, 1, 3, 2]),
         ("state", [4, 1, 2, 0, 3], [0, 3, 2, 1, 4]),
-        # Numbers come before text, and trials without the parameter last.
+        # Numbers come before text. Trials without the parameter come last.
         ("lr", [0, 2, 1, 3, 4], [1, 2, 0, 3, 4]),
     ],
 )
@@ -110,7 +110,7 @@ def test_an_unknown_column_is_an_error_that_lists_the_known_columns():
 
 
 def test_output_to_a_pipe_is_tab_separated_and_not_wrapped(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "72")  # some shells export it
+    monkeypatch.setenv("COLUMNS", "72")  # some shells export COLUMNS
     trials = [
         a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
         a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),

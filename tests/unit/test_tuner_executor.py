@@ -70,7 +70,7 @@ def test_results_reported_while_the_assessor_is_busy_are_assessed_together(tmp_p
     ]
 
 
-# Trials for which the tuner below blocks or raises.
+# The tuner below blocks for the first of these trials and raises for the second.
 WAITS, RAISES = 98, 99
 
 
@@ -211,7 +211,7 @@ def test_requests_before_an_import_do_not_count_for_the_tuners_speed(tmp_path, g
 
     async def scenario(algorithms):
         asking = [asyncio.ensure_future(algorithms.ask(number)) for number in range(4)]
-        await asyncio.sleep(0)  # all requests are in the thread
+        await asyncio.sleep(0)  # the thread has received all requests
         await algorithms.teach([])
         await asyncio.gather(*asking)
         await algorithms.ask(4)

@@ -20,8 +20,8 @@ UNSAFE_YAML = {
     "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
     "unsafe_load_all",
 }  # fmt: skip
-# A trial loads the function that the user of its process has passed to `Experiment.run`, from a file of this user alone; and a
-# model of scikit-learn, from a checkpoint that a keeper has signed.
+# Two places unpickle files. A trial loads the function passed to `Experiment.run`, from a file that only its user can write.
+# The scikit-learn callback loads a model from a checkpoint that a keeper has signed.
 ALLOWED = {"nni_sdk/objective.py": ["pickle"], "integrations/sklearn.py": ["pickle"]}
 
 

@@ -60,7 +60,9 @@ def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch
 
 def test_a_file_without_access_rights_is_an_error_with_a_remedy(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)  # as for other users than root
+    monkeypatch.setattr(
+        unusable_files.os, "access", lambda *_, **__: False
+    )  # the check runs as for a user other than root
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 
 

@@ -93,7 +93,7 @@ def test_the_best_point_is_chosen_in_the_direction_of_the_new_experiment(an_earl
 
 
 def test_a_pareto_front_contributes_its_ends_and_points_between(an_earlier, chosen):
-    # Accuracy costs size; the last result is worse in both.
+    # A higher accuracy needs a larger size. The last result is worse in both metrics.
     results = [({"lr": n / 100, "net": NET}, {"accuracy": n / 100, "size": n}) for n in range(1, 41)]
     results.append(({"lr": 0.9, "net": NET}, {"accuracy": 0.01, "size": 99}))
     tuner = {"builtinTunerName": "NSGAII"}

@@ -233,7 +233,7 @@ def test_any_bytes_are_a_message_or_an_invalid_message(content: bytes) -> None:
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
-    except DecodeError:  # gRPC handles this in the keeper, which chose its manager
+    except DecodeError:  # in the keeper, gRPC rejects such bytes from the manager
         return
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
