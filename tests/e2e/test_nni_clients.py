@@ -29,7 +29,7 @@ if nni.get_sequence_id() >= 2:
     time.sleep(600)
 nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
 """
-# Prints one JSON document. The client of v2.10 lacks kill_trial_job.
+# The script prints one JSON document. NNI's client of v2.10 has no kill_trial_job.
 CLIENT = """
 import dataclasses, json, sys
 from nni.experiment import Experiment
@@ -104,7 +104,8 @@ def test_nnis_python_client_queries_changes_and_stops_an_experiment(client, sche
             stderr=subprocess.PIPE,
             text=True,
         ) as running:
-            # The client waits for the end of the manager, which here is a child of the test.
+            # NNI's client waits until the manager exits. Here the manager is a child of the test, which must reap
+            # it.
             wait_until(
                 lambda: None not in (experiment.manager.poll(), running.poll()) or running.poll(),
                 "both have ended",

@@ -43,7 +43,7 @@ print("lr is", lr)
 nni_sdk.report_intermediate_result(lr / 2)
 nni_sdk.report_final_result(lr)
 """
-# Reports once and then waits for a signal.
+# The trial reports once and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 
 
@@ -252,7 +252,7 @@ time.sleep(600)
 def a_manager_of(folder):
     """The manager's process, and the folder of its experiment."""
     for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):  # nnictl itself may just have ended
+        with contextlib.suppress(psutil.Error):  # nnictl itself may just have exited
             words = process.cmdline()
             if "nni_manager" in words:
                 return process, Path(words[words.index("--folder") + 1])
@@ -262,7 +262,7 @@ def a_manager_of(folder):
 def test_nnictl_stop_ends_trials_of_a_dead_manager_although_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
-    # A keeper that waits to be forked ends with the manager.
+    # The fork server of keepers exits with the manager.
     wait_until(lambda: is_training(place), "a trial runs")
     manager.kill()
     manager.wait(DEADLINE_S)
@@ -387,7 +387,7 @@ def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
 
-    shutil.rmtree(line["logDir"])  # with the certificate
+    shutil.rmtree(line["logDir"])  # the folder has the certificate
     listed = nnictl("experiment", "list")
     assert (listed.returncode, line["id"] in listed.stdout) == (0, True)
     assert (
@@ -475,7 +475,7 @@ def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(plac
     assert "NOT RUNNING (was RUNNING)" in nnictl("experiment", "list", "--all").stdout
 
     before = processes_of(place)
-    # Later killed, so that the write-ahead log stays as it is.
+    # The test kills the manager later, so that the write-ahead log is not merged.
     database = ExperimentFolder(Path(line["logDir"])).database
     with subprocess.Popen([sys.executable, "-c", LOCK, database], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
@@ -510,7 +510,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # Ports that no search for free ports from 8080 on finds.
+    # A search for free ports that starts at 8080 does not reach these ports.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -616,13 +616,13 @@ def test_a_terminal_shows_the_experiment_live(place):
     ) as process:
         os.close(side)
         seen = b""
-        with contextlib.suppress(OSError):  # how a terminal reports that it has no writer any more
+        with contextlib.suppress(OSError):  # a terminal reports the end of its last writer with this error
             while piece := os.read(main, 65536):
                 seen += piece
         os.close(main)
     text = seen.decode()
     assert process.returncode == 0
-    assert "\x1b[1A" in text  # redrawn in place
+    assert "\x1b[1A" in text  # the display is redrawn in place
     assert "━" in text
     assert "3/3" in text
     assert "DONE" in text

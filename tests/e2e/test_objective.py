@@ -43,7 +43,7 @@ class Model:
     def loss(parameters):
         return None if parameters["x"] == 1 else "none"
 """
-# A script as people write it, without a guard: a trial that ran it again would start another experiment.
+# The script has no `__main__` guard: a trial that ran the script would start another experiment.
 SCRIPT = """\
 import sys
 from nni_manager.experiment import Experiment

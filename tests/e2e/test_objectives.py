@@ -18,7 +18,7 @@ from nni_manager.experiment.queries import StartedExperiment
 from nni_manager.store.folders import Registry
 from nni_sdk.records import decode
 
-# Larger is better and slower; trial 0 is too large, and trial 1 lacks a number.
+# A larger x is better and slower. Trial 0 violates the constraint, and trial 1 lacks a number.
 TRAIN = """
 import os
 import nni_sdk as nni

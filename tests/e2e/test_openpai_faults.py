@@ -77,7 +77,7 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
             if each.cmdline()[-1:] == ["trial_keeper"]:
-                each.suspend()  # keepers and their guards
+                each.suspend()  # these are keepers and their guard processes
         filled(home / "experiments")
         done = nnictl("stop", experiment_id)
         assert done.returncode == 1
@@ -92,7 +92,7 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
             "no trial runs",
         )
         assert [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1]
-        assert nnictl("stop", experiment_id).returncode in (0, 1)  # it may be over already
+        assert nnictl("stop", experiment_id).returncode in (0, 1)  # the experiment may have ended already
     finally:
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 
@@ -119,7 +119,8 @@ def test_nnictl_stop_wakes_a_suspended_cluster_and_ends_all_jobs(home, nnictl):
     assert (done.returncode, done.stderr) == (0, "")
     assert not of_jobs(home)
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["USER_CANCELED"] * 2
-    # Not always STOPPED: the manager also tells the keepers, whose jobs may end before the cluster has read its requests.
+    # The state is not always STOPPED: the manager also stops the trials through their keepers, so jobs may end before the
+    # cluster reads the stop request.
     assert set(job_states(experiment_id).values()) <= {"STOPPED", "SUCCEEDED", "FAILED"}
 
 
@@ -148,12 +149,12 @@ def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_one(home, nnictl, mo
     assert state.process().pid != before.pid
     assert state.process().options == before.options
     assert set(job_states(experiment_id).values()) == {"RUNNING"}
-    daemon.replace_unresponsive(state)  # it answers
+    daemon.replace_unresponsive(state)  # the cluster responds
     assert nnictl("stop", experiment_id).returncode == 0
     assert not of_jobs(home)
 
 
-# Waits for the other user; reports its own sequence id as result.
+# The trial waits for the attack of the other user, and reports its sequence id as the result.
 LATE = """\
 import os, time
 import nni_sdk

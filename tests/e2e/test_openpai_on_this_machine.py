@@ -58,7 +58,7 @@ def test_annotated_code_runs_with_the_configuration_that_openpai_status_prints(h
     assert only["status"] == "SUCCEEDED"
     assert only["parameters"] == {"train/x/randint": only["value"]}
     assert 5 <= only["value"] < 9
-    # A copy of the code, without the experiment file.
+    # The attempt's folder has a copy of the code without the experiment file.
     assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
 
 
@@ -153,7 +153,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     first = found[0]["id"]
     attempt = attempt_of(home, experiment_id, first)
     assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
-    # A job that has not started when no trial is left is stopped.
+    # The manager stops a job that has not started when no trial is left.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
         lambda: "SUCCEEDED" in (ends := set(job_states(experiment_id).values())) and ends <= well,
@@ -236,7 +236,7 @@ taskRoles:
     (trial,) = trials(nnictl, experiment_id)
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
-    # The cluster applies the same policy; the first of both ends the job.
+    # The cluster applies the same completion policy. Either the cluster or the manager ends the job first.
     ((name, state),) = jobs(nnictl, experiment_id).items()
     assert state in ("SUCCEEDED", "STOPPED"), nnictl("openpai", "show", name).stdout
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
@@ -297,7 +297,7 @@ def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):
     assert shown("counts")["RUNNING"] == 2
     (home / "storage" / experiment_id / "go on").touch()
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 2, "both end, without the cluster")
-    # The third trial waits for its submission.
+    # The third trial waits until its job can be submitted.
     assert shown("counts")["FAILED"] == 0
     assert nnictl("openpai", "start").returncode == 0
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 3, "the third ran")

@@ -294,7 +294,7 @@ def test_the_state_folder_is_private_and_contains_only_the_owners_token(state):
 def test_openpai_start_removes_a_password_that_an_earlier_version_stored(state):
     there = start(state)
     daemon.stop(state)
-    # The files of version 0.22.
+    # Version 0.22 wrote these files.
     credentials, accounts = state.path / "credentials.json", json.loads(state.accounts.read_text())
     earlier = {"user": there.credentials.user, "password": "in plain text", "token": there.credentials.token}
     credentials.write_text(json.dumps(earlier))
@@ -457,7 +457,7 @@ def test_a_killed_service_is_detected_and_can_be_started_again(state):
 
 
 def test_no_job_is_lost_when_a_state_file_is_truncated(state, tmp_path):
-    # In short, every other file is emptied, and the rest are cut in half.
+    # The short form of the test empties every other file, and cuts the rest in half.
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))
     wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")

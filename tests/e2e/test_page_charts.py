@@ -133,7 +133,7 @@ def test_parallel_coordinates_have_a_not_set_tick_for_missing_nested_parameters(
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
     person.screenshot("parallel-nested-narrow")
-    # The chart scrolls, and the page does not. The labels of the axes do not overlap.
+    # The chart has a horizontal scroll bar and the page has none. Labels of axes do not overlap.
     assert person.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
     names = [
         each
@@ -183,7 +183,7 @@ def test_brushes_on_axes_combine_and_become_filters_of_the_table(parallel):
     assert 10 < len(marked) < 50
     count = parallel.see("marked-count")
     expect(count).to_have_text(f"{len(marked)} of {TRIALS} trials are in the marked parts")
-    # The keyboard marks as well: the lower end of the categories adam and sgd goes up to sgd.
+    # The keyboard resizes the brush: its lower end moves from adam up to sgd.
     parallel.see("axis-optimizer").press("ArrowUp")
     both = {number for number in marked if number % 2}
     expect(count).to_have_text(f"{len(both)} of {TRIALS} trials are in the marked parts")
@@ -275,7 +275,7 @@ def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(paralle
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The line that is farthest from all others, halfway between two axes.
+    # The test chooses the line that is farthest from all other lines, halfway between two axes.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )
@@ -303,7 +303,7 @@ def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name,
     plot = "document.querySelector('[aria-label=\"Result against one parameter\"] .plot')"
     expect(slice_chart.get_by_text(name, exact=True).first).to_be_visible()
     assert person.evaluate(f"{plot}.layout.xaxis.type") == scale
-    # All at once: the chart may be drawn again between two questions.
+    # All values are read in one call, because the chart may be redrawn between two calls.
     boxes = person.evaluate(
         f"[...{plot}.querySelectorAll('.xtick')].map((tick) => tick.getBoundingClientRect().toJSON())"
     )
@@ -323,7 +323,7 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
     chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
     assert len(set(chosen)) == 2
-    # The two most important ones, as the manager computes it; another one changes places with its own.
+    # The manager's two most important parameters are preselected. Choosing the parameter of the other axis swaps both axes.
     person.see("contour-y").select_option(chosen[0])
     assert person.see("contour-x").input_value() == chosen[1]
     person.see("contour-x").select_option("lr")
@@ -342,7 +342,7 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
 
 
 def test_a_contour_is_drawn_while_the_importance_is_pending(person):
-    person.page.route("**/importance*", lambda _: None)  # never answered
+    person.page.route("**/importance*", lambda _: None)  # the page never gets a response
     person.see("tab-contour").click()
     caption = person.see("contour-chart").locator("figcaption")
     expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
@@ -464,7 +464,7 @@ def test_the_parallel_chart_explains_that_there_is_a_single_result(browser, tmp_
         expect(
             person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
         ).to_be_visible()
-        # The table is as high as its rows.
+        # The table is only as high as its rows.
         assert person.page.get_by_role("region", name="Trials", exact=True).bounding_box()["height"] < 150
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")
@@ -492,7 +492,7 @@ def test_every_result_metric_is_a_column_a_filter_and_an_axis(browser, tmp_path)
         person.see("param-filter-add").click()
         expect(person.see("table-count")).to_contain_text(
             "4 of 20"
-        )  # 1, 1/2, 1/3 and 1/5; the fourth trial has none
+        )  # the trials have 1, 1/2, 1/3 and 1/5; the fourth trial has no value
         person.see("chart-metric").select_option("loss")
         chart = person.page.get_by_label("Default metric of each trial")
         expect(chart.locator(".ytitle")).to_have_text("loss")

@@ -40,7 +40,7 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
         person.see("nav-trials").click()
         expect(banners).to_have_count(3)
         assert person.faults_for_assistive_technology() == []
-        # By keyboard: the focus moves to the next notice.
+        # After a dismissal by keyboard, the focus moves to the next notice.
         button_of(person, "no space is left").focus()
         person.page.keyboard.press("Enter")
         expect(banners).to_have_count(2)
@@ -48,15 +48,15 @@ def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played)
         person.page.keyboard.press("Space")
         expect(banners).to_have_count(1)
         expect(banners).to_contain_text("job1")
-        # Dismissed on the other pages and after a load, but not for another viewer.
+        # A dismissed notice stays hidden on other pages and after a reload, but another viewer sees it.
         person.go(f"{view.origin}/oview")
         expect(problems).to_have_count(1)
         with visit(browser, view.link()) as another:
             expect(another.see("problem")).to_have_count(3)
-        # A growing amount is no new problem; the end of the third is shown.
+        # A growing amount in a text is not a new problem. The third problem has ended and disappears.
         report(DISK.format(2), LOGIN)
         expect(problems).to_have_count(0)
-        # A problem that was over and occurs again, and one that changes, are shown.
+        # A problem that occurs again, and a problem whose text changes, are shown.
         report(DISK.format(3), "the quota is exceeded")
         expect(problems).to_contain_text("quota")
         report(DISK.format(3), LOGIN)

@@ -28,10 +28,10 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result({"default": x, "loss": -x})
 """
-# Reports once and then waits for a signal.
+# The trial reports once and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 PAGE = (Path(__file__).parents[2] / "docs/python-api.md").read_text()
-# The page's first example, with limits that keep it small.
+# This is the first example of the documentation page, with smaller limits.
 PREPARED = (
     PAGE.partition("```python\n")[2].partition("```")[0]
     + """\
@@ -162,7 +162,7 @@ def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(
     experiment = prepared()
     experiment.config.trial_command = "exit 3"
     with experiment:
-        assert experiment.run("auto") is True  # as with NNI: the experiment is complete
+        assert experiment.run("auto") is True  # NNI also returns True if all trials have ended
         last = capsys.readouterr().err.splitlines()[-1]
     assert "none of 2 trials succeeded; the last one " in last
     assert "exit code 3; `nnictl log trial" in last
@@ -188,7 +188,7 @@ def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(plac
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
-        # The end of this block stops only what the block started: nothing.
+        # The block started nothing, so its end stops nothing.
         with Experiment.connect(experiment.port) as other:
             assert other.id == experiment.id
             other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
@@ -211,7 +211,7 @@ def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(plac
         )
         _ = 1 / 0
     assert experiment.get_status() == "STOPPED"
-    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # from the manager's log
+    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # this line comes from the manager's log
     assert left_in(place) == []
 
     (place / "train.py").write_text(GOOD)

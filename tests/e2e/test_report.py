@@ -81,7 +81,7 @@ def test_an_html_report_has_results_charts_trials_and_configuration(
     expect(person.see("packages")).to_contain_text("grpcio==")
     person.page.go_back()
     expect(person.see("config-text")).to_be_attached()
-    # Reloaded, it shows the same page.
+    # After a reload, the report shows the same page.
     person.see("nav-trials").click()
     person.page.reload()
     expect(person.see("table-count")).to_have_text("4 of 4 trials")
@@ -128,4 +128,4 @@ def test_a_report_of_a_large_experiment_has_a_sample_of_trials_and_a_notice(open
     expect(notice).to_contain_text("This report has 280 of 1,000 trials, evenly chosen, with the best")
     person.see("nav-trials").click()
     expect(person.see("table-count")).to_have_text("280 of 280 trials")
-    expect(person.page.get_by_text("00999")).to_be_visible()  # the best
+    expect(person.page.get_by_text("00999")).to_be_visible()  # the sample contains the best trial

@@ -91,7 +91,7 @@ def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment
     assert {each["trialJobId"]: each["value"] for each in stored} == exported
 
 
-# Asks for the stop, and reports its result only after the test has seen the trial stopping.
+# The trial requests its own stop, and reports its result after the test has seen the state STOPPING.
 ASKS = """
 import time
 import nni_sdk as nni

@@ -74,8 +74,8 @@ def test_a_pod_that_exits_by_itself_has_no_cluster_cause(pod):
         ("Failed", 143, BEFORE, BEFORE),
         ("Failed", 1, BEFORE, BEFORE),  # the training code handles SIGTERM itself
         ("Failed", 143, AT, AT),
-        # The operator deleted a pod that had ended. If both times are within one second, only the keeper's exit code
-        # 112 shows that the signal came first.
+        # The operator deleted a pod that had ended. If both times are in the same second, only an exit code of the keeper
+        # itself shows that the signal came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),
