@@ -24,11 +24,11 @@ from xdist.workermanage import WorkerController
 if TYPE_CHECKING:
     from real_experiment import RealExperiment
 
-# Each worker imports and collects all tests. Until then there is no garbage, and all that exists then stays to the end.
+# Each worker imports and collects all tests. These objects exist until the end, so the garbage collector runs only after the
+# collection and ignores them.
 gc.disable()
 
-# The number of examples of a property test: pytest --hypothesis-profile=thorough. A test with another number
-# explains it.
+# `--hypothesis-profile` selects the number of examples of property tests. A test with another number explains it.
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
 for profile, examples in EXAMPLES.items():
     # No deadline: the duration of an example depends on other load. Each run uses the same examples; only
@@ -94,8 +94,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# Start the longest first. Otherwise one worker would run containers for minutes after the others have
-# finished.
+# The longest files start first. Otherwise one worker would run containers for minutes after the others have finished.
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITH_CONTAINERS = (
     "test_container_jobs.py",
@@ -118,7 +117,7 @@ class ByFile(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         longest = min(
             self.workqueue, key=_place
-        )  # in a folder, the file with the most tests comes first here
+        )  # within a folder, the file with the most tests starts first
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 
@@ -166,7 +165,7 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = set(sys.modules)
     yield importlib.import_module
-    # Only those of this folder: numpy, for example, cannot be imported twice.
+    # Only modules of this folder are removed: numpy, for example, cannot be imported twice.
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
             del sys.modules[name]

@@ -59,8 +59,8 @@ class BareServer(KeeperServiceServicer):
 
 
 async def serve(database):
-    # As in the manager: keepers ping more often than gRPC permits by default, and "too_many_pings" would end
-    # their connections.
+    # The manager has the same setting: keepers ping more often than gRPC permits by default, and "too_many_pings" would
+    # close their connections.
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     servicer = BareServer(database)
     add_KeeperServiceServicer_to_server(servicer, server)

@@ -24,7 +24,7 @@ from nni_manager.training_services.kubernetes import api
 
 JOBS, FEW = 200, 20
 REST_S = 40.0
-# A sixth of the real interval, so that the measured time contains two watches of each kind.
+# The watch timeout is a sixth of the real one, so that the measured time contains two watches of each kind.
 WATCHES_INTERVAL_S = 20
 
 
@@ -56,7 +56,7 @@ def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> l
             f"{of_many.a_minute:.1f}, {of_many.a_minute / jobs:.2f} for each job",
             f"{few} jobs {of_few.a_minute:.1f}",
             f"{of_many.a_minute / max(of_few.a_minute, 1):.2f} x",
-            # One more watch may start in one of the two times.
+            # One of the two measured periods may contain one more watch.
             "as many, +- a watch of each kind",
             of_many.a_minute <= of_few.a_minute + 3 * 60 / rest_s,
         ),

@@ -34,10 +34,10 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# The first trials include one-time imports; they are in one part of a share, and the median is of another.
+# The first trials include one-time imports. They are in one part of a share, and the median is the time of another part.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
-# Parts of a share, each measured separately.
+# A share is divided into this many parts, each measured separately.
 SAMPLES = 5
 
 

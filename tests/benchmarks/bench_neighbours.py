@@ -27,7 +27,7 @@ ALONE_S = 6.0
 BESIDE_S = 8.0
 MAX_RATIO = 2.0
 
-# Trial 0 is the neighbour; trial 1 waits for a file, and then misbehaves forever.
+# Trial 0 is measured. Trial 1 waits for a file, and then floods the storage until it is stopped.
 TRAIN = """
 import os, sys, time
 import nni_sdk as nni

@@ -28,7 +28,7 @@ KEEPERS = 100
 AWAY_S = 10.0
 RECORDS = 400_000
 LOG_BYTES = 200_000_000
-# Waits until the manager has been killed, and then writes all its output.
+# The trial waits until the manager has been killed, and then writes all its output.
 GATED = """
 import os
 import nni_sdk as nni
@@ -64,7 +64,7 @@ def reconnection(keepers: int = KEEPERS, away_s: float = AWAY_S) -> list[Row]:
             _wait_for_keepers(experiment, keepers)
             experiment.kill_manager()
             experiment.folder.manager_log.unlink()
-            time.sleep(away_s)  # by now they retry less often
+            time.sleep(away_s)  # the keepers now retry less often
             began_s = time.monotonic()
             experiment.start()
             ready_s = time.monotonic() - began_s

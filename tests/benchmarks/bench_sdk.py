@@ -20,9 +20,9 @@ from nni_sdk.records import decode, encode
 from trial_keeper.core.replication import METRICS_CHUNK_BYTES
 
 ROUNDS = 300
-# The thresholds of the manager. Its module disables garbage collection when it is imported.
+# These are the manager's thresholds of the garbage collector. Importing its module disables the collector.
 _COLLECTION = (10_000, 10, 10)
-CALLS = 100  # per round: so many that the clock's own cost and a preempted round do not matter
+CALLS = 100  # the number of reports per round makes the cost of reading the clock negligible
 
 
 def report_cost() -> list[Row]:

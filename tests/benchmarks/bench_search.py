@@ -12,7 +12,7 @@ from table import Row, render
 
 TRIALS = 100
 ROUNDS = 3
-# The two scripts take the same steps: a function of the script, TPE with a seed, one trial at a time.
+# Both scripts run a function of the script with TPE, a seed, and one trial at a time.
 _FUNCTION = """
 import sys, time
 def f(parameters):

@@ -16,7 +16,7 @@ from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
 TRIALS = 500
-# Finds the processes of the experiment, which inherit it.
+# All processes of the experiment inherit this variable, by which the measurement finds them.
 MARK = "BENCH_SLEEPING_TRIALS"
 _GOAL_GB = 6.0
 _MANAGER_GOAL_MB = 300.0
@@ -87,7 +87,7 @@ def _marked(folder: str) -> list[int]:
 def _pss_of(pid: int) -> tuple[int, int]:
     try:
         return pid, psutil.Process(pid).memory_full_info().pss
-    except (psutil.Error, OSError):  # it has ended meanwhile
+    except (psutil.Error, OSError):  # the process has exited meanwhile
         return pid, 0
 
 

@@ -19,7 +19,7 @@ from table import Row, render
 
 TURNS = 9
 MAX_DELIVERY_S = 120.0
-# The largest and the smallest writes: a whole pipe, and one line, as by `print` to unbuffered stdout.
+# The largest write fills a pipe. The smallest write is one line, as by `print` to an unbuffered stdout.
 BLOCKS_BYTES = 1 << 29
 BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
 LINE = b"epoch 17 step 000123 loss 0.123456 accuracy 0.987654 learning rate 0.00100000\n"
@@ -29,7 +29,7 @@ LINES = [
     "-c",
     f"import os\nfor _ in range({LINES_BYTES // len(LINE)}):\n    os.write(1, {LINE!r})\n",
 ]
-# Waits at the gate, writes its output, and reports the duration.
+# The trial waits for the gate file, writes its output, and reports the duration.
 TRAIN = """
 import subprocess, time
 open("gate").close()

@@ -22,27 +22,27 @@ TURNS = 200
 SINGLE_TURNS = 20
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
-# The first and last lines print the time; the imports come before the first.
+# The first and the last line of the script print the time. The imports come before the first line.
 SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), flush=True)\n"
-# Trials that are compared with Ray Tune report a result, as every trial does there.
+# Trials that are compared with Ray Tune report a result, because each trial of Ray Tune does.
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
-# Trials without any work follow as fast as two cores can run them; no real training is that short.
+# Trials without any work measure the overhead on two cores. No real training is that short.
 LASTING_MS = 20
 # The floors are measured before and after, so that a change of the machine's speed is noticed.
 _PLAIN_EXTRA_MS = 10.0
-# From a machine where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On a slower one, the same share of Ray
+# On the reference machine Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine, the goal is the same share of Ray
 # Tune's time.
 _WARM_GOAL_MS = 6.0
 _WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
-# NNI 3.0 needs 65 times a bare start: 0.89 s on a machine where that takes 13.7 ms.
+# NNI 3.0 needs 65 times a bare start: 0.89 s on a machine where a bare start takes 13.7 ms.
 _SINGLE_GOAL = 3
-# In memory, if possible: after large deletions, a disk creates new files slowly.
+# The folder is in memory if possible: after large deletions, a disk creates new files slowly.
 _MEMORY = Path("/dev/shm")
 
-# A minimal fork: run the same script's code and leave with os._exit.
+# This minimal fork server runs the same script's code in a fork, which leaves with os._exit.
 FORKING = """
 import os, sys, time
 script, shown, *imports = sys.argv[1:]
@@ -196,7 +196,7 @@ def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
     experiment.create()
     try:
         experiment.start()
-        # Each poll costs milliseconds of this process and the manager, on the cores of the trials.
+        # Each poll costs milliseconds of processor time on the cores that the trials use.
         experiment.wait_for_status("DONE", timeout_s=scaled_s(180), every_s=1.0)
         times = [
             tuple(map(float, path.read_text().split()))

@@ -110,7 +110,7 @@ class KeeperDouble:
         listening = asyncio.ensure_future(self.listen())
         await asyncio.sleep(random.uniform(0, INTERVAL_S))
         while not listening.done():
-            # Constant, so that the peak of the trial does not change.
+            # The usage is constant, so that the trial's peak usage does not change.
             await self.say(Usage(self.key, 50.0, 100_000_000, 1_000_000))
             await asyncio.sleep(INTERVAL_S)
 

@@ -69,7 +69,7 @@ def searched(name: str, problem: str, seed: int) -> Run:
     try:
         found = run(name, problem, 1, seed, make=make)
     finally:
-        for tuner in made:  # none, if its process ended at once
+        for tuner in made:  # the output is empty if the process exited at once
             tuner.process.close()
     return Run(found.error, 1000 * made[0].process.cpu_s / TRIALS)
 
@@ -93,7 +93,7 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
     ]
     failures = []
     for name in HELD_OUT:
-        problem_of(name)  # before processes are forked, which then share it
+        problem_of(name)  # the data is loaded before the fork, so that all processes share it
     with ProcessPoolExecutor(processes) as pool, RESULTS.open("a") as file:
         key_of = {pool.submit(searched, *key): key for key in missing}
         for future in as_completed(key_of):

@@ -318,7 +318,7 @@ PEERS: dict[str, type[Peer]] = {
 
 def main() -> None:
     """Serve one search."""
-    # Libraries print to stdout; proposals have a descriptor of their own.
+    # Libraries print to stdout, so proposals use another descriptor.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

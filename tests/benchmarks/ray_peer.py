@@ -51,7 +51,7 @@ def output_of(folder: Path, *arguments: str | Path) -> str:
     with subprocess.Popen(
         [_INSTALLED / "bin/python", *arguments],
         cwd=folder,
-        # Ray Tune with its defaults: neither trial-keeper's modules nor the user's settings.
+        # Ray Tune runs with its defaults, without trial-keeper's modules and the user's settings.
         env={
             name: value
             for name, value in os.environ.items()

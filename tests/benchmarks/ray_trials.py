@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Both are read when Ray is imported. Without the second, Ray listens on the network regardless of its
-# address.
+# Ray reads both variables when it is imported. Without the second, Ray listens on the network regardless of its address.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
@@ -24,7 +23,7 @@ class Noting(tune.Trainable):
     """Ray Tune's fastest kind of trial: one object runs all trials with new parameters."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        # Opened once; trial-keeper's trials find their stdout open, too.
+        # The file is opened once, because trial-keeper's trials also have an open stdout.
         self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.length_s = config["length_s"]
 

@@ -18,12 +18,12 @@ import numpy as np
 
 PROBLEMS = Path(__file__).parent / "problems"
 EVALUATIONS = 450
-# So many rows are trained a second time with another seed: their differences show the noise.
+# This many rows are trained a second time with another seed. The differences show the noise.
 REPEATED = 40
 FOLDS = 3
 # Data sets are cut to this size: a training must take a tenth of a second.
 MAX_SAMPLES = 300
-# An error beyond it (1 - R² of a regression that diverges) is of no interest to anybody.
+# Larger errors are cut off: 1 - R² of a diverging regression is unbounded.
 MAX_ERROR = 10.0
 
 Parameters = dict[str, Any]
@@ -431,7 +431,7 @@ def tabulate(name: str) -> None:
     tuner = made_tuner("Random", problem.space, seed=1)
     asked = [tuner.ask(key) for key in range(EVALUATIONS)]
     drawn = [each.parameters for each in asked]  # type: ignore[union-attr]
-    # The folds of a problem without noise are the same each time, so that its errors can be compared.
+    # A problem without noise always has the same folds, so that errors can be compared.
     seeds = range(EVALUATIONS) if problem.is_noisy else [0] * EVALUATIONS
     errors = [error_of(problem, each, seed) for each, seed in zip(drawn, seeds, strict=True)]
     repeated = drawn[:REPEATED] if problem.is_noisy else []

@@ -276,7 +276,7 @@ def searches(
 ) -> Searches:
     """Run all searches. `processes` 1: in this process."""
     for name in problems:
-        problem_of(name)  # before processes are forked, which then share it
+        problem_of(name)  # the data is loaded before the fork, so that all processes share it
     keys = list(product(tuners, problems, concurrencies))
     jobs = [(*key, seed) for key in keys for seed in range(seeds)]
     if processes == 1:

@@ -29,9 +29,9 @@ from nni_manager.tuner.tuners.hyperband import BUDGET
 
 TRIALS = 100
 SEEDS = 20
-# One of a hundred samplers that are no worse would be rejected.
+# At this level, one of a hundred equally good samplers is rejected by chance.
 CHANCE = 0.01
-# The error of a value's logarithm when almost nothing of a trial's budget was spent.
+# The error of the value's logarithm for a trial with almost no budget.
 NOISE = 0.5
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
@@ -41,13 +41,13 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "QMC": lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True),
     "GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
 }
-# Tuners that learn nothing and have no sampler enumerate; those without a budget that add parameters continue from checkpoints.
+# The comparison omits tuners that enumerate points, and tuners whose trials continue from checkpoints.
 MEASURED = [
     name
     for name, each in TUNERS.items()
     if (each.learns or name in SAMPLERS) and (each.is_advisor or not each.adds_parameters)
 ]
-# The classArgs of a tuner that divides a budget.
+# These are classArgs of a tuner that divides a budget.
 WITH_BUDGET = {"BOHB": {"min_budget": 1, "max_budget": 27}}
 
 
@@ -152,7 +152,7 @@ def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
 
 def _found(which: str, name: str, function: str, seed: int, trials: int) -> float:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Some of Optuna's samplers are experimental, and QMC warns that it cannot know which processes share it.
+    # Some samplers of Optuna warn that they are experimental, and QMC that several processes may share its study.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return {"tuner": of_tuner, "sampler": of_sampler}[which](name, function, seed, trials)
@@ -197,7 +197,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
     theirs = found["sampler", name if name in SAMPLERS else "Random", function]
     median, their_median = statistics.median(ours), statistics.median(theirs)
     if name in SAMPLERS:
-        # The probability of such a difference if both were equally good.
+        # This is the probability of such a difference if both samplers were equally good.
         is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
         shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
         holds = median <= their_median or is_chance

@@ -30,13 +30,13 @@ KEY = AttemptKey("trial", attempt_id(0), "main")
 STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
 LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
 NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
-# A biased coin: without some progress there is little to lose.
+# The choice is biased towards progress: without progress, a fault can lose only few bytes.
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# What a stray writer leaves in a metrics file: pieces that look like headers, with and without a newline.
+# A stray write into the metrics file leaves bytes that look like headers, with or without a newline.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
-# The final drain needs a few round trips per window, far fewer than this.
+# Sending the remaining bytes needs a few round trips per window, far fewer than this limit.
 ENOUGH_STEPS = 500
 
 
@@ -165,7 +165,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
         """Write bytes that are not a record, as from a writer killed inside its record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
-            self._add_record()  # only its newline was missing
+            self._add_record()  # only the newline of this record was missing
         self.files.rest_of_torn = b""
         self.files.content[Stream.METRICS] += litter
         self._look(is_seen)
@@ -373,7 +373,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOG_WINDOW_BYTES": 40,
     }.items():
         monkeypatch.setattr(replication_module, name, size_bytes)
-    # Some runs write more than the quota, most do not.
+    # Some runs write more than the quota, most runs less.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
     # A record must fit into the window of metrics, as with the real sizes.

@@ -11,7 +11,7 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# Arguments as in an experiment file, for learning curves of twenty steps; others that are required have their example.
+# These are classArgs for learning curves of twenty steps. Other required arguments have the value of their example.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
@@ -57,13 +57,13 @@ def an_assessment(request):
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
 
 
-# These do not stop trials that are worse than others.
+# These assessors do not compare a trial with other trials.
 LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 
 @pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
-def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize_mode, sign):
+def test_a_bad_trial_is_stopped_early_and_the_best_trial_never(name, optimize_mode, sign):
     assessment = make_of(name, optimize_mode)
     after_good_ones(assessment, sign)
     assert refused_at(assessment, 20, learning_curve(sign * 0.1)) is not None
@@ -119,9 +119,9 @@ def test_medianstop_uses_the_more_lenient_of_two_medians():
         assert not assessment.report(3, 0, (fails,))
 
 
-def test_medianstop_compares_the_best_so_far_with_running_averages():
+def test_medianstop_compares_the_best_result_so_far_with_running_averages():
     assessment = make_of("Medianstop")
-    assessment.report(0, 0, (1.0, 3.0))  # averages 1 and 2
+    assessment.report(0, 0, (1.0, 3.0))  # the running averages are 1 and 2
     assessment.end(0, has_succeeded=True)
     assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "no other trial has reached the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2

@@ -61,7 +61,7 @@ class MountRules:
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # A process that cannot be killed keeps writing after the storage shows the end.
+        # A process that cannot be killed continues to write after exit.json has appeared on the storage.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -80,7 +80,7 @@ class MountRules:
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
-        # Also if the stream is connected again.
+        # This also holds if the keeper has reconnected.
         self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
         try:
             for stream, offset, data in pieces:
@@ -88,7 +88,7 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # another manager had started the poll
+            return  # an earlier manager had started the poll
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()
@@ -137,15 +137,15 @@ class StoresResentBytesAgain(AttemptIngest):
         return super().take(stream, min(self.received(stream), offset + len(data)), data)
 
 
-def test_both_transports_together_deliver_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_both_transports_together_deliver_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(MountRules,), phases=NO_SHRINKING)
 
 
-def test_shared_storage_alone_delivers_everything_once_and_in_order(play: Callable[..., None]) -> None:
+def test_shared_storage_alone_delivers_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_the_machine_detects_a_receiver_that_stores_resent_bytes_again(play: Callable[..., None]) -> None:
+def test_the_state_machine_test_detects_a_receiver_that_stores_bytes_twice(play: Callable[..., None]) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(
             Replication,

@@ -6,7 +6,7 @@ The machine is in conftest.py; test_planted_faults.py shows that it detects faul
 from collections.abc import Callable
 
 
-def test_every_written_byte_is_stored_once_and_in_order_whatever_dies(
+def test_every_written_byte_is_stored_once_and_in_order_after_any_crashes(
     play: Callable[..., None],
 ) -> None:
     play()

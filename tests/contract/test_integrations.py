@@ -18,7 +18,7 @@ from nni_sdk.integrations.lightning_hooks import LightningHooks
 
 ROOT = Path(__file__).parents[2]
 
-# Nine trainings, and the imports of a framework: 50 s beside seven other workers, 150 s at a load average of 26.
+# Nine trainings and the imports of a framework took 50 s beside seven other workers, and 150 s at a load average of 26.
 TRAININGS_S = 500
 pytestmark = pytest.mark.timeout(TRAININGS_S + 100)
 
@@ -56,7 +56,7 @@ def final_of(trained, values):
     return pytest.approx([mean(values) if trained["averages"] else values[-1]])
 
 
-def test_each_value_of_the_framework_is_an_intermediate_result_and_the_last_is_final(trained):
+def test_the_callback_reports_each_value_and_the_last_value_as_the_final_result(trained):
     trial = trained["trial"]
     assert trial["error"] is None
     assert len(trial["values"]) == ROUNDS
@@ -64,7 +64,7 @@ def test_each_value_of_the_framework_is_an_intermediate_result_and_the_last_is_f
     assert trial["final"] == final_of(trained, trial["values"])
 
 
-def test_the_final_result_is_the_best_on_request(trained):
+def test_the_callback_reports_the_best_value_as_the_final_result_on_request(trained):
     best, choose = trained["best"], {"min": min, "max": max}[trained["mode"]]
     chosen = mean if trained["averages"] else choose
     assert best["final"] == pytest.approx([chosen(best["intermediate"])])
@@ -80,22 +80,22 @@ def test_a_stop_ends_training_early_and_leaves_a_usable_model(trained):
     assert stopped["final"] == final_of(trained, stopped["values"])
 
 
-def test_a_training_outside_an_experiment_is_the_same(trained):
+def test_outside_an_experiment_the_callback_does_not_change_the_training(trained):
     alone = trained["standalone"]
     assert alone["error"] is None
     assert alone["values"] == pytest.approx(trained["trial"]["values"])
     assert (alone["intermediate"], alone["final"]) == ([], [])
 
 
-def test_a_metric_that_training_does_not_have_is_refused_with_those_that_it_has(trained):
+def test_an_unknown_metric_is_refused_with_a_list_of_the_known_metrics(trained):
     kind, text = trained["absent"]["error"]
-    assert "MetricAbsent" in kind + text  # CatBoost wraps what a callback raises
+    assert "MetricAbsent" in kind + text  # CatBoost wraps the exception that a callback raises
     assert "cannot report the metric 'no_such_metric'" in text
     listed = text.partition("choose one of: ")[2].splitlines()[0].split(", ")
     assert set(trained["names"]) <= set(listed)
 
 
-def test_only_the_first_of_two_processes_reports(trained):
+def test_only_the_first_process_of_a_distributed_training_reports(trained):
     both = trained["two ranks"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     assert both["intermediate"] == pytest.approx(both["ranks"][0]["values"])
@@ -103,7 +103,7 @@ def test_only_the_first_of_two_processes_reports(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_a_stop_ends_both_processes_after_the_same_step_where_the_framework_can_agree(trained):
+def test_a_stop_ends_all_training_processes_after_the_same_step(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     first, second = (len(rank["values"]) for rank in both["ranks"])
@@ -112,27 +112,25 @@ def test_a_stop_ends_both_processes_after_the_same_step_where_the_framework_can_
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_the_callback_has_the_usual_name_of_its_framework(trained):
+def test_the_callback_class_has_the_usual_name_of_its_framework(trained):
     assert trained["alias"]
 
 
 @pytest.mark.parametrize(("scenario", "reports"), [("killed", STOP_AFTER), ("killed at the end", ROUNDS)])
-def test_a_training_that_was_killed_continues_from_its_checkpoint_with_the_same_results(
-    trained, scenario, reports
-):
+def test_a_killed_training_continues_from_its_checkpoint_with_the_same_results(trained, scenario, reports):
     if scenario not in trained:
         pytest.skip("its callback saves no checkpoints")
     killed, whole = trained[scenario], trained["best"]
     assert (killed["status"], killed["second"]["error"]) == (9, None)
     assert len(killed["first"]["intermediate"]) == reports
-    # The last report may come after the checkpoint, as CatBoost's: then it is reported again.
+    # CatBoost reports the last result after the checkpoint. The continued training then reports it again.
     assert killed["kept"] in (reports, reports - 1)
     both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
     assert both == pytest.approx(whole["intermediate"], rel=1e-5)
     assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5)
 
 
-def test_several_processes_save_one_checkpoint_together_and_continue_from_it(trained):
+def test_several_processes_save_and_load_one_checkpoint_together(trained):
     if "two ranks killed" not in trained:
         pytest.skip("only its first process saves")
     killed, whole = trained["two ranks killed"], trained["two ranks"]
@@ -143,7 +141,7 @@ def test_several_processes_save_one_checkpoint_together_and_continue_from_it(tra
     assert [len(rank["values"]) for rank in killed["second"]["ranks"]] == [ROUNDS - STOP_AFTER] * 2
 
 
-def test_processes_that_the_framework_starts_report_and_save_once(trained):
+def test_processes_started_by_the_framework_report_and_save_once(trained):
     if "launched" not in trained:
         pytest.skip("it starts no processes")
     launched = trained["launched"]

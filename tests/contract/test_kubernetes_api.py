@@ -22,7 +22,7 @@ watching = pytest.importorskip("kubernetes.watch")
 
 pytestmark = pytest.mark.any_cluster
 NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
-# An API group of the test's own, so that no installed operator reacts.
+# The test has a separate API group, so that no installed operator reacts.
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
@@ -152,7 +152,7 @@ def test_a_replacement_of_an_old_version_is_a_conflict(asked):
         asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=old)
 
 
-def test_the_status_is_written_only_through_its_subresource(asked):
+def test_the_status_can_be_written_only_through_the_subresource(asked):
     name, _ = asked.made()
     both = {"status": {"state": "AttemptRunning"}, "spec": {"executionType": "Stop"}}
     asked.custom.patch_namespaced_custom_object_status(*FRAMEWORKS, name=name, body=both)
@@ -197,7 +197,7 @@ def test_a_long_list_is_returned_in_pages(asked):
     assert not second["metadata"].get("continue")
 
 
-def test_a_watch_from_a_list_shows_all_later_changes_and_ends_after_its_timeout(asked):
+def test_a_watch_from_a_list_returns_all_later_changes(asked):
     since = asked.list()["metadata"]["resourceVersion"]
     seen = []
     thread = threading.Thread(
@@ -220,7 +220,7 @@ def test_a_watch_from_a_list_shows_all_later_changes_and_ends_after_its_timeout(
     ]
 
 
-def test_a_watch_from_an_earlier_version_shows_the_changes_since_then(asked):
+def test_a_watch_from_an_earlier_version_returns_the_changes_since_that_version(asked):
     name, made = asked.made()
     asked.custom.patch_namespaced_custom_object_status(
         *FRAMEWORKS, name=name, body={"status": {"state": "R1"}}

@@ -82,7 +82,7 @@ def changes_of_pods(cluster):
     ]
 
 
-def test_a_failing_framework_goes_through_the_recorded_changes(cluster):
+def test_a_failing_framework_has_the_recorded_state_changes(cluster):
     run(cluster, role())
     completed(cluster)
     cluster.store.delete(FRAMEWORKS, "default", NAME)
@@ -147,7 +147,7 @@ def test_the_framework_definition_refuses_invalid_frameworks(cluster):
             run(cluster, role() | wrong)
 
 
-def test_a_container_without_its_secret_is_pending_with_that_reason(cluster):
+def test_a_container_with_a_missing_secret_is_pending_with_a_reason(cluster):
     variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
@@ -235,7 +235,7 @@ def test_pods_of_a_lost_node_end_when_the_node_is_deleted(cluster):
     assert completed(cluster)["completionStatus"]["phrase"] == "PodExternalDeleted"
 
 
-def test_still_pods_run_without_processes(tmp_path):
+def test_pods_can_run_without_processes(tmp_path):
     with KubeCluster(tmp_path, runs=StillPod) as still:
         still.store.create(DEFINITIONS, "", FRAMEWORK)
         run(still, role(command="exit 3"))

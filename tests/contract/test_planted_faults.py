@@ -12,8 +12,8 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# Nearly the same examples in every run: Hypothesis also draws constants from the source of the modules that are imported. Each
-# fault is found within some hundred examples, where its game ends.
+# The examples are nearly the same in every run; they differ because Hypothesis also draws constants from imported modules. Each
+# fault is found within some hundred examples.
 GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 
 
@@ -121,19 +121,19 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
-def test_the_machine_detects_a_planted_fault(
+def test_the_state_machine_test_detects_each_planted_fault(
     play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(replication_type, receiver_type, **GAME)
 
 
-def test_the_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
-    # Other tests play the correct parts too, with 50 examples each.
+def test_the_state_machine_test_accepts_the_unchanged_code(play: Callable[..., None]) -> None:
+    # Other tests also run the unchanged code, with 50 examples each.
     play(**GAME | {"max_examples": amount(100, 400)})
 
 
-def test_the_machine_detects_a_window_smaller_than_a_record(
+def test_the_state_machine_test_detects_a_window_smaller_than_a_record(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)

@@ -19,14 +19,14 @@ from nni_manager.training_services.openpai.connection import JobAlreadyExists
 from trial_keeper.wire.reasons import ExitReason
 
 SLEEPS = "STARTED; exec sleep 100"
-# On SIGTERM, exits after a moment.
+# This task exits a moment after SIGTERM.
 EXITS_ON_REQUEST = """\
 trap 'sleep 0.3; touch "$TRIAL_KEEPER_WORKSPACE/exited"; exit 9' TERM
 STARTED
 sleep 100 & wait
 """
 ALREADY_EXISTS = "already exists; (choose another name|delete the object with kubectl)"
-# Exits with the code in the file that is named after the job.
+# This task exits with the code in the file that has the job's name.
 EXITS_AS_WRITTEN = """\
 STARTED
 code="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.code"
@@ -96,7 +96,7 @@ async def test_a_stopped_job_exits_in_its_grace_period_and_its_end_is_reported_a
     assert len(platform.ends) == 1
 
 
-async def test_a_job_removed_by_another_client_ends_with_that_reason(platform):
+async def test_a_job_removed_by_another_client_ends_with_the_reason_removed(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -106,7 +106,7 @@ async def test_a_job_removed_by_another_client_ends_with_that_reason(platform):
         assert end.message == platform.removed_message
 
 
-async def test_a_job_that_the_cluster_preempts_ends_with_that_reason(platform):
+async def test_a_job_that_the_cluster_preempts_ends_with_the_reason_preempted(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -144,7 +144,7 @@ async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
     assert len(platform.ends) == 2
 
 
-async def test_an_unreachable_server_is_a_problem_and_ends_no_job(platform):
+async def test_an_unreachable_server_is_reported_as_a_problem_and_ends_no_job(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -163,7 +163,7 @@ async def test_an_unreachable_server_is_a_problem_and_ends_no_job(platform):
         assert len(platform.ends) == 1
 
 
-async def test_jobs_adopted_without_a_server_count_as_running_until_it_answers(platform):
+async def test_adopted_jobs_count_as_running_while_the_server_is_unreachable(platform):
     platform.runs(EXITS_AS_WRITTEN)
     async with platform.manager() as first:
         await first.submit(platform.settings())
@@ -185,7 +185,7 @@ async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # as after a lost response
+        await service.submit(platform.settings())  # the manager repeats a submission after a lost response
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()
@@ -204,7 +204,7 @@ async def test_a_job_that_was_never_created_can_be_stopped(platform):
         await platform.is_clean()
 
 
-async def test_a_job_of_others_with_the_same_name_is_an_error_and_is_left_alone(platform):
+async def test_a_foreign_job_with_the_same_name_is_an_error_and_is_not_changed(platform):
     is_untouched = await platform.create_job_of_others()
     async with platform.manager() as service:
         with pytest.raises((AlreadyExists, JobAlreadyExists), match=ALREADY_EXISTS):
@@ -214,7 +214,7 @@ async def test_a_job_of_others_with_the_same_name_is_an_error_and_is_left_alone(
     assert not platform.ends
 
 
-async def test_the_reason_why_a_job_has_not_started_is_shown_until_it_starts(platform, monkeypatch):
+async def test_a_pending_job_shows_its_pending_reason_until_it_starts(platform, monkeypatch):
     async with platform.manager() as service:
         why = platform.have_no_room(monkeypatch)
         await service.submit(platform.settings())

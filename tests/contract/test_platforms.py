@@ -25,7 +25,7 @@ from nni_manager.support.leftovers import processes_of
 from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.messages import Stream
 
-# Of five trials the second fails, and the third and the fourth wait for a signal.
+# The second of five trials fails. The third and the fourth trial wait for a signal.
 TRAIN = """\
 import signal, sys
 import nni_sdk
@@ -51,7 +51,7 @@ while not os.path.exists(f"{gates}/{{nni_sdk.get_sequence_id()}}"):
 nni_sdk.report_final_result(x)
 """
 
-# The first trial fails after its second step, which is saved.
+# The first trial fails after it has saved its second step.
 FAILS_AFTER_A_CHECKPOINT = """\
 import pathlib
 import nni_sdk
@@ -163,7 +163,7 @@ def done(request, tmp_path_factory):
         yield seen
 
 
-def test_each_trial_has_a_job_and_the_status_of_its_end(done):
+def test_each_trial_runs_in_a_job_and_gets_a_final_status(done):
     assert [trial["status"] for trial in done.trials] == [
         *("SUCCEEDED", "FAILED", "USER_CANCELED", "FAILED", "SUCCEEDED")
     ]
@@ -171,12 +171,12 @@ def test_each_trial_has_a_job_and_the_status_of_its_end(done):
     assert [trial["attempt"] for trial in done.trials] == [0] * 5
 
 
-def test_no_more_trials_run_than_the_concurrency_allows_and_a_change_takes_effect_at_once(done):
+def test_the_trial_concurrency_is_respected_and_can_be_changed(done):
     assert done.at_concurrency_1 == ["SUCCEEDED", "FAILED", "RUNNING"]
     assert done.at_concurrency_2 == ["SUCCEEDED", "FAILED", "RUNNING", "RUNNING"]
 
 
-def test_every_metric_is_stored_once_and_the_final_one_is_the_result(done):
+def test_every_metric_is_stored_once_and_the_final_metric_is_the_result(done):
     for trial in done.trials:
         x, has_result = trial["parameters"]["x"], trial["status"] == "SUCCEEDED"
         rows = done.experiment.rows(trial["id"])
@@ -191,7 +191,7 @@ def test_a_failed_trial_shows_its_exit_code_and_stderr(done):
     assert "no data in /data" in failed["message"]
 
 
-def test_logs_are_stored(done):
+def test_collected_logs_of_a_trial_are_stored(done):
     def log(trial, stream):
         folder = done.experiment.folder
         return read_range(folder, trial["id"], stream, first=0, most_bytes=1000).text
@@ -210,7 +210,7 @@ def test_a_trial_that_the_user_stops_is_cancelled(done):
 def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
-    if done.platform.removal_kills:  # otherwise the keeper reports the end, and no message
+    if done.platform.removal_kills:  # on other platforms the keeper reports the end without a message
         assert "its keeper " in removed["message"]
         assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]
 
@@ -219,7 +219,7 @@ def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
 
 
 @on_every_platform
-def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_runs_the_rest(platform):
+def test_running_trials_continue_after_the_manager_is_killed(platform):
     gates = platform.folder / "gates"
     gates.mkdir()
     train = GATED.format(gates=gates)
@@ -266,9 +266,7 @@ def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_r
 
 @on_every_platform
 @pytest.mark.parametrize("ends", amount(["by itself"], ["by itself", "on request"]))
-def test_a_job_that_the_cluster_may_still_have_is_named_and_the_next_manager_removes_it(
-    platform, monkeypatch, ends
-):
+def test_the_next_manager_removes_a_job_that_was_left_on_the_cluster(platform, monkeypatch, ends):
     """The server is away when the trial ends, so nobody can see the end of its job."""
     platform.needs_a_server_that_stops()
     for deadline in ("MARGIN_S", "CLUSTER_REPORT_TIMEOUT_S", "KILLED_TIMEOUT_S", "DRAINED_TIMEOUT_S"):
@@ -326,7 +324,7 @@ def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
 
 
 @on_every_platform
-def test_a_reused_job_runs_one_trial_after_the_other_and_a_stopped_trial_leaves_it_running(platform):
+def test_a_reused_job_runs_trials_in_sequence_and_survives_a_stopped_trial(platform):
     experiment = new_experiment(platform, TRAIN, reuse=True, maxTrialNum=5)
 
     async def play(running):
@@ -387,7 +385,7 @@ nni.report_final_result(x)
 
 @pytest.mark.parametrize("platform", ["frameworkcontroller", "job"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_preemption_is_the_reason_of_the_stop_notice_if_it_is_reported_before_the_signal(platform, reuse):
+def test_a_preemption_reported_before_the_signal_is_the_reason_in_the_stop_notice(platform, reuse):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
 
@@ -446,7 +444,7 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(p
 
 
 @pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
-def test_trials_wait_for_a_quota_with_that_reason_and_outlast_temporary_errors(platform, quota, monkeypatch):
+def test_trials_wait_while_the_quota_is_used_up(platform, quota, monkeypatch):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
     platform.answer_submissions(quota, 1000)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)

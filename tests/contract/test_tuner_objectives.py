@@ -70,7 +70,7 @@ def name(request):
 
 
 @pytest.mark.parametrize("constraints", [(), BOUND], ids=["free", "constrained"])
-def test_a_tuner_continues_after_a_restart_as_without_one(name, constraints, tmp_path) -> None:
+def test_a_restarted_tuner_proposes_the_same_as_an_uninterrupted_tuner(name, constraints, tmp_path) -> None:
     objectives = Objectives(TWO, constraints)
     spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
     tuner = TunerSession(spec, make_tuner)
@@ -83,7 +83,7 @@ def test_a_tuner_continues_after_a_restart_as_without_one(name, constraints, tmp
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns_constraints))
-def test_the_study_has_all_values_and_violations(name, tmp_path) -> None:
+def test_the_optuna_study_has_all_values_and_constraint_violations(name, tmp_path) -> None:
     objectives = Objectives(TWO, BOUND)
     spec = spec_of(tmp_path, name, objectives)
     tuner = make_tuner(spec)
@@ -98,7 +98,7 @@ def test_the_study_has_all_values_and_violations(name, tmp_path) -> None:
             assert trial.state is optuna.trial.TrialState.COMPLETE
 
 
-def test_a_result_without_all_numbers_counts_as_failed(tmp_path) -> None:
+def test_a_result_that_lacks_a_metric_counts_as_failed(tmp_path) -> None:
     tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
     for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
         tuner.ask(key)
@@ -107,7 +107,7 @@ def test_a_result_without_all_numbers_counts_as_failed(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["TPE", "NSGAII"])
-def test_our_tuner_finds_as_good_a_front_as_optunas_own_study(name, tmp_path) -> None:
+def test_a_tuner_finds_as_good_a_pareto_front_as_optunas_own_study(name, tmp_path) -> None:
     """The same sampler with the same settings and budget; the area dominated by the front, beyond the point (0, 2)."""
     objectives, count = Objectives(TWO, BOUND), 60
     tuner = make_tuner(spec_of(tmp_path, name, objectives))
@@ -145,14 +145,14 @@ def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
     """The area that the front dominates, up to a gain of -1 and a cost of 1.5."""
     ranked = objectives.ranked((each, json.dumps(each)) for each in results)
     total, covered = 0.0, -1.0
-    for each in reversed(ranked):  # the cheapest first
+    for each in reversed(ranked):  # the points are sorted by cost, the cheapest first
         total += max(0.0, each["gain"] - covered) * max(0.0, 1.5 - each["cost"])
         covered = max(covered, each["gain"])
     return total
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.name not in ("BatchTuner", "PBTTuner")))
-def test_with_one_objective_no_tuner_proposes_only_what_violates_the_constraint(name, tmp_path) -> None:
+def test_every_tuner_proposes_feasible_points_with_one_objective_and_a_constraint(name, tmp_path) -> None:
     """The best values violate it. What learns it proposes feasible parameters; to others, such trials have failed."""
     objectives = Objectives((Objective("default", "maximize"),), BOUND)
     spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)

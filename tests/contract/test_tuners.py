@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# Arguments as in an experiment file, so small that a dozen trials show an effect.
+# These classArgs are so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -142,7 +142,7 @@ def test_a_restored_tuner_proposes_the_same_parameters(a_tuner, restart_after):
     assert proposed(later) == proposed(unbroken[restart_after:])
 
 
-def test_the_result_of_a_trial_that_ran_across_a_restart_is_accepted(a_tuner):
+def test_a_tuner_accepts_the_result_of_a_trial_that_ran_during_a_restart(a_tuner):
     tuner = a_tuner()
     history = run(tuner, range(12))
     suggestion = tuner.ask(12)
@@ -153,7 +153,7 @@ def test_the_result_of_a_trial_that_ran_across_a_restart_is_accepted(a_tuner):
     assert rebuilt.ask(13).parameters == tuner.ask(13).parameters
     tuner.tell(12, 0.5)
     rebuilt.tell(12, 0.5)
-    rebuilt.tell(0, 3.0)  # ended before the restart: the result is ignored
+    rebuilt.tell(0, 3.0)  # the trial ended before the restart, so the tuner ignores the result
     assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
@@ -217,7 +217,7 @@ def test_invalid_calls_of_the_engine_raise_internal_error(a_tuner):
 @pytest.mark.parametrize(
     "metadata", [{}, {"/x": 0.0}, {"/x": 99.0, "/y": 1.0}, {"/x": 0.0, "/y": 1.0, "/z": 1}]
 )
-def test_metadata_of_another_search_space_raise_internal_error(a_tuner, metadata):
+def test_trial_metadata_of_another_search_space_raise_internal_error(a_tuner, metadata):
     with pytest.raises(InternalError, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
 
@@ -233,7 +233,7 @@ def test_concurrent_trials_get_different_parameters(a_tuner):
     )
 
 
-def test_tpe_takes_trials_that_still_run_into_account():
+def test_tpe_takes_running_trials_into_account():
     busy, idle = make_of("TPE", TWO_FLOATS), make_of("TPE", TWO_FLOATS)
     for tuner in (busy, idle):
         run(tuner, range(12))
@@ -268,7 +268,7 @@ def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
     assert contains(parse_search_space(space), parameters) == []
 
 
-# The examples share the fixture, which none of them changes.
+# All examples share the fixture and do not change it.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_parameters_lie_in_the_search_space_and_survive_json_and_a_restart(a_tuner, raw, seed):
@@ -298,7 +298,7 @@ def samples(raw, count):
         ({"_type": "choice", "_value": ["a", "b", 1]}, {"a", "b", 1}),
     ],
 )
-def test_sampling_reaches_the_documented_values_and_no_others(raw, values):
+def test_sampling_reaches_exactly_the_documented_values(raw, values):
     assert set(samples(raw, 1000)) == values
 
 
@@ -361,7 +361,7 @@ GRID = {
 BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.2, "n": [1]}, {"lr": 0.1}]}}
 
 
-# Its grids end, because it has only eleven values.
+# This quantised distribution has only eleven values, so its grids end.
 REFINED = {"q": {"_type": "qloguniform", "_value": [1, 30, 3]}}
 
 
@@ -375,7 +375,7 @@ def a_list(request):
     return lambda: make_of(name, raw), count
 
 
-def test_a_finite_list_is_tried_once(a_list):
+def test_a_finite_list_of_points_is_proposed_once(a_list):
     make, count = a_list
     tuner = make()
     history = run(tuner, range(count), lambda parameters: None)
@@ -386,7 +386,7 @@ def test_a_finite_list_is_tried_once(a_list):
     assert not tuner.learns
 
 
-def test_a_restored_list_continues_with_the_missing_points(a_list):
+def test_a_restored_list_tuner_continues_with_the_missing_points(a_list):
     make, count = a_list
     whole = run(make(), range(count), lambda parameters: 1.0)
     rebuilt = make()
@@ -405,7 +405,7 @@ def test_a_restored_list_continues_with_the_missing_points(a_list):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
-def test_metadata_of_another_list_raise_internal_error(a_list, metadata):
+def test_trial_metadata_of_another_list_raise_internal_error(a_list, metadata):
     make, _ = a_list
     with pytest.raises(InternalError, match="is not of this search space"):
         make().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
@@ -422,7 +422,7 @@ def test_a_grid_contains_every_combination_including_nested_values():
 @pytest.mark.parametrize(
     "case", json.loads((GOLDEN / "refining_grid.json").read_text()), ids=lambda case: "-".join(case["space"])
 )
-def test_a_refining_grid_has_the_points_of_nnis_grid_search(case):
+def test_a_refined_grid_has_the_same_points_as_nnis_grid_search(case):
     """Source: the output of GridSearchTuner of nni 2.10.1, in order; null is its end."""
     tuner = make_of("GridSearch", case["space"])
     for number, expected in enumerate(case["points"]):
@@ -444,7 +444,7 @@ def approximately(parameters):
     }
 
 
-def test_a_refining_grid_continues_after_a_restore_without_repeating_a_point():
+def test_a_restored_refined_grid_repeats_no_point():
     space = {"x": {"_type": "uniform", "_value": [0, 1]}, "y": {"_type": "normal", "_value": [0, 1]}}
     whole = run(make_of("GridSearch", space), range(60), lambda parameters: 1.0)
     assert len({json.dumps(each.parameters) for each in whole}) == 60
@@ -454,13 +454,13 @@ def test_a_refining_grid_continues_after_a_restore_without_repeating_a_point():
         assert proposed(run(rebuilt, range(known, 60), lambda parameters: 1.0)) == proposed(whole[known:])
 
 
-def test_an_index_beyond_all_trials_is_refused_without_computing_its_grid():
+def test_a_grid_index_beyond_all_trials_is_refused_at_once():
     tuner = make_of("GridSearch", TWO_FLOATS)
     with pytest.raises(InternalError, match="is not of this search space"):
         tuner.restore([PastTrial(0, {}, {"index": 10**9}, 1.0, ended=True)])
 
 
-def test_the_quantiles_of_a_quantised_normal_distribution_end():
+def test_a_quantised_normal_distribution_has_a_finite_grid():
     tuner = make_of("GridSearch", {"x": {"_type": "qnormal", "_value": [0, 1, 2]}})
     points = []
     while (suggestion := tuner.ask(len(points))) is not None:
@@ -468,7 +468,7 @@ def test_the_quantiles_of_a_quantised_normal_distribution_end():
     assert sorted(points) == [-8, -6, -4, -2, 0, 2, 4, 6, 8]
 
 
-def test_a_huge_grid_starts_without_being_enumerated():
+def test_a_huge_grid_is_not_enumerated_before_the_first_proposal():
     raw = {name: {"_type": "randint", "_value": [0, 10**15]} for name in ("a", "b")}
     assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
 
@@ -483,7 +483,7 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_a_tuner_depends_on_results_as_its_file_declares(name):
+def test_a_tuner_depends_on_results_exactly_if_it_declares_so(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -497,7 +497,7 @@ def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_
 @pytest.mark.parametrize(
     "name", names_in(TUNERS, lambda each: each.name in ("GPTuner", "MetisTuner", "SMAC"))
 )
-def test_nested_parameters_are_modelled_as_those_of_the_same_name_in_other_options(name):
+def test_nested_parameters_of_the_same_name_share_one_model_dimension(name):
     """The best is rbf with C = gamma = 0.3. If nested parameters were random, the median distance would be 0.4."""
     unit = {"_type": "uniform", "_value": [0, 1]}
     options = [{"_name": "linear", "C": unit}, {"_name": "rbf", "C": unit, "gamma": unit}]
@@ -557,19 +557,19 @@ def continued_parents(tuner, keys):
     return pairs
 
 
-def test_a_promoted_trial_continues_its_own_trial_of_the_round_before():
+def test_a_promoted_trial_continues_the_trial_of_the_previous_round():
     tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
-    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3; trial 10 has the best of the second.
+    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3. Trial 10 has the best value of the second round.
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
 
 
-def test_a_member_of_a_population_continues_its_parent():
+def test_a_population_member_continues_from_its_parent():
     tuner = a_population()
     assert continued_parents(tuner, range(8)) == [(4, 0), (5, 1), (6, 2), (7, 0)]
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.adds_parameters))
-def test_a_restored_tuner_knows_the_trials_that_others_continue(name):
+def test_a_restored_tuner_keeps_the_parents_of_continued_trials(name):
     def new():
         return (
             a_population()
@@ -787,7 +787,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-# Their generations, and budgets and checkpoints, are of their own trials.
+# These tuners ignore imports: generations, budgets and checkpoints exist only for trials that they proposed.
 LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
 
 
@@ -812,7 +812,7 @@ def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, learns_from_others))
-def test_a_tuner_with_imported_results_searches_near_the_good_ones(name):
+def test_a_tuner_with_imported_results_searches_near_the_good_results(name):
     space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}
     tuner = make_of(name, space, **SMALL.get(name, {}))
     known = [known_to_be({"x": each / 40, "y": 0.5}, abs(each / 40 - 0.8)) for each in range(41)]
@@ -840,7 +840,7 @@ def flat(value):
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_imported_points_of_a_list_are_not_tried_again(a_list):
+def test_imported_points_of_a_list_are_not_proposed_again(a_list):
     make, count = a_list
     everything = proposed(run(make(), range(count), lambda parameters: 1.0))
     known = [known_to_be(point, 1.0) for point in everything[1::2]]
@@ -854,7 +854,7 @@ def test_imported_points_of_a_list_are_not_tried_again(a_list):
 RESULT_OF_ONE = Observation("aB3dE", 1.0, "1.0", has_succeeded=True)
 
 
-def test_a_tuner_with_a_changed_search_space_keeps_the_results_that_lie_in_it(tmp_path):
+def test_a_tuner_keeps_results_inside_the_changed_search_space(tmp_path):
     wide = {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
     narrow = {"x": {"_type": "quniform", "_value": [5, 9, 1]}}
 

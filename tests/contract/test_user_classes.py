@@ -23,7 +23,7 @@ from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# Written for NNI: these files do not use trial-keeper's names.
+# These files were written for NNI and use none of trial-keeper's names.
 PROPOSES = """
 from nni.tuner import Tuner
 from nni.utils import OptimizeMode, extract_scalar_reward
@@ -93,7 +93,7 @@ def test_a_user_tuner_is_called_as_by_nni(a_tuner):
     ]
 
 
-def test_a_user_tuner_without_parameters_is_asked_later_and_restored_from_history(a_tuner):
+def test_a_user_tuner_without_parameters_is_asked_again_later(a_tuner):
     tuner = a_tuner(most=3)
     asked = [tuner.ask(key) for key in range(3)]
     assert tuner.ask(3) is Later.LATER
@@ -178,7 +178,7 @@ class Mine(Tuner):
 """
 
 
-def test_parameters_sent_later_by_a_tuner_are_used_at_the_next_request(a_tuner):
+def test_parameters_that_a_user_tuner_sends_late_are_used_at_the_next_request(a_tuner):
     tuner = a_tuner(GIVES_LATER)
     assert tuner.ask(0).parameters == {"n": 0}
     assert tuner.ask(1) is Later.LATER
@@ -270,7 +270,7 @@ def test_a_stopping_manager_does_not_wait_for_a_hanging_user_tuner(a_tuner):
         tuner.ask(1)
 
 
-def test_stops_that_are_no_ids_are_ignored_in_an_answer_that_the_users_code_has_forged(a_tuner):
+def test_invalid_trial_ids_in_a_forged_response_of_user_code_are_ignored(a_tuner):
     forged = json.dumps(["ok", [0, {"x": 2}], [1], {}, 7, None, "aB3dE"])
     tuner = a_tuner(failing(f"os.write(int(sys.argv[1]), {forged!r}.encode() + b'\\n'); return {{'x': 1}}"))
     assert tuner.ask(0).parameters == {"x": 2}
@@ -307,7 +307,7 @@ def test_a_user_tuner_is_killed_when_its_manager_dies(a_tuner, tmp_path):
     asking.start()
     wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
-    # The kernel does the same for a process that has ended.
+    # The kernel behaves the same for a process that has exited.
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
     asking.join(DEADLINE_S)
@@ -322,7 +322,7 @@ def test_children_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
     )
 
 
-def test_a_fork_of_a_user_tuner_cannot_answer_for_it_or_hide_its_death(a_tuner):
+def test_a_fork_of_a_user_tuner_can_neither_respond_for_it_nor_hide_its_exit(a_tuner):
     body = """
         self.n = getattr(self, "n", 0) + 1
         if self.n < 3 and os.fork() == 0:
@@ -351,7 +351,7 @@ def test_closing_an_ended_user_tuner_sends_no_signal(a_tuner, monkeypatch):
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # Its pid is free and may belong to another process.
+    # The pid of the exited process may belong to another process.
     monkeypatch.setattr(
         user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
     )
@@ -382,7 +382,7 @@ def test_a_user_tuner_may_close_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_result_without_a_number_is_an_error_but_does_not_end_the_user_tuner(a_tuner):
+def test_a_result_without_a_number_does_not_end_the_user_tuner(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -390,7 +390,7 @@ def test_a_result_without_a_number_is_an_error_but_does_not_end_the_user_tuner(a
     assert tuner.ask(1).parameters["x"] == 1
 
 
-def test_an_installed_nni_package_takes_precedence(a_tuner, tmp_path):
+def test_a_user_class_imports_the_installed_nni_package_first(a_tuner, tmp_path):
     (tmp_path / "nni").mkdir()
     (tmp_path / "nni" / "__init__.py").write_text("class NoMoreTrialError(Exception): pass\n")
     (tmp_path / "nni" / "tuner.py").write_text("class Tuner:\n    real = True\n")

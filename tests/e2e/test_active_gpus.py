@@ -78,13 +78,13 @@ def machine(tmp_path):
             process.kill()
 
 
-def test_a_trial_starts_on_the_gpu_without_another_program(machine):
+def test_a_trial_starts_on_the_idle_gpu_and_not_on_the_one_in_use(machine):
     machine.computing.write_text("1 0")
     assert machine.create() == ""
     assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
 
 
-def test_a_trial_waits_with_its_reason_until_another_program_leaves_a_gpu(machine):
+def test_a_trial_waits_with_a_reason_while_other_programs_use_all_gpus(machine):
     machine.computing.write_text("1 2")
     machine.create()
     wait_until(lambda: "other programs" in machine.trial()["message"], "the reason is shown")
@@ -99,7 +99,7 @@ def test_a_trial_waits_with_its_reason_until_another_program_leaves_a_gpu(machin
     assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
 
 
-def test_an_experiment_that_may_use_active_gpus_does_not_wait(machine):
+def test_with_use_active_gpu_a_trial_starts_on_a_gpu_in_use(machine):
     machine.computing.write_text("1 1")
     config = machine.folder / "config.yml"
     config.write_text(CONFIG.replace("useActiveGpu: false", "useActiveGpu: true"))
@@ -107,7 +107,7 @@ def test_an_experiment_that_may_use_active_gpus_does_not_wait(machine):
     assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
 
 
-def test_create_warns_if_the_driver_cannot_be_asked(machine):
+def test_nnictl_create_warns_if_the_gpu_driver_cannot_be_queried(machine):
     machine.environ["TEST_GPUS"] = "broken"
     warning = " ".join(machine.create().split())
     assert "cannot list GPUs: the driver reports 'Driver Not Loaded'" in warning

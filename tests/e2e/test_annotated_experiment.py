@@ -143,7 +143,7 @@ if not pathlib.Path.home().joinpath("may-go-on").exists():
 """
 
 
-def test_a_resumed_experiment_runs_the_code_it_was_created_with(place, run):
+def test_a_resumed_experiment_ignores_later_changes_of_the_annotated_code(place, run):
     (place / "package" / "train.py").write_text(TRAIN.replace("def large", WAITS + "def large"))
     created = run("create", "--config", "config.yml", "--port", "auto")
     name = created.stdout.split("The experiment id is ")[1].split()[0]
@@ -158,7 +158,7 @@ def test_a_resumed_experiment_runs_the_code_it_was_created_with(place, run):
     assert run("trial", "codegen", name, "-T", last["id"]).stdout.startswith("# ---- package/net.py\n'''@nni")
 
 
-def test_an_invalid_annotation_is_reported_with_file_and_line_and_no_experiment_is_created(place, run):
+def test_nnictl_create_reports_an_invalid_annotation_with_file_and_line(place, run):
     (place / "package" / "net.py").write_text(NET.replace("name=width", "name=widht"))
     (place / "package" / "train.py").write_text(TRAIN.replace("@nni.get_next", "@nni.get_nxt"))
     done = run("create", "--config", "config.yml", "--port", "auto")
@@ -173,7 +173,7 @@ def test_an_invalid_annotation_is_reported_with_file_and_line_and_no_experiment_
     assert not (place.parent / "experiments").exists()
 
 
-def test_codegen_is_refused_for_code_without_annotations(place, run):
+def test_nnictl_refuses_to_generate_code_if_there_are_no_annotations(place, run):
     (place / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (place / "config.yml").write_text(CONFIG.replace("useAnnotation: true", "useAnnotation: false"))
     (place / "package" / "net.py").write_text("import nni_sdk\nnni_sdk.report_final_result(1)\nwidth = 1\n")

@@ -73,7 +73,7 @@ def run_on_named_cluster(folder, some):
 
 
 @pytest.mark.parametrize("server", [["--without-controllers"]], indirect=True)
-def test_a_kind_without_a_controller_skips_its_tests_with_the_reason(server, tmp_path):
+def test_tests_of_a_job_kind_without_a_controller_are_skipped_with_a_reason(server, tmp_path):
     done = run_on_named_cluster(tmp_path, "one_framework_per_trial or a_tfjob_ends")
     assert "2 skipped" in done.stdout
     for kind in ("frameworks", "tfjobs"):
@@ -81,7 +81,7 @@ def test_a_kind_without_a_controller_skips_its_tests_with_the_reason(server, tmp
     server.kill()
 
 
-def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_path):
+def test_tests_marked_any_cluster_run_on_the_cluster_of_the_kubeconfig(server, tmp_path):
     done = run_on_named_cluster(tmp_path, SOME)
     assert "2 passed" in done.stdout
     said, _ = server.communicate(timeout=DEADLINE_S)
@@ -92,7 +92,7 @@ def test_the_tests_of_any_cluster_run_on_the_one_in_the_kubeconfig(server, tmp_p
     assert asked["create customresourcedefinitions"] == asked["delete customresourcedefinitions"] == 3
 
 
-def test_a_failed_test_leaves_no_manager(tmp_path):
+def test_a_failed_cluster_test_leaves_no_manager_process(tmp_path):
     managers = []
     with contextlib.suppress(ZeroDivisionError), surroundings(tmp_path) as around:
         place = Place(tmp_path, around, "import signal; signal.pause()")
@@ -106,7 +106,7 @@ def test_a_failed_test_leaves_no_manager(tmp_path):
     assert [each.is_running() for each in managers] == [False]
 
 
-def test_missing_test_k8s_variables_are_named():
+def test_make_test_k8s_names_missing_variables():
     with pytest.raises(pytest.skip.Exception, match="TEST_K8S_STORAGE, TEST_K8S_STORAGE_HERE not set"):
         named_cluster({"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i"})
     said = {"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i", "TEST_K8S_STORAGE_HERE": "/mnt/nni"}

@@ -53,7 +53,7 @@ def cluster(tmp_path, azure, monkeypatch):
         yield cluster
 
 
-def test_a_job_is_submitted_after_its_upload_and_all_metrics_arrive_without_a_network(
+def test_metrics_arrive_through_the_azure_share_when_keepers_cannot_reach_the_manager(
     tmp_path, azure, cluster
 ):
     experiment = RealExperiment(

@@ -108,7 +108,7 @@ def by_number(engine):
     return {trial.sequence_id: trial for trial in engine.experiment.trials.values()}
 
 
-def test_an_experiment_in_containers_stores_every_row_whatever_ends_its_trials(a_real_experiment, cluster):
+def test_every_metric_is_stored_when_trials_in_containers_end_fail_or_are_killed(a_real_experiment, cluster):
     experiment = a_real_experiment(
         TRAIN,
         trialConcurrency=2,

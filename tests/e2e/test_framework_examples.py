@@ -81,7 +81,7 @@ def test_each_framework_has_an_example_and_the_experiment_names_one():
     ("ending", "code", "finals"),
     [("", 0, [("FINAL", 0.5)]), ("exit(0)", 0, [("FINAL", 0.5)]), ("raise KeyError", 1, [])],
 )
-def test_a_final_result_at_exit_is_that_of_a_training_that_did_not_raise(run, tmp_path, ending, code, finals):
+def test_a_training_that_raises_reports_no_final_result_at_exit(run, tmp_path, ending, code, finals):
     (tmp_path / "train.py").write_text(AT_EXIT + ending)
     found = run(sys.executable, tmp_path / "train.py")
     assert (found[0], found[2]) == (code, [("PERIODICAL", 0.5), *finals])

@@ -59,7 +59,7 @@ def test_an_experiment_runs_one_framework_per_trial_and_deletes_all_its_objects(
 
 
 @pytest.mark.any_cluster
-def test_each_role_of_a_reused_job_runs_its_own_command_for_every_trial(place):
+def test_a_reused_job_runs_the_command_of_each_role_for_every_trial(place):
     if place.around.double is not None:
         place.cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkbarrier"}})
         place.config["frameworkcontrollerConfig"]["serviceAccountName"] = "frameworkbarrier"
@@ -84,7 +84,7 @@ def test_each_role_of_a_reused_job_runs_its_own_command_for_every_trial(place):
         assert "this login may not list and watch events in namespace default: " in done.stderr
 
 
-def test_missing_permissions_and_objects_are_all_reported_and_no_experiment_is_created(place):
+def test_nnictl_create_reports_all_missing_permissions_and_objects(place):
     place.config["frameworkcontrollerConfig"] |= {"serviceAccountName": "nobody", "namespace": "default"}
     place.config["frameworkcontrollerConfig"]["pvc"] = {"path": str(place.storage), "name": "other"}
     place.cluster.api.denied |= {("create", "frameworks"), ("list", "events")}
@@ -136,7 +136,7 @@ def test_pods_use_the_azure_share_and_the_account_key_is_stored_in_no_file(place
     assert (log.returncode, log.stdout) == (0, output_of(workspace, trials[0])), log.stderr
 
 
-def test_azure_errors_are_reported_together_with_cluster_errors(place, azure):
+def test_nnictl_create_reports_azure_errors_together_with_cluster_errors(place, azure):
     azure.key = new_key("not the vault's")
     place.cluster.api.denied.add(("create", "secrets"))
     done = place.create()

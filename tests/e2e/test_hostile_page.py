@@ -80,7 +80,7 @@ def manager():
 # A name on loopback is another site, the same site on another port, and the address itself on another port.
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost"])
-def test_no_request_of_a_hostile_page_reaches_an_operation(manager, site, target):
+def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(manager, site, target):
     page = PAGE.replace("HOST:PORT", f"{target}:{manager.port}")
     with a_site(page) as port, chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser:
         visiting = browser.new_page()
@@ -92,7 +92,7 @@ def test_no_request_of_a_hostile_page_reaches_an_operation(manager, site, target
     assert manager.done == 1
 
 
-def test_a_page_that_rebinds_its_name_to_the_manager_and_a_visit_of_the_address_reach_nothing(manager):
+def test_dns_rebinding_to_the_manager_is_refused(manager):
     with chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser:
         visiting = browser.new_page()
         for host in ("evil.example", "127.0.0.1", "localhost"):

@@ -123,7 +123,7 @@ def test_experiments_are_searched_compared_and_opened(browser, place):
         expect(person.see("locked")).to_contain_text("nnictl web")
 
 
-def test_a_search_is_started_followed_and_stopped_on_the_page_and_a_killed_server_returns(browser, place):
+def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(browser, place):
     link = served(place)["links"][0]
     with visit(browser, link) as person:
         person.see("start").click()
@@ -167,7 +167,7 @@ def test_a_search_is_started_followed_and_stopped_on_the_page_and_a_killed_serve
         assert person.errors == []
 
 
-def test_nnictl_starts_one_server_names_it_and_links_new_experiments_to_it(browser, place):
+def test_nnictl_web_starts_one_server_and_nnictl_create_prints_links_to_it(browser, place):
     port = free_port_pair()
     assert nnictl(place, "web", "--stop").stdout.startswith("INFO: The page of all experiments is not served")
     first = nnictl(place, "web", "--port", str(port))

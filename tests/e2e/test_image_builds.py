@@ -43,7 +43,7 @@ def build(checkout, *arguments, **environ):
     )
 
 
-def test_a_package_with_another_digest_is_not_built_into_an_image(checkout):
+def test_an_image_build_refuses_a_package_with_a_wrong_digest(checkout):
     requirements = checkout / "images" / "requirements" / "keeper.txt"
     text = requirements.read_text()
     start = text.index("packaging==")
@@ -55,7 +55,7 @@ def test_a_package_with_another_digest_is_not_built_into_an_image(checkout):
     assert "packaging" in result.stderr
 
 
-def test_an_extra_that_no_image_has_is_refused_with_those_that_exist(checkout):
+def test_an_image_build_refuses_an_unknown_extra_and_lists_the_known_extras(checkout):
     result = build(checkout, "manager", "manager:test", EXTRAS="tuners,tunres")
     assert (result.returncode, result.stderr) == (
         1,

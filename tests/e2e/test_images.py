@@ -121,7 +121,7 @@ def a_keeper(podman, site, a_container):
 # ---- the keeper's image
 
 
-def test_a_trial_in_a_container_is_delivered_and_its_exit_code_is_the_containers(site, a_keeper):
+def test_a_container_exits_with_the_exit_code_of_its_trial(site, a_keeper):
     keeper = a_keeper("python3 train.py", train=REPORTING, collect_logs=True, relay_output=True)
     assert keeper.wait() == 3
     assert [record.value for record in decode(site.file(), 0).records] == [str(i) for i in range(301)]
@@ -160,14 +160,14 @@ def test_the_users_python_path_does_not_affect_the_keepers_imports(site, a_keepe
     assert "the user has another one" in ended.message
 
 
-def test_any_user_may_run_the_keeper_on_a_read_only_root(site, a_keeper):
+def test_the_keeper_runs_as_any_user_on_a_read_only_root_filesystem(site, a_keeper):
     keeper = a_keeper("id -u; exec python3 train.py", "--read-only", train=REPORTING, user=NOBODY)
     assert keeper.wait() == 3, keeper.stderr
     assert site.file(Stream.STDOUT) == b"65534\nto stdout\n"
     assert site.manager.stored() == site.file()
 
 
-def test_metrics_reported_after_a_stop_of_the_container_arrive(site, a_keeper):
+def test_metrics_reported_after_the_stop_signal_of_a_container_arrive(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", train=REPORTS_AFTER_SIGTERM)
     site.manager.wait_for_bytes(b"ready")
     keeper.stop(grace_s=30)
@@ -188,7 +188,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_before_the_containers_grace_peri
     assert ended.reason is ExitReason.JOB_LOST
 
 
-def test_the_grace_period_can_be_set_on_the_containers_command_line(site, a_keeper):
+def test_the_command_line_of_a_container_sets_the_grace_period(site, a_keeper):
     keeper = a_keeper(IGNORES_SIGTERM, arguments=("--grace-s", "0.5"), grace_s=1000.0)
     wait_until((site.code / "deaf").exists, "the trial ignores SIGTERM")
     keeper.stop(grace_s=30)
@@ -216,7 +216,7 @@ def test_a_second_signal_to_a_container_ends_the_grace_period(site, a_keeper):
     ],
     ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
 )
-def test_no_process_of_a_trial_is_left_when_its_end_is_reported(site, a_keeper, command):
+def test_when_a_trial_is_reported_as_ended_all_its_processes_have_exited(site, a_keeper, command):
     site.manager.closes = False
     keeper = a_keeper(command, train=DAEMON, collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)
@@ -282,14 +282,14 @@ def test_the_bill_of_materials_names_every_package_of_the_image(podman, a_contai
     assert {part["name"]: part["version"] for part in content["components"]} == json.loads(listing.stdout)
 
 
-def test_an_image_names_the_digest_of_its_base(podman):
+def test_an_image_label_has_the_digest_of_the_base_image(podman):
     label = '{{index .Labels "org.opencontainers.image.base.name"}}'
     base = podman.run("podman", "image", "inspect", "--format", label, podman.image("keeper")).strip()
     digest = podman.run("podman", "image", "inspect", "--format", "{{.Digest}}", podman.base()).strip()
     assert base.endswith(f"@{digest}")
 
 
-def test_a_container_on_the_hosts_network_needs_the_token_of_a_manager_there(podman, a_container):
+def test_a_container_on_the_host_network_needs_the_managers_token(podman, a_container):
     """It runs as the manager's user, and has the loopback of the machine."""
     request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])"
     server = Guarded(require_token=False)

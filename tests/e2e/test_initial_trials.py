@@ -26,7 +26,7 @@ def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_initial_trials_come_first_count_in_the_limit_and_are_started_once(a_real_experiment):
+def test_initial_trials_start_first_and_count_towards_the_trial_limit(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=4, initialTrials=INITIAL)
     experiment.start()
     experiment.wait_for_status("DONE")
@@ -42,7 +42,7 @@ def test_initial_trials_come_first_count_in_the_limit_and_are_started_once(a_rea
     assert len(experiment.get("/trials")) == 4
 
 
-def test_a_person_adds_trials_with_nnictl_and_python(a_real_experiment, tmp_path, capsys):
+def test_trials_are_added_with_nnictl_and_with_the_python_api(a_real_experiment, tmp_path, capsys):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)
     experiment.start()
@@ -66,7 +66,7 @@ def test_a_person_adds_trials_with_nnictl_and_python(a_real_experiment, tmp_path
 
 
 @pytest.mark.parametrize("text", ["[1]", '"x"', "3", '[{"x": 1}, null]'])
-def test_a_file_without_parameters_starts_nothing(a_real_experiment, tmp_path, capsys, text):
+def test_a_parameter_file_without_entries_adds_no_trials(a_real_experiment, tmp_path, capsys, text):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)
     experiment.start()
@@ -99,9 +99,7 @@ def an_experiment_file(tmp_path):
     return write
 
 
-def test_a_search_starts_with_the_best_parameters_of_earlier_ones_also_after_a_resume(
-    an_experiment_file, capsys
-):
+def test_a_warm_start_proposes_the_best_parameters_of_earlier_experiments_first(an_experiment_file, capsys):
     assert main.run(["create", "--config", str(an_experiment_file("earlier")), "--foreground"]) == 0
     (earlier,) = known_experiments()
     best = max(earlier.trial_list(), key=lambda each: each["value"])
@@ -123,7 +121,7 @@ def test_a_search_starts_with_the_best_parameters_of_earlier_ones_also_after_a_r
     assert later.stored.config().warm_start[0].parameters == best["parameters"]
 
 
-def test_python_starts_with_earlier_results_too(an_experiment_file, tmp_path, capsys):
+def test_the_python_api_supports_warm_starts(an_experiment_file, tmp_path, capsys):
     (tmp_path / "results.json").write_text(json.dumps([{"parameter": {"x": 0.5}, "value": 2}]))
     config = ExperimentConfig.load(an_experiment_file("python"))
     config.tuner.class_args["warmStart"] = [str(tmp_path / "results.json"), "nowhere"]

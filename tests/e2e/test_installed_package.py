@@ -94,7 +94,7 @@ def run(*command, **options):
     return done.stdout
 
 
-def test_import_nni_works_where_nnis_package_is_absent(python, tmp_path):
+def test_import_nni_works_without_nnis_own_package(python, tmp_path):
     code = "import nni, nni.experiment, nni_sdk; print(nni is nni_sdk, nni.experiment.Experiment.__module__)"
     assert run(python, "-c", code, cwd=tmp_path) == "True nni_manager.experiment.experiment\n"
     code = "import nni_sdk.integrations.reporter as module; print(module.__file__)"
@@ -112,7 +112,7 @@ def test_the_quickstart_of_nni_runs_unchanged(python, tmp_path):
     assert (done.returncode, "3 results" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-def test_a_package_nni_that_is_installed_beside_it_is_imported_instead(python, tmp_path):
+def test_an_installed_nni_package_takes_precedence_over_the_fallback(python, tmp_path):
     package = site_packages(python) / "nni"
     package.mkdir()
     try:
@@ -135,7 +135,7 @@ def test_a_second_build_gives_the_same_wheel(python, tmp_path):
     assert sha256((tmp_path / first.name).read_bytes()).digest() == sha256(first.read_bytes()).digest()
 
 
-def test_the_description_on_a_package_index_has_no_link_to_a_file(python):
+def test_the_package_description_has_no_links_to_files_of_the_repository(python):
     (metadata,) = site_packages(python).glob("trial_keeper-*.dist-info/METADATA")
     found = message_from_string(metadata.read_text())
     assert found["Description-Content-Type"] == "text/markdown"
@@ -171,7 +171,7 @@ def test_the_documentation_is_part_of_the_package(python, tmp_path):
     assert shown.strip() == (REPOSITORY / "docs/tuners.md").read_text().strip()
 
 
-def test_without_the_extra_manager_one_sentence_says_what_to_install(python):
+def test_without_the_manager_extra_nnictl_names_the_package_to_install(python):
     """`pip install trial-keeper` installs the commands, and not what they need."""
     others = site_packages(python) / "dependencies.pth"
     kept = others.read_text()
@@ -198,7 +198,7 @@ def test_without_the_extra_manager_one_sentence_says_what_to_install(python):
         others.write_text(kept)
 
 
-def test_nothing_is_left_after_it_is_uninstalled(python, tmp_path):
+def test_pip_uninstall_leaves_no_files(python, tmp_path):
     copied = tmp_path / "venv"
     shutil.copytree(python.parents[1], copied, symlinks=True)
     there = copied / "bin" / "python"

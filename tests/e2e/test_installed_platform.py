@@ -50,7 +50,7 @@ def platforms(place, path=""):
     return {row["name"]: row["origin"] for row in rows}
 
 
-def test_an_experiment_runs_on_the_platform_of_a_package_and_is_kept_without_it(place):
+def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package_is_removed(place):
     site = installed_example()
     built_in = dict.fromkeys(("local", "openpai", "frameworkcontroller", "kubeflow"), "built in")
     assert platforms(place, site) == built_in | {"nice": "trial-keeper-nice 1.0"}
@@ -74,7 +74,7 @@ def test_an_experiment_runs_on_the_platform_of_a_package_and_is_kept_without_it(
     assert nnictl(place, "experiment", "delete", experiment["id"], "--yes").returncode == 0
 
 
-def test_the_code_of_a_package_is_loaded_only_for_a_file_that_names_its_platform(place, tmp_path):
+def test_an_installed_platform_is_imported_only_for_experiment_files_that_name_it(place, tmp_path):
     site = tmp_path / "site"
     shutil.copytree(installed_example(), site)
     (site / "trial_keeper_nice" / "__init__.py").write_text("raise RuntimeError('no licence')")

@@ -95,7 +95,7 @@ class Runs:
 
 
 @pytest.mark.any_cluster
-def test_a_tfjob_ends_with_its_workers_while_its_parameter_server_runs(place):
+def test_a_tfjob_ends_when_its_workers_end_although_the_parameter_server_runs(place):
     tf_jobs = Resource("kubeflow.org", "v1", "tfjobs", "TFJob")
     worker = {"command": "python3 train.py worker POD_NAME"}
     done = Runs(place, "tf-operator", {"apiVersion": "v1"}.items(), worker=worker, ps={"command": SERVE}).run(
@@ -124,7 +124,7 @@ def test_a_reused_pytorchjob_runs_each_roles_command_for_every_trial(place):
 
 
 @pytest.mark.any_cluster
-def test_a_trainjob_runs_the_keeper_in_the_nodes_of_its_runtime(place):
+def test_a_trainjob_runs_a_keeper_in_each_node_of_the_training_runtime(place):
     train_jobs = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
     worker = {"command": "python3 train.py node PET_NNODES"}
     done = Runs(place, "trainjob", worker=worker).run(train_jobs)
@@ -152,7 +152,7 @@ def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(p
         assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}
 
 
-def test_a_replica_restarted_by_the_operator_is_a_new_attempt_that_continues_from_the_checkpoint(place):
+def test_a_restarted_replica_is_a_new_attempt_and_continues_from_the_checkpoint(place):
     """trial-keeper requests no such restart, but a cluster's policy may."""
     store, ready = place.cluster.store, place.folder / "ready"
     (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))

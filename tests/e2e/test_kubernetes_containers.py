@@ -68,7 +68,7 @@ def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, t
         assert not set(made) & set(pods), "no pod may be left on this machine"
 
 
-def test_references_in_a_pod_are_resolved_before_podman_runs_it():
+def test_variable_references_in_a_pod_are_resolved_before_podman_starts_the_container():
     container = {
         "name": "c",
         "image": "i",

@@ -177,7 +177,7 @@ def test_a_missing_image_and_a_failed_pull_have_different_exit_codes(tmp_path, s
     assert _creation_failure(tmp_path).code == code
 
 
-def test_a_container_with_a_killed_supervisor_is_removed_and_retried(play, tmp_path):
+def test_a_container_is_removed_and_its_task_retried_if_the_supervisor_is_killed(play, tmp_path):
     async def scenario(cluster, image):
         await cluster.submit(
             "alice", of(image, '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || { echo on; sleep 1000; }')
@@ -198,7 +198,7 @@ def test_a_container_with_a_killed_supervisor_is_removed_and_retried(play, tmp_p
     play(scenario)
 
 
-def test_without_podman_and_docker_the_cluster_refuses_to_start(tmp_path, monkeypatch):
+def test_the_local_openpai_refuses_to_start_without_podman_and_docker(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxMissing, match="neither podman nor docker"):
         asyncio.run(running(settings(tmp_path, sandbox=Sandbox.PODMAN)).__aenter__())
@@ -215,7 +215,7 @@ def test_the_open_mpi_job_of_openpais_manual_runs_between_containers(play, podma
     job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))
     job["extras"]["storages"] = []
     for role in job["taskRoles"].values():
-        role["resourcePerInstance"]["gpu"] = 0  # a real container gets real GPUs
+        role["resourcePerInstance"]["gpu"] = 0  # a container in podman has only GPUs that exist
 
     async def scenario(cluster, _):
         detail = await run(cluster, yaml.safe_dump(job, sort_keys=False).encode())

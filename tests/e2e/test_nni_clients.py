@@ -29,7 +29,7 @@ if nni.get_sequence_id() >= 2:
     time.sleep(600)
 nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
 """
-# Prints one JSON document. The client of v2.10 lacks kill_trial_job.
+# The script prints one JSON document. NNI's client of v2.10 has no kill_trial_job.
 CLIENT = """
 import dataclasses, json, sys
 from nni.experiment import Experiment
@@ -89,7 +89,7 @@ def an_experiment_in(schema, folder):
 
 
 @pytest.mark.parametrize("schema", ["v1", "v2"])
-def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tmp_path):
+def test_nnis_python_client_queries_changes_and_stops_an_experiment(client, schema, tmp_path):
     experiment = an_experiment_in(schema, tmp_path / "experiment")
     experiment.create()
     with contextlib.closing(experiment):
@@ -104,7 +104,8 @@ def test_the_client_of_nni_connects_queries_changes_and_stops(client, schema, tm
             stderr=subprocess.PIPE,
             text=True,
         ) as running:
-            # The client waits for the end of the manager, which here is a child of the test.
+            # NNI's client waits until the manager exits. Here the manager is a child of the test, which must reap
+            # it.
             wait_until(
                 lambda: None not in (experiment.manager.poll(), running.poll()) or running.poll(),
                 "both have ended",
@@ -216,7 +217,7 @@ def both(ended, client, tmp_path):
 
 
 @pytest.mark.parametrize(("head", "tail"), [(0, 0), (2, 0), (0, 2), (9, 0)])
-def test_trial_ls_for_scripts_is_that_of_nnis_nnictl(both, head, tail):
+def test_trial_ls_prints_the_same_json_as_nnis_nnictl(both, head, tail):
     of_nni, ours = both
     limit = [f"--head={head}"] if head else [f"--tail={tail}"] if tail else []
     expected = of_nni("ls", head, tail)
@@ -225,7 +226,7 @@ def test_trial_ls_for_scripts_is_that_of_nnis_nnictl(both, head, tail):
 
 
 @pytest.mark.parametrize("has_intermediates", [False, True])
-def test_the_csv_export_for_scripts_is_that_of_nnis_nnictl(both, has_intermediates, tmp_path):
+def test_export_writes_the_same_csv_as_nnis_nnictl(both, has_intermediates, tmp_path):
     of_nni, ours = both
     of_nni(tmp_path / "theirs.csv", int(has_intermediates))
     options = ["--intermediate"] if has_intermediates else []
@@ -236,7 +237,7 @@ def test_the_csv_export_for_scripts_is_that_of_nnis_nnictl(both, has_intermediat
     assert list(csv.DictReader(io.StringIO(table, newline=""))) == expected
 
 
-def test_the_stored_list_of_nnis_public_names_is_that_of_the_package(client):
+def test_the_recorded_public_names_of_nni_equal_those_of_the_installed_package(client):
     version = client.parents[1].name.removeprefix("nni-")
     here = Path(__file__).parents[1]
     done = subprocess.run(

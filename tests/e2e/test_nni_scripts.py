@@ -123,5 +123,5 @@ def test_the_real_nni_package_redirects_stdout_in_the_known_format(python_of_nni
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_real_nni_package_produces_the_same_rows_as_nni_sdk(ours, python_of_nni, tmp_path):
+def test_the_real_nni_package_and_nni_sdk_report_the_same_rows(ours, python_of_nni, tmp_path):
     assert run(tmp_path / "theirs", THEIRS, python_of_nni) == ours

@@ -43,7 +43,7 @@ print("lr is", lr)
 nni_sdk.report_intermediate_result(lr / 2)
 nni_sdk.report_final_result(lr)
 """
-# Reports once and then waits for a signal.
+# The trial reports once and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 
 
@@ -184,7 +184,7 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     )
 
 
-def test_python_m_nni_manager_cli_runs_nnictl():
+def test_python_dash_m_nni_manager_cli_runs_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
@@ -204,7 +204,7 @@ def test_nnictl_stop_works_while_unauthenticated_clients_use_all_connections(pla
     assert left_in(place) == []
 
 
-def test_nnictl_shows_the_same_trials_with_a_manager_without_one_and_after_a_view(place, nnictl, started):
+def test_nnictl_shows_the_same_trials_with_and_without_a_manager(place, nnictl, started):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
     out, _ = process.communicate(timeout=DEADLINE_S)
@@ -252,17 +252,17 @@ time.sleep(600)
 def a_manager_of(folder):
     """The manager's process, and the folder of its experiment."""
     for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):  # nnictl itself may just have ended
+        with contextlib.suppress(psutil.Error):  # nnictl itself may just have exited
             words = process.cmdline()
             if "nni_manager" in words:
                 return process, Path(words[words.index("--folder") + 1])
     raise AssertionError("no manager runs")
 
 
-def test_trials_can_be_stopped_after_the_manager_died_and_the_database_is_corrupt(place, nnictl):
+def test_nnictl_stop_ends_trials_of_a_dead_manager_although_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
-    # A keeper that waits to be forked ends with the manager.
+    # The fork server of keepers exits with the manager.
     wait_until(lambda: is_training(place), "a trial runs")
     manager.kill()
     manager.wait(DEADLINE_S)
@@ -350,7 +350,7 @@ INVALID_INPUTS = {
 
 
 @pytest.mark.parametrize("invalid_input", INVALID_INPUTS)
-def test_invalid_input_is_refused_in_one_line_and_creates_nothing(place, nnictl, invalid_input):
+def test_invalid_input_to_nnictl_is_a_one_line_error_and_creates_no_files(place, nnictl, invalid_input):
     files, says = INVALID_INPUTS[invalid_input]
     for file, text in files.items():
         (place / file).unlink() if text is None else (place / file).write_text(text)
@@ -362,7 +362,7 @@ def test_invalid_input_is_refused_in_one_line_and_creates_nothing(place, nnictl,
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnictl):
+def test_a_used_port_is_a_one_line_error_and_creates_no_files(place, nnictl):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -375,7 +375,7 @@ def test_a_port_of_another_program_is_refused_and_nothing_is_created(place, nnic
     assert not (place.parent / "experiments").exists()
 
 
-def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_deleted(place, nnictl):
+def test_nnictl_uses_https_for_a_host_other_than_loopback(place, nnictl):
     (place / "train.py").write_text(ENDLESS)
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -387,7 +387,7 @@ def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
 
-    shutil.rmtree(line["logDir"])  # with the certificate
+    shutil.rmtree(line["logDir"])  # the folder has the certificate
     listed = nnictl("experiment", "list")
     assert (listed.returncode, line["id"] in listed.stdout) == (0, True)
     assert (
@@ -402,7 +402,7 @@ def test_nnictl_uses_https_if_the_host_is_not_loopback_and_after_its_folder_was_
     assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
-def test_a_host_address_of_another_machine_is_refused_and_nothing_is_created(place, nnictl):
+def test_a_host_address_of_another_machine_is_a_one_line_error_and_creates_no_files(place, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "192.0.2.1")
     assert done.returncode == 1
     assert "cannot use --host 192.0.2.1: " in done.stderr
@@ -461,9 +461,7 @@ def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(pla
     )
 
 
-def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocked_one_is_resumed_or_stopped(
-    place, nnictl, started
-):
+def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(place, nnictl, started):
     (place / "train.py").write_text(ENDLESS)
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
@@ -477,7 +475,7 @@ def test_after_a_killed_manager_a_locked_database_prevents_a_stop_and_an_unlocke
     assert "NOT RUNNING (was RUNNING)" in nnictl("experiment", "list", "--all").stdout
 
     before = processes_of(place)
-    # Later killed, so that the write-ahead log stays as it is.
+    # The test kills the manager later, so that the write-ahead log is not merged.
     database = ExperimentFolder(Path(line["logDir"])).database
     with subprocess.Popen([sys.executable, "-c", LOCK, database], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
@@ -512,7 +510,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # Ports that no search for free ports from 8080 on finds.
+    # A search for free ports that starts at 8080 does not reach these ports.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -618,13 +616,13 @@ def test_a_terminal_shows_the_experiment_live(place):
     ) as process:
         os.close(side)
         seen = b""
-        with contextlib.suppress(OSError):  # how a terminal reports that it has no writer any more
+        with contextlib.suppress(OSError):  # a terminal reports the end of its last writer with this error
             while piece := os.read(main, 65536):
                 seen += piece
         os.close(main)
     text = seen.decode()
     assert process.returncode == 0
-    assert "\x1b[1A" in text  # redrawn in place
+    assert "\x1b[1A" in text  # the display is redrawn in place
     assert "━" in text
     assert "3/3" in text
     assert "DONE" in text

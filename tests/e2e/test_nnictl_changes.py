@@ -97,7 +97,7 @@ def manager(a_real_experiment):
         yield manager
 
 
-def test_every_limit_can_be_updated(manager, nnictl):
+def test_nnictl_update_changes_every_limit(manager, nnictl):
     for name, value, field, expected in (
         ("concurrency", 3, "concurrency", 3),
         ("trialnum", 7, "max_trials", 7),
@@ -124,7 +124,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
         (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
     ],
 )
-def test_an_invalid_change_is_refused_in_one_line(manager, nnictl, arguments, says):
+def test_an_invalid_nnictl_update_is_a_one_line_error(manager, nnictl, arguments, says):
     before = manager.limits
     code, out, err = nnictl(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
@@ -132,7 +132,7 @@ def test_an_invalid_change_is_refused_in_one_line(manager, nnictl, arguments, sa
     assert manager.limits == before
 
 
-def test_a_search_space_is_updated_from_a_file_or_refused_with_all_error_lines(manager, nnictl, tmp_path):
+def test_nnictl_update_replaces_the_search_space_or_prints_all_its_errors(manager, nnictl, tmp_path):
     space = tmp_path / "space.json"
     space.write_text(
         '{"x": {"_type": "unifrm", "_value": [0, 1]},\n "y": {"_type": "uniform", "_value": [1, 0]}}'
@@ -141,7 +141,7 @@ def test_a_search_space_is_updated_from_a_file_or_refused_with_all_error_lines(m
     assert (code, [f"space.json:{line}: cannot " in err for line in (1, 2)]) == (1, [True, True])
     raw = {"x": {"_type": "uniform", "_value": [0, 2]}}
     space.write_text(json.dumps(raw))
-    # The only trial that the experiment may have was proposed before.
+    # The proposed trial was the only trial that the limit allows.
     code, out, err = nnictl("update", "searchspace", "-f", space)
     assert (code, out) == (0, "INFO: Update searchSpace success!\n")
     assert err.startswith("WARNING: no trial will use it: experiment TESTEXPT has had 1 of 1 trials; ")
@@ -166,7 +166,7 @@ def test_a_failed_trial_is_retried_as_a_new_trial(manager, nnictl):
     wait_until(lambda: manager.states == ["FAILED", "WAITING"], "the new trial is stored")
 
 
-def test_an_import_stores_all_results_or_none_and_warns_if_the_tuner_ignores_them(manager, nnictl, tmp_path):
+def test_nnictl_import_stores_all_results_or_none(manager, nnictl, tmp_path):
     results = tmp_path / "results.json"
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1},\n {"parameter": {"x": 5}, "value": "?"}]')
     code, _, err = nnictl("experiment", "import", "--filename", results)
@@ -179,7 +179,7 @@ def test_an_import_stores_all_results_or_none_and_warns_if_the_tuner_ignores_the
     assert len(manager.engine.reader.imported()) == 1
 
 
-def test_changes_without_a_manager_are_refused_with_the_resume_command(a_real_experiment, nnictl):
+def test_without_a_manager_changes_are_refused_with_the_resume_command(a_real_experiment, nnictl):
     experiment = a_real_experiment("pass\n")
     Registry.of_user().add(experiment.folder)
     for arguments in (

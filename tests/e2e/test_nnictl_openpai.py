@@ -81,7 +81,7 @@ def test_a_job_is_submitted_listed_shown_and_exported(nnictl, job_file, server):
     )
 
 
-def test_the_json_option_prints_json(nnictl, job_file, server):
+def test_nnictl_openpai_prints_json_with_the_json_option(nnictl, job_file, server):
     code, out, _ = nnictl("submit", job_file("true"), "--json")
     assert (code, json.loads(out)) == (0, {"name": "job", "user": USER, "warnings": []})
     ended(server)
@@ -90,14 +90,14 @@ def test_the_json_option_prints_json(nnictl, job_file, server):
     assert json.loads(nnictl("show", "job", "--json")[1])["jobStatus"]["state"] == "SUCCEEDED"
 
 
-def test_jobs_are_filtered_by_tag(nnictl, job_file, server):
+def test_nnictl_openpai_list_filters_jobs_by_tag(nnictl, job_file, server):
     assert nnictl("submit", job_file("true", name="one"), "--tag", "a", "--tag", "b")[0] == 0
     assert nnictl("submit", job_file("true", name="other"))[0] == 0
     assert [each["name"] for each in json.loads(nnictl("jobs", "--tag", "b", "--json")[1])] == ["one"]
     assert "tags of OpenPAI contain no comma" in nnictl("jobs", "--tag", "a,b")[2]
 
 
-def test_show_prints_why_a_job_failed(nnictl, job_file, server):
+def test_nnictl_openpai_show_prints_the_cause_of_a_failed_job(nnictl, job_file, server):
     nnictl("submit", job_file("exit 7"))
     ended(server)
     _, out, _ = nnictl("show", "job")
@@ -107,7 +107,9 @@ def test_show_prints_why_a_job_failed(nnictl, job_file, server):
     assert "remedy           read the logs of the task; correct the command\n" in out
 
 
-def test_logs_are_followed_to_the_end_of_the_job(nnictl, job_file, tmp_path, server, monkeypatch):
+def test_nnictl_openpai_logs_follows_the_log_until_the_job_ends(
+    nnictl, job_file, tmp_path, server, monkeypatch
+):
     monkeypatch.setattr("nni_manager.cli.openpai_jobs._FOLLOW_INTERVAL_S", 0.05)
     go_on = tmp_path / "go on"
     nnictl(
@@ -123,7 +125,7 @@ def test_logs_are_followed_to_the_end_of_the_job(nnictl, job_file, tmp_path, ser
     assert "there is no such log; use stdout, stderr, all" in nnictl("logs", "job", "--stream", "none")[2]
 
 
-def test_stop_ends_own_jobs_and_refuses_jobs_of_others(nnictl, job_file, server):
+def test_nnictl_openpai_stop_refuses_jobs_of_other_users(nnictl, job_file, server):
     nnictl("submit", job_file("sleep 60"))
     other = FakeJob(text_of(a_job(name="other")))
     other.user = "bob"
@@ -152,7 +154,7 @@ def test_a_job_file_is_validated_without_a_cluster(nnictl, job_file, server):
     assert server.asked == []
 
 
-def test_the_cluster_is_given_by_options_or_an_experiment_file(nnictl, server, tmp_path, monkeypatch):
+def test_options_or_an_experiment_file_name_the_openpai_cluster(nnictl, server, tmp_path, monkeypatch):
     for name in ("OPENPAI_HOST", "OPENPAI_USER", "OPENPAI_TOKEN"):
         monkeypatch.delenv(name)
     code, _, err = nnictl("jobs")

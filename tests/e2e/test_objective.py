@@ -43,7 +43,7 @@ class Model:
     def loss(parameters):
         return None if parameters["x"] == 1 else "none"
 """
-# A script as people write it, without a guard: a trial that ran it again would start another experiment.
+# The script has no `__main__` guard: a trial that ran the script would start another experiment.
 SCRIPT = """\
 import sys
 from nni_manager.experiment import Experiment
@@ -125,7 +125,7 @@ def the_known():
     return known_experiment(folder)
 
 
-def test_each_trial_of_an_importable_function_is_a_process_of_its_own(place):
+def test_each_trial_of_an_importable_function_runs_in_a_separate_process(place):
     from my_objective import measure
 
     with prepared() as experiment:
@@ -153,7 +153,7 @@ def test_each_trial_of_an_importable_function_is_a_process_of_its_own(place):
     assert left_in(place) == []
 
 
-def test_a_result_that_is_no_number_gets_the_warning_of_every_trial(place):
+def test_a_function_that_returns_text_causes_the_usual_result_warning(place):
     from my_objective import Model
 
     with prepared(trials=2) as experiment:
@@ -191,7 +191,7 @@ class Trap:
         return eval, (code,)
 
 
-def test_only_trials_load_the_copy_of_a_closure_and_only_its_owner_can_read_it(place):
+def test_a_pickled_closure_is_private_and_only_trial_processes_load_it(place):
     def closure(trap):
         return lambda parameters: print(os.getpid()) or parameters["x"] + trap
 
@@ -212,7 +212,7 @@ def test_only_trials_load_the_copy_of_a_closure_and_only_its_owner_can_read_it(p
     }  # fmt: skip
 
 
-def test_a_copy_that_another_user_could_have_written_is_not_loaded(place):
+def test_a_pickled_function_that_another_user_can_write_is_not_loaded(place):
     import pickle
 
     (place / "function.pickle").write_bytes(pickle.dumps(Trap(place / "loaded")))
@@ -225,7 +225,7 @@ def test_a_copy_that_another_user_could_have_written_is_not_loaded(place):
     assert not (place / "loaded").exists()
 
 
-def test_a_stopped_experiment_resumes_with_its_function_or_with_another(place):
+def test_a_stopped_experiment_resumes_with_the_same_or_a_new_function(place):
     with started(
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
@@ -247,7 +247,7 @@ def test_a_stopped_experiment_resumes_with_its_function_or_with_another(place):
     assert left_in(place) == []
 
 
-def test_an_archive_does_not_contain_the_function_and_resume_asks_for_it(place):
+def test_a_loaded_archive_has_no_function_and_resume_requires_one(place):
     with started(
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:
@@ -281,7 +281,7 @@ def test_an_archive_does_not_contain_the_function_and_resume_asks_for_it(place):
         assert sorted(trial.value for trial in experiment.list_trial_jobs())[0] < 0
 
 
-def test_ctrl_c_stops_the_function_and_the_script_continues(place):
+def test_after_ctrl_c_the_trial_is_stopped_and_the_script_continues(place):
     with started(
         place,
         "def forever(parameters):\n    import signal; signal.pause()\n"
@@ -299,7 +299,7 @@ def test_ctrl_c_stops_the_function_and_the_script_continues(place):
     assert left_in(place) == []
 
 
-def test_an_unusable_objective_is_refused_before_anything_starts(place):
+def test_an_unusable_objective_function_is_refused_before_the_manager_starts(place):
     import threading
 
     lock = threading.Lock()

@@ -18,7 +18,7 @@ from nni_manager.experiment.queries import StartedExperiment
 from nni_manager.store.folders import Registry
 from nni_sdk.records import decode
 
-# Larger is better and slower; trial 0 is too large, and trial 1 lacks a number.
+# A larger x is better and slower. Trial 0 violates the constraint, and trial 1 lacks a number.
 TRAIN = """
 import os
 import nni_sdk as nni
@@ -44,7 +44,7 @@ def output_of(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_front_is_the_same_everywhere_and_after_a_restart(a_real_experiment, capsys, tmp_path):
+def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experiment, capsys, tmp_path):
     experiment = a_real_experiment(
         TRAIN,
         trialConcurrency=1,
@@ -120,7 +120,7 @@ def test_the_front_is_the_same_everywhere_and_after_a_restart(a_real_experiment,
         connected.import_data([{"parameter": {"x": 0.3}, "value": {"accuracy": 0.3}}])
 
 
-def test_the_example_reports_what_its_experiment_file_names(tmp_path):
+def test_the_example_reports_every_metric_that_its_experiment_file_names(tmp_path):
     pytest.importorskip("sklearn")
     folder = Path(__file__).parents[2] / "examples" / "objectives"
     spec = read_experiment_file(folder / "config.yml")

@@ -26,7 +26,7 @@ nni_sdk.report_final_result(x)
 """
 
 
-# Code of a trial that connects to its manager without TLS; the manager closes the connection.
+# The trial connects to its manager without TLS. The manager must close the connection.
 TLS_FREE_CLIENT = """
 import glob, json, socket
 [document] = glob.glob("{storage}/*/manager.json")
@@ -37,7 +37,7 @@ with socket.create_connection((host, int(port))) as stranger:
         pass
 """
 
-# A user without a passwd entry who may read every file, as in an image, but write none.
+# The task runs as a user without a passwd entry, who may read all files of the image and write none.
 UNKNOWN_USER = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
@@ -92,7 +92,7 @@ def test_an_experiment_runs_one_job_per_trial_and_its_workspace_is_readable_with
         )
         assert not (code / "big.bin").exists()
         assert not (code / "config.yml").exists(), "it contains the login"
-        # The keeper relays the output, so that the portal shows it.
+        # The keeper forwards the trial's output, so that the portal shows it.
         job = server.jobs[f"{USER}~nni_exp_{experiment_id}_trial_{trial}"]
         assert f"in {code} of process".encode() in server._written(job, "stdout")
     modes = {
@@ -125,7 +125,7 @@ def own_address():
     """An address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.254", 9))  # sends nothing
+            probe.connect(("192.0.2.254", 9))  # this client sends nothing
         except OSError:
             pytest.skip("this machine has no network")
         return probe.getsockname()[0]
@@ -150,13 +150,13 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(key in text for text in everything)
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
-    # The files were sent over the connection, not only read from the storage.
+    # The keeper sent the files over the connection. The manager did not only read them from the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
     # A client without TLS writes nothing to the log.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
-def test_temporary_submit_errors_and_a_used_up_quota_are_printed_and_fail_no_trial(nnictl, place, server):
+def test_temporary_submit_errors_are_printed_and_fail_no_trial(nnictl, place, server):
     quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
     for how in (quota, 408, 429, 500, "drop", quota):
         server.misbehave(how, 1, at=("POST", "/jobs"))
@@ -180,7 +180,7 @@ def test_temporary_submit_errors_and_a_used_up_quota_are_printed_and_fail_no_tri
 )
 @pytest.mark.parametrize("server", [UNKNOWN_USER], indirect=True)
 @pytest.mark.parametrize("reuse", ["true", "false"])
-def test_containers_that_run_as_another_user_can_use_the_workspace(nnictl, place, server, reuse):
+def test_containers_of_another_user_can_write_the_workspace(nnictl, place, server, reuse):
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={"paiConfig:": f"paiConfig:\n  reuse: {reuse}"},
@@ -192,7 +192,7 @@ def test_containers_that_run_as_another_user_can_use_the_workspace(nnictl, place
         assert attempt.stat().st_uid == 65534
 
 
-def test_each_role_of_a_job_file_runs_its_own_command(nnictl, place, server):
+def test_each_task_role_of_a_job_file_runs_its_own_command(nnictl, place, server):
     storage = place.parent / "storage"
     (place / "job.yml").write_text(
         f"""\
@@ -278,9 +278,7 @@ extras:
         ),
     ],
 )
-def test_a_request_that_the_cluster_cannot_satisfy_is_refused_before_anything_is_created(
-    nnictl, place, server, old, new, message
-):
+def test_nnictl_create_refuses_resources_that_the_cluster_lacks(nnictl, place, server, old, new, message):
     server.nodes = {name: {"gpuTotal": gpus, "gpuUsed": gpus} for name, gpus in (("a", 1), ("b", 4))}
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={old: new})
     assert done.returncode == 1

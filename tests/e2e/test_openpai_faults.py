@@ -71,13 +71,13 @@ def of_jobs(home):
     return [each for each in processes_of(home) if "PAI_JOB_NAME" in each.environ()]
 
 
-def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnictl):
+def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl):
     mounted(home / "experiments")
     try:
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
             if each.cmdline()[-1:] == ["trial_keeper"]:
-                each.suspend()  # keepers and their guards
+                each.suspend()  # these are keepers and their guard processes
         filled(home / "experiments")
         done = nnictl("stop", experiment_id)
         assert done.returncode == 1
@@ -92,12 +92,12 @@ def test_nnictl_stop_ends_all_jobs_although_the_managers_disk_is_full(home, nnic
             "no trial runs",
         )
         assert [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1]
-        assert nnictl("stop", experiment_id).returncode in (0, 1)  # it may be over already
+        assert nnictl("stop", experiment_id).returncode in (0, 1)  # the experiment may have ended already
     finally:
         subprocess.run(["umount", "-l", home / "experiments"], check=True)
 
 
-def test_nnictl_stop_ends_all_jobs_although_every_disk_is_full(small_disk, own_home, nnictl):
+def test_nnictl_stop_ends_all_jobs_while_every_disk_is_full(small_disk, own_home, nnictl):
     experiment_id = two_that_run(own_home, nnictl)
     filled(small_disk)
     done = nnictl("stop", experiment_id)
@@ -119,7 +119,8 @@ def test_nnictl_stop_wakes_a_suspended_cluster_and_ends_all_jobs(home, nnictl):
     assert (done.returncode, done.stderr) == (0, "")
     assert not of_jobs(home)
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["USER_CANCELED"] * 2
-    # Not always STOPPED: the manager also tells the keepers, whose jobs may end before the cluster has read its requests.
+    # The state is not always STOPPED: the manager also stops the trials through their keepers, so jobs may end before the
+    # cluster reads the stop request.
     assert set(job_states(experiment_id).values()) <= {"STOPPED", "SUCCEEDED", "FAILED"}
 
 
@@ -138,7 +139,7 @@ def held_by_a_debugger(pid):
             os.waitpid(pid, WALL | os.WNOHANG)
 
 
-def test_a_cluster_that_cannot_be_woken_is_replaced_by_one_that_adopts_its_jobs(home, nnictl, monkeypatch):
+def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_one(home, nnictl, monkeypatch):
     monkeypatch.setattr(daemon, "_ANSWERS_TIMEOUT_S", 1.0)
     experiment_id = two_that_run(home, nnictl)
     state = StateFolder.of_user()
@@ -148,12 +149,12 @@ def test_a_cluster_that_cannot_be_woken_is_replaced_by_one_that_adopts_its_jobs(
     assert state.process().pid != before.pid
     assert state.process().options == before.options
     assert set(job_states(experiment_id).values()) == {"RUNNING"}
-    daemon.replace_unresponsive(state)  # it answers
+    daemon.replace_unresponsive(state)  # the cluster responds
     assert nnictl("stop", experiment_id).returncode == 0
     assert not of_jobs(home)
 
 
-# Waits for the other user; reports its own sequence id as result.
+# The trial waits for the attack of the other user, and reports its sequence id as the result.
 LATE = """\
 import os, time
 import nni_sdk
@@ -167,7 +168,7 @@ nni_sdk.report_final_result(int(os.environ["NNI_TRIAL_SEQ_ID"]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
-def test_another_user_cannot_forge_results_and_its_flood_changes_none(home, nnictl):
+def test_results_stay_correct_while_another_user_forges_and_floods_messages(home, nnictl):
     (home / "work" / "train.py").write_text(LATE)
     port = free_port_pair()
     done = nnictl(

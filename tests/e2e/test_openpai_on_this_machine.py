@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
 
 
-def test_the_configuration_printed_by_status_runs_annotated_code_without_a_keeper_on_path(home, nnictl):
+def test_annotated_code_runs_with_the_configuration_that_openpai_status_prints(home, nnictl):
     told = nnictl("openpai", "status").stdout
     snippet = yaml.safe_load(told.split("-" * 84)[1])
     assert snippet["paiConfig"] == {
@@ -58,14 +58,14 @@ def test_the_configuration_printed_by_status_runs_annotated_code_without_a_keepe
     assert only["status"] == "SUCCEEDED"
     assert only["parameters"] == {"train/x/randint": only["value"]}
     assert 5 <= only["value"] < 9
-    # A copy of the code, without the experiment file.
+    # The attempt's folder has a copy of the code without the experiment file.
     assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
 
 
 @pytest.mark.skipif(
     not mounts_work(), reason="storages cannot be mounted here: neither root nor user namespaces"
 )
-def test_an_experiment_runs_one_job_per_trial_with_the_storage_mounted_and_shows_no_token(home, nnictl):
+def test_an_experiment_runs_one_job_per_trial_and_prints_no_token(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     found = trials(nnictl, experiment_id)
     assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
@@ -85,7 +85,7 @@ def test_an_experiment_runs_one_job_per_trial_with_the_storage_mounted_and_shows
     assert "******" in shown[0]
 
 
-def test_a_task_larger_than_any_node_is_refused_before_anything_is_created(home, nnictl):
+def test_nnictl_create_refuses_a_task_larger_than_any_node(home, nnictl):
     created_before = list((home / "experiments").glob("*"))
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
     assert done.returncode == 1
@@ -94,7 +94,7 @@ def test_a_task_larger_than_any_node_is_refused_before_anything_is_created(home,
     assert list((home / "experiments").glob("*")) == created_before
 
 
-def test_tasks_that_exceed_the_cluster_together_end_the_experiment_with_its_message(home, nnictl):
+def test_an_experiment_whose_tasks_together_exceed_the_cluster_ends_with_its_message(home, nnictl):
     (home / "work" / "job.yml").write_text(
         """\
 protocolVersion: 2
@@ -153,7 +153,7 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     first = found[0]["id"]
     attempt = attempt_of(home, experiment_id, first)
     assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
-    # A job that has not started when no trial is left is stopped.
+    # The manager stops a job that has not started when no trial is left.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
         lambda: "SUCCEEDED" in (ends := set(job_states(experiment_id).values())) and ends <= well,
@@ -197,7 +197,7 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
     }
 
 
-def test_the_policy_of_a_job_file_with_two_roles_ends_the_trial(home, nnictl):
+def test_the_completion_policy_of_a_job_file_ends_the_trial(home, nnictl):
     # The workers wait for the ps: otherwise they could end the trial before it has started.
     started = home / "started"
     (home / "work" / "job.yml").write_text(
@@ -236,7 +236,7 @@ taskRoles:
     (trial,) = trials(nnictl, experiment_id)
     assert trial["status"] == "SUCCEEDED"
     assert trial["value"] is not None
-    # The cluster applies the same policy; the first of both ends the job.
+    # The cluster applies the same completion policy. Either the cluster or the manager ends the job first.
     ((name, state),) = jobs(nnictl, experiment_id).items()
     assert state in ("SUCCEEDED", "STOPPED"), nnictl("openpai", "show", name).stdout
     attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
@@ -245,7 +245,7 @@ taskRoles:
     assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
 
 
-def test_trials_survive_a_killed_manager_and_each_end_has_the_right_reason(home, nnictl):
+def test_trials_continue_after_the_manager_is_killed_and_end_with_their_own_reasons(home, nnictl):
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
@@ -280,7 +280,7 @@ def test_trials_survive_a_killed_manager_and_each_end_has_the_right_reason(home,
     assert trials_left == []
 
 
-def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
+def test_trials_continue_while_the_local_openpai_service_is_down(home, nnictl):
     (home / "work" / "train.py").write_text(
         TRAIN + "import time\nwhile not os.path.exists('../../../../../../go on'): time.sleep(0.1)\n"
     )
@@ -297,7 +297,7 @@ def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
     assert shown("counts")["RUNNING"] == 2
     (home / "storage" / experiment_id / "go on").touch()
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 2, "both end, without the cluster")
-    # The third trial waits for its submission.
+    # The third trial waits until its job can be submitted.
     assert shown("counts")["FAILED"] == 0
     assert nnictl("openpai", "start").returncode == 0
     wait_until(lambda: shown("counts")["SUCCEEDED"] == 3, "the third ran")
@@ -306,7 +306,7 @@ def test_an_experiment_continues_while_the_cluster_is_down(home, nnictl):
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_a_key_of_a_job_without_effect_causes_a_warning_at_submission_and_later(home, nnictl):
+def test_a_job_key_without_effect_causes_a_warning(home, nnictl):
     job = a_job(name="odd", extras={"jobStatusChangeNotification": {"suceeded": True}})
     job["taskRoles"]["worker"] |= {"instances": 1, "commands": ["true"]}
     (home / "work/job.yml").write_text(text_of(job))
@@ -356,7 +356,7 @@ nni_sdk.report_final_result(attempt)
     assert nnictl("stop", experiment_id).returncode == 0
 
 
-def test_another_folder_for_an_existing_storage_is_refused_with_the_remedies(home, nnictl):
+def test_a_second_folder_for_an_existing_storage_is_refused_with_remedies(home, nnictl):
     done = nnictl(
         "create", "--config", "config.yml", "--port", "auto", replace={"../storage": "../elsewhere"}
     )

@@ -98,7 +98,7 @@ def start(state, **options):
 # ---- nnictl
 
 
-def test_start_prints_a_configuration_that_works_also_after_a_restart(nnictl, state):
+def test_openpai_start_prints_a_configuration_that_stays_valid_after_a_restart(nnictl, state):
     port = free_port_pair()
     code, out, err = nnictl("start", "--port", str(port))
     assert (code, err) == (0, "")
@@ -138,7 +138,7 @@ def test_start_prints_a_configuration_that_works_also_after_a_restart(nnictl, st
     assert client.get(JOBS).status_code == 200
 
 
-def test_a_used_port_is_named_and_no_process_is_left(nnictl, state):
+def test_openpai_start_names_a_used_port_and_leaves_no_process(nnictl, state):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -161,7 +161,7 @@ def test_a_used_port_is_named_and_no_process_is_left(nnictl, state):
         (("--port", "0"), "1<=x<=65535"),
     ],
 )
-def test_an_invalid_option_is_refused_before_the_start(nnictl, state, arguments, words):
+def test_openpai_start_refuses_an_invalid_option(nnictl, state, arguments, words):
     code, out, err = nnictl("start", *arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("ERROR: cannot ")
@@ -177,7 +177,7 @@ def test_a_storage_created_before_the_first_start_is_kept(state):
     assert (state.storage / "data").read_text() == "mine"
 
 
-def test_a_state_folder_with_other_files_is_refused_and_unchanged(nnictl, state):
+def test_openpai_start_refuses_a_state_folder_with_foreign_files(nnictl, state):
     state.path.mkdir(mode=0o755)
     (state.path / "thesis.tex").touch()
     code, _, err = nnictl("start")
@@ -188,7 +188,7 @@ def test_a_state_folder_with_other_files_is_refused_and_unchanged(nnictl, state)
     state.path.rmdir()
 
 
-def test_options_of_the_first_start_are_stored_and_take_effect(nnictl, state, tmp_path):
+def test_the_options_of_the_first_openpai_start_are_stored(nnictl, state, tmp_path):
     (tmp_path / "data").mkdir()
     told = tmp_path / "told"
     options = ("--port", str(free_port_pair()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
@@ -266,7 +266,7 @@ def vars_of(options):
 # ---- secrets
 
 
-def test_the_state_folder_is_private_and_contains_no_token_but_the_owners(state):
+def test_the_state_folder_is_private_and_contains_only_the_owners_token(state):
     state.path.mkdir(mode=0o755)
     there = start(state)
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
@@ -291,10 +291,10 @@ def test_the_state_folder_is_private_and_contains_no_token_but_the_owners(state)
             assert not [secret for secret in secrets if secret.encode() in content]
 
 
-def test_a_password_stored_by_an_earlier_version_is_removed_at_the_next_start(state):
+def test_openpai_start_removes_a_password_that_an_earlier_version_stored(state):
     there = start(state)
     daemon.stop(state)
-    # The files of version 0.22.
+    # Version 0.22 wrote these files.
     credentials, accounts = state.path / "credentials.json", json.loads(state.accounts.read_text())
     earlier = {"user": there.credentials.user, "password": "in plain text", "token": there.credentials.token}
     credentials.write_text(json.dumps(earlier))
@@ -311,7 +311,7 @@ def test_a_password_stored_by_an_earlier_version_is_removed_at_the_next_start(st
     assert client_of(again).post("/api/v2/users", json=new).status_code == 201
 
 
-def test_a_revoked_owner_token_is_replaced_at_the_next_start(state):
+def test_openpai_start_replaces_a_revoked_owner_token(state):
     there = start(state)
     client = client_of(there)
     assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
@@ -323,7 +323,7 @@ def test_a_revoked_owner_token_is_replaced_at_the_next_start(state):
     assert client_of(again).get(JOBS).status_code == 200
 
 
-def test_a_service_whose_owner_has_logged_out_runs_and_start_makes_a_new_token(nnictl, state, tmp_path):
+def test_openpai_start_creates_a_new_token_after_the_owner_logged_out(nnictl, state, tmp_path):
     there = start(state)
     assert (
         client_of(there).submit(a_job_of(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")).status_code
@@ -347,7 +347,7 @@ def test_a_service_whose_owner_has_logged_out_runs_and_start_makes_a_new_token(n
     assert client.get(JOBS).json()[0]["retries"] == 0
 
 
-def test_a_client_of_this_machine_takes_the_token_that_start_has_made(state, monkeypatch):
+def test_a_client_on_this_machine_uses_the_token_that_openpai_start_created(state, monkeypatch):
     monkeypatch.setattr(StateFolder, "of_user", lambda: state)
     there = start(state)
     with contextlib.closing(running_here()) as client:
@@ -359,7 +359,7 @@ def test_a_client_of_this_machine_takes_the_token_that_start_has_made(state, mon
         assert client.jobs() == []
 
 
-def test_the_owner_sets_a_password_for_clients_that_log_in_by_password(nnictl, state):
+def test_clients_log_in_with_the_password_that_the_owner_has_set(nnictl, state):
     there = start(state)
     guest, name = Client(f"http://{there.process.address}", None), there.credentials.user
 
@@ -397,7 +397,7 @@ def test_concurrent_starts_share_one_service(state):
     assert daemon.running(state) == found[0]
 
 
-def test_jobs_continue_without_the_service_and_are_adopted_by_the_next_one(state, tmp_path):
+def test_a_restarted_service_adopts_the_jobs_that_continued_without_it(state, tmp_path):
     there = start(state)
     go_on = tmp_path / "go on"
     waits = f"while ! test -e '{go_on}'; do sleep 0.05; done; echo went on"
@@ -421,7 +421,7 @@ def test_jobs_continue_without_the_service_and_are_adopted_by_the_next_one(state
     assert client.get(uris["stdout"]).text == "went on\n"
 
 
-def test_a_listener_of_another_user_is_not_trusted_and_does_not_receive_the_token(state):
+def test_nnictl_sends_no_token_to_a_listener_of_another_user(state):
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -456,8 +456,8 @@ def test_a_killed_service_is_detected_and_can_be_started_again(state):
     assert at_hand(state).credentials == there.credentials
 
 
-def test_a_truncated_state_file_is_repaired_or_named_and_no_job_is_lost(state, tmp_path):
-    # In short, every other file is emptied, and the rest are cut in half.
+def test_no_job_is_lost_when_a_state_file_is_truncated(state, tmp_path):
+    # The short form of the test empties every other file, and cuts the rest in half.
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))
     wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")
@@ -494,7 +494,7 @@ def test_a_truncated_state_file_is_repaired_or_named_and_no_job_is_lost(state, t
     shutil.copytree(whole, state.path)
 
 
-def test_a_service_with_a_broken_cluster_exits_instead_of_hanging(state):
+def test_a_service_exits_when_its_cluster_process_fails(state):
     there = start(state)
     with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
         connection.execute("CREATE TRIGGER t BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END")
@@ -510,7 +510,7 @@ def test_a_service_with_a_broken_cluster_exits_instead_of_hanging(state):
     )
 
 
-def test_stop_sends_no_signal_to_a_reused_pid(state):
+def test_openpai_stop_sends_no_signal_to_a_reused_pid(state):
     state.make()
     with subprocess.Popen(["sleep", "600"]) as bystander:
         state.write_process(daemon.ServiceProcess(bystander.pid, 0, "", "127.0.0.1", "0", Options()))

@@ -64,7 +64,7 @@ def listens(port):
 
 
 @NEEDS_SSHD
-def test_tasks_run_commands_in_each_other_and_leave_the_users_own_settings_alone(play):
+def test_tasks_run_commands_on_other_tasks_and_keep_the_users_ssh_settings(play):
     ask = "ssh worker-1 'echo \"$PAI_CURRENT_TASK_ROLE_NAME-$PAI_TASK_INDEX\"; cat ~/.ssh/config | grep -c ^Host'"
     text = roles(
         top=of(sshbarrier=True),
@@ -88,7 +88,7 @@ def test_tasks_run_commands_in_each_other_and_leave_the_users_own_settings_alone
 
 
 @NEEDS_SSHD
-def test_a_barrier_that_ends_names_the_tasks_without_an_answer(play):
+def test_an_ssh_barrier_that_times_out_names_the_unreachable_tasks(play):
     text = roles(
         top=of(sshbarrier=True, sshbarrierTimeout=0.1, task_roles=["master"]),
         master={"commands": ["true"]},
@@ -105,7 +105,7 @@ def test_a_barrier_that_ends_names_the_tasks_without_an_answer(play):
 
 
 @NEEDS_SSHD
-def test_the_key_of_the_jobs_author_opens_a_task_from_outside(play, tmp_path):
+def test_the_job_author_logs_in_to_a_task_with_the_users_key(play, tmp_path):
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     user = {"type": "custom", "value": (tmp_path / "key.pub").read_text().strip()}
@@ -115,7 +115,9 @@ def test_the_key_of_the_jobs_author_opens_a_task_from_outside(play, tmp_path):
 
     async def scenario(cluster):
         await cluster.submit("alice", text)
-        writer = await asyncio.to_thread(gate.open, "w")  # the task reads: its commands have started
+        writer = await asyncio.to_thread(
+            gate.open, "w"
+        )  # the task reads from the pipe, so its commands have started
         detail = await cluster.read(JobStore.detail, "alice", "job")
         (task,) = [task for tasks in detail.tasks.values() for task in tasks]
         port = str(task.allocation.ports["ssh"][0])
@@ -166,7 +168,7 @@ def test_the_open_mpi_job_of_openpais_manual_runs(play, tmp_path):
     assert set(logs[0].splitlines()) == PRINTED
 
 
-def test_a_job_that_needs_ssh_between_tasks_is_refused_where_sshd_is_missing(play, monkeypatch):
+def test_a_job_with_the_ssh_plugin_is_refused_if_sshd_is_missing(play, monkeypatch):
     monkeypatch.setattr(container_runtime, "SSHD", "/nonexistent/sshd")
     two = roles(top=of(), master=["true"], worker=["true"])
 
@@ -184,7 +186,7 @@ def test_a_job_that_needs_ssh_between_tasks_is_refused_where_sshd_is_missing(pla
 
 @NEEDS_SSHD
 @pytest.mark.parametrize("home", ["/nonexistent", None])
-def test_a_user_without_a_home_has_no_ssh_between_tasks(play, monkeypatch, home):
+def test_a_job_with_the_ssh_plugin_is_refused_for_a_user_without_a_home(play, monkeypatch, home):
     users = {os.getuid(): pwd.struct_passwd(("u", "x", os.getuid(), 0, "", home, ""))} if home else {}
     monkeypatch.setattr(pwd, "getpwuid", users.__getitem__)
     two = roles(top=of(), master=["true"], worker=["true"])
@@ -198,7 +200,7 @@ def test_a_user_without_a_home_has_no_ssh_between_tasks(play, monkeypatch, home)
     play(scenario)
 
 
-def test_a_job_of_one_task_runs_without_sshd_and_its_events_say_so(play, monkeypatch):
+def test_a_job_of_one_task_runs_without_sshd_and_an_event_reports_it(play, monkeypatch):
     monkeypatch.setattr(container_runtime, "SSHD", "/nonexistent/sshd")
 
     async def scenario(cluster):

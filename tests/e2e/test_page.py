@@ -116,7 +116,7 @@ def each_page(person):
     """Follow the link to each page, and yield its name once it is complete; "trial" shows the details of one."""
     for name in ("overview", "trials", "trial", "experiments", "jobs"):
         if name == "trial":
-            person.go(person.page.url + "#trial=00000")  # loads nothing
+            person.go(person.page.url + "#trial=00000")  # a change of the fragment loads no page
             expect(person.see("log")).to_contain_text("the last line")
         else:
             person.see(f"nav-{name}").click()
@@ -148,12 +148,12 @@ def test_a_login_link_works_once_for_all_tabs_of_a_browser_until_a_sign_out(brow
     expect(second_browser.see("enter-message")).to_contain_text("nnictl webui url")
     second_browser.page.goto(f"{stored.origin}/oview")
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
-    # It shows the experiment after a login in another tab.
+    # This tab shows the experiment after a login in another tab.
     tab = second_browser.context.new_page()
     tab.goto(stored.link())
     expect(tab).to_have_url(f"{stored.origin}/oview")
     expect(second_browser.see("state")).to_be_visible()
-    # After a sign-out it is locked again, and its key is deleted.
+    # After a sign-out the tab is locked again, and its key is deleted.
     tab.close()
     second_browser.see("sign-out").click()
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
@@ -192,7 +192,7 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         expect(person.see("banner-connection")).to_be_visible()
         experiment.start(port)
         expect(person.see("banner-connection")).to_be_hidden()
-        person.see(f"expand-{followed}").click()  # closes it
+        person.see(f"expand-{followed}").click()  # the second click closes the details
         person.see(f"expand-{stopped}").click()
         person.see("kill").click()
         person.see("confirm-yes").click()
@@ -207,7 +207,7 @@ def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
 
 
-def test_an_experiment_without_a_success_is_not_shown_as_a_good_one(browser, tmp_path):
+def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp_path):
     def failed(number, now_s):
         trial = made_trial(number, now_s)
         trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None
@@ -218,7 +218,7 @@ def test_an_experiment_without_a_success_is_not_shown_as_a_good_one(browser, tmp
         visit(browser, view.link()) as person,
     ):
         badge = person.page.locator(".badge", has_text="Done, 0 of 3 succeeded")
-        expect(badge).to_have_count(2)  # in the bar and on the page
+        expect(badge).to_have_count(2)  # one badge is in the bar and one on the page
         for number in range(2):
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
@@ -255,7 +255,7 @@ def test_the_end_of_a_log_of_a_hundred_megabytes_is_shown_quickly(person, stored
     person.go(f"{stored.origin}/detail#trial=00000")
     began_s = time.monotonic()
     expect(person.see("log")).to_contain_text("the last line")
-    assert time.monotonic() - began_s < scaled_s(20)  # most of it on a busy machine
+    assert time.monotonic() - began_s < scaled_s(20)  # a busy machine needs most of this time
     assert person.heap_bytes() < 40 * 2**20
 
 

@@ -109,7 +109,7 @@ def test_cpu_memory_and_gpus_of_each_task_are_drawn_over_the_life_of_a_trial(bro
         assert person.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_trials_without_a_nested_parameter_have_a_tick_on_its_axis(person):
+def test_parallel_coordinates_have_a_not_set_tick_for_missing_nested_parameters(person):
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
     labels = texts(person, ".annotation-text")
@@ -133,7 +133,7 @@ def test_trials_without_a_nested_parameter_have_a_tick_on_its_axis(person):
     person.see("tab-parallel").click()
     expect(person.page.get_by_text("not chosen")).to_be_visible()
     person.screenshot("parallel-nested-narrow")
-    # The chart scrolls, and the page does not. The labels of the axes do not overlap.
+    # The chart has a horizontal scroll bar and the page has none. Labels of axes do not overlap.
     assert person.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
     names = [
         each
@@ -175,7 +175,7 @@ def parallel(person):
     return person
 
 
-def test_marks_on_axes_combine_count_their_trials_and_become_filters_of_the_table(parallel):
+def test_brushes_on_axes_combine_and_become_filters_of_the_table(parallel):
     drag(parallel, point_on(parallel, "lr", 0.4), point_on(parallel, "lr", 1))
     chip = parallel.page.get_by_role("button", name="Clear the mark lr")
     low, high = (float(part) for part in chip.text_content().removesuffix(" ×")[3:].split(" to "))
@@ -183,7 +183,7 @@ def test_marks_on_axes_combine_count_their_trials_and_become_filters_of_the_tabl
     assert 10 < len(marked) < 50
     count = parallel.see("marked-count")
     expect(count).to_have_text(f"{len(marked)} of {TRIALS} trials are in the marked parts")
-    # The keyboard marks as well: the lower end of the categories adam and sgd goes up to sgd.
+    # The keyboard resizes the brush: its lower end moves from adam up to sgd.
     parallel.see("axis-optimizer").press("ArrowUp")
     both = {number for number in marked if number % 2}
     expect(count).to_have_text(f"{len(both)} of {TRIALS} trials are in the marked parts")
@@ -195,7 +195,7 @@ def test_marks_on_axes_combine_count_their_trials_and_become_filters_of_the_tabl
     expect(parallel.page.locator("figcaption", has_text=f"{len(both)} trials of")).to_be_visible()
 
 
-def test_a_mark_can_be_resized_and_cleared_in_four_ways(parallel):
+def test_a_brush_can_be_resized_and_cleared(parallel):
     count = parallel.see("marked-count")
     chip = parallel.page.get_by_role("button", name="Clear the mark width")
 
@@ -222,7 +222,7 @@ def test_a_mark_can_be_resized_and_cleared_in_four_ways(parallel):
     expect(parallel.see("table").locator("[data-test^=detail-]")).to_have_count(0)
 
 
-def test_a_mark_can_hold_the_trials_that_did_not_choose_the_parameter(parallel):
+def test_a_brush_can_select_trials_without_the_parameter(parallel):
     drag(
         parallel, point_on(parallel, "optimizer/momentum", 0.05), point_on(parallel, "optimizer/momentum", 0)
     )
@@ -234,7 +234,7 @@ def test_a_mark_can_hold_the_trials_that_did_not_choose_the_parameter(parallel):
     ).to_be_visible()
 
 
-def test_axes_are_moved_with_the_mouse_and_with_keys_and_stay_there(parallel):
+def test_axes_are_reordered_with_mouse_or_keys_and_keep_their_order(parallel):
     def order():
         return [
             name.partition(",")[0]
@@ -275,7 +275,7 @@ def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(paralle
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The line that is farthest from all others, halfway between two axes.
+    # The test chooses the line that is farthest from all other lines, halfway between two axes.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )
@@ -303,7 +303,7 @@ def test_the_scale_of_a_slice_follows_the_type_in_the_search_space(person, name,
     plot = "document.querySelector('[aria-label=\"Result against one parameter\"] .plot')"
     expect(slice_chart.get_by_text(name, exact=True).first).to_be_visible()
     assert person.evaluate(f"{plot}.layout.xaxis.type") == scale
-    # All at once: the chart may be drawn again between two questions.
+    # All values are read in one call, because the chart may be redrawn between two calls.
     boxes = person.evaluate(
         f"[...{plot}.querySelectorAll('.xtick')].map((tick) => tick.getBoundingClientRect().toJSON())"
     )
@@ -323,7 +323,7 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
     chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
     assert len(set(chosen)) == 2
-    # The two most important ones, as the manager computes it; another one changes places with its own.
+    # The manager's two most important parameters are preselected. Choosing the parameter of the other axis swaps both axes.
     person.see("contour-y").select_option(chosen[0])
     assert person.see("contour-x").input_value() == chosen[1]
     person.see("contour-x").select_option("lr")
@@ -341,14 +341,14 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.see("detail-00009")).to_be_visible()
 
 
-def test_a_contour_shows_numbers_if_the_importance_takes_long(person):
-    person.page.route("**/importance*", lambda _: None)  # never answered
+def test_a_contour_is_drawn_while_the_importance_is_pending(person):
+    person.page.route("**/importance*", lambda _: None)  # the page never gets a response
     person.see("tab-contour").click()
     caption = person.see("contour-chart").locator("figcaption")
     expect(caption).to_contain_text(f"{TRIALS} results over lr and width")
 
 
-def test_a_contour_leaves_out_trials_without_a_parameter_and_says_when_too_few_are_left(person):
+def test_a_contour_ignores_trials_that_lack_a_parameter(person):
     person.see("tab-contour").click()
     person.see("contour-x").select_option("lr")
     person.see("contour-y").select_option("optimizer/momentum")
@@ -385,7 +385,7 @@ def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
         assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
-def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(person):
+def test_the_importance_chart_shows_its_progress_and_then_its_method(person):
     held = []
     person.page.route("**/importance*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright refuses a builtin
     with person.page.expect_request("**/importance*"):
@@ -398,7 +398,7 @@ def test_the_importance_says_that_it_is_computed_and_then_what_it_measures(perso
     )
 
 
-def test_the_importance_is_requested_again_after_an_answer_that_is_not_the_managers(person):
+def test_the_page_requests_the_importance_again_after_an_invalid_response(person):
     person.page.route("**/importance*", lambda route: route.fulfill(body="<html>"), times=1)
     person.see("tab-importance").click()
     caption = person.see("importance-chart").locator("figcaption")
@@ -406,7 +406,7 @@ def test_the_importance_is_requested_again_after_an_answer_that_is_not_the_manag
     expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
 
 
-def test_a_filter_without_hits_says_so_in_every_chart(person):
+def test_every_chart_reports_a_filter_without_matches(person):
     person.see("search").fill("nothing like this")
     expect(person.see("table-count")).to_contain_text(f"0 of {TRIALS}")
     for tab in ("metric", "parallel", "duration", "importance", "contour"):
@@ -415,7 +415,7 @@ def test_a_filter_without_hits_says_so_in_every_chart(person):
     person.screenshot("no-match")
 
 
-def test_a_click_on_a_point_opens_its_trial(person):
+def test_a_click_on_a_chart_point_opens_the_trial(person):
     chart = person.page.get_by_label("Default metric of each trial")
     point = chart.locator(".scatterlayer .point").nth(7)
     point.scroll_into_view_if_needed()
@@ -425,7 +425,7 @@ def test_a_click_on_a_point_opens_its_trial(person):
     expect(person.see("detail-00007")).to_be_visible()
 
 
-def test_the_shown_trials_are_downloaded_as_csv(person):
+def test_the_csv_download_contains_the_filtered_trials(person):
     person.see("search").fill("sgd")
     expect(person.see("table-count")).to_contain_text(f"{TRIALS // 2} of {TRIALS}")
     with person.page.expect_download() as download:
@@ -446,7 +446,7 @@ def test_on_a_narrow_screen_the_result_is_the_first_column(person):
     person.screenshot("trials-narrow-first-column")
 
 
-def test_an_unknown_address_is_answered_by_a_page(person, stored):
+def test_an_unknown_url_shows_a_not_found_page(person, stored):
     answer = person.page.goto(f"{stored.origin}/no/such/page")
     assert answer is not None
     assert answer.status == 404
@@ -456,7 +456,7 @@ def test_an_unknown_address_is_answered_by_a_page(person, stored):
     assert stored.ask("GET", "/nothing").json()["error"].startswith("cannot ")
 
 
-def test_one_result_gives_no_empty_chart(browser, tmp_path):
+def test_the_parallel_chart_explains_that_there_is_a_single_result(browser, tmp_path):
     experiment = made_experiment(tmp_path, 1, a_trial, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.see("nav-trials").click()
@@ -464,7 +464,7 @@ def test_one_result_gives_no_empty_chart(browser, tmp_path):
         expect(
             person.page.locator("figcaption", has_text="1 result: all parameters and results are the same")
         ).to_be_visible()
-        # The table is as high as its rows.
+        # The table is only as high as its rows.
         assert person.page.get_by_role("region", name="Trials", exact=True).bounding_box()["height"] < 150
         person.see("nav-experiments").click()
         expect(person.see("experiments")).to_contain_text("Best")
@@ -478,7 +478,7 @@ def with_loss(number, now_s):
     return trial
 
 
-def test_every_metric_of_a_result_is_a_column_a_filter_and_an_axis(browser, tmp_path):
+def test_every_result_metric_is_a_column_a_filter_and_an_axis(browser, tmp_path):
     experiment = made_experiment(tmp_path, 20, with_loss, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         expect(person.page.get_by_text("trial-keeper", exact=True)).to_be_visible()
@@ -492,7 +492,7 @@ def test_every_metric_of_a_result_is_a_column_a_filter_and_an_axis(browser, tmp_
         person.see("param-filter-add").click()
         expect(person.see("table-count")).to_contain_text(
             "4 of 20"
-        )  # 1, 1/2, 1/3 and 1/5; the fourth trial has none
+        )  # the trials have 1, 1/2, 1/3 and 1/5; the fourth trial has no value
         person.see("chart-metric").select_option("loss")
         chart = person.page.get_by_label("Default metric of each trial")
         expect(chart.locator(".ytitle")).to_have_text("loss")

@@ -127,17 +127,17 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
     print(f"a scroll step: median {median(taken):.0f} ms, most {max(taken):.0f} ms")
     assert max(taken) < 30_000, "rows are missing"
     assert person.elements() < 10_000
-    # The times of a short run are those of a busy machine.
+    # The short form of this test may run on a busy machine, so it only prints the times.
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
         if median(taken) > MAX_SCROLL_MS:
-            # On a busy machine, a page that has all of its trials is slow as well.
+            # On a busy machine, a page that has loaded all its trials is slow as well.
             floor = steps_of_a_small_experiment(browser, tmp_path)
             assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
 
 
-def test_all_trials_are_sorted_searched_filtered_and_saved(person):
+def test_the_table_sorts_searches_and_filters_all_100000_trials(person):
     person.see("nav-trials").click()
     expect(rows_of(person).first).to_contain_text(SHOWN[-1].trial_id)
     person.see("sort-value").click()
@@ -163,14 +163,14 @@ def test_all_trials_are_sorted_searched_filtered_and_saved(person):
         person.see("download-csv").click()
     saved = list(csv.DictReader(download.value.path().read_text().splitlines()))
     assert {line["trialJobId"] for line in saved} == {trial.trial_id for trial in low}
-    expect(person.see("sample-note")).to_be_hidden()  # all of them are in the charts
+    expect(person.see("sample-note")).to_be_hidden()  # the charts contain all trials
     person.see("state-filter-FAILED").click()
     expect(person.see("table-count")).to_have_text(
         f"{sum(trial.run.value is None for trial in low):,} of {TRIALS:,} trials"
     )
 
 
-def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
+def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     one = SHOWN[TRIALS // 3]
     person.go(f"{view.origin}/detail#trial={one.trial_id}")
     expect(person.see(f"detail-{one.trial_id}")).to_be_visible()
@@ -182,7 +182,7 @@ def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
     expect(person.see("table-count")).to_have_text(f"{TRIALS:,} of {TRIALS:,} trials")
     person.page.evaluate("location.hash = 'trial=unknown'")
     expect(person.page.get_by_text("There is no trial unknown.")).to_be_visible()
-    # The last place is not loaded when the focus goes there.
+    # The last row is not loaded yet when it gets the focus.
     person.see(f"expand-{RESULTS[1].trial_id}").click()
     person.page.keyboard.press("End")
     expect(person.see(f"expand-{SHOWN[0].trial_id}")).to_be_focused()
@@ -193,7 +193,7 @@ def test_a_trial_of_any_place_is_opened_and_reached_by_keyboard(person, view):
     assert person.faults_for_assistive_technology() == []
 
 
-def test_marks_in_the_charts_filter_all_trials(person):
+def test_brushes_in_the_charts_filter_all_trials(person):
     person.see("nav-trials").click()
     person.see("tab-parallel").click()
     title = person.see("axis-x3")
@@ -222,7 +222,7 @@ def query_of(response):
     return parse_qs(urlparse(response.url).query)
 
 
-def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path, monkeypatch):
+def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
     for number in range(300):
@@ -247,7 +247,7 @@ def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path,
         person.page.unroute("**/trial-sample*")
         for route in held:
             route.continue_()
-        # A trial that is not loaded.
+        # This trial is not among the loaded rows.
         remark(3, "best", "keep", note="converges late")
         person.see("sort-tags").click()
         expect(rows_of(person).first).to_contain_text("best keep")
@@ -261,13 +261,13 @@ def test_tags_and_notes_reach_the_table_of_a_large_experiment(browser, tmp_path,
         person.see("search").fill("late")
         expect(person.see("table-count")).to_have_text("1 of 300 trials")
         expect(rows_of(person).first).to_contain_text("t3")
-        # Another page has the column at once.
+        # Another browser shows the column at once.
         with visit(browser, view.link()) as other:
             other.see("nav-trials").click()
             expect(other.see("sort-tags")).to_be_visible()
 
 
-def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, tmp_path, monkeypatch):
+def test_the_large_table_follows_changes_of_a_running_experiment(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
     keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(301)]
@@ -292,7 +292,7 @@ def test_changes_of_a_running_experiment_reach_the_table_and_its_order(browser, 
         expect(rows_of(person).first).to_contain_text("7.5")
 
 
-def test_a_page_with_all_trials_keeps_its_view_when_there_are_too_many_for_it(browser, tmp_path, monkeypatch):
+def test_the_page_keeps_filters_and_order_when_an_experiment_becomes_large(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
     played = Played(made_experiment(tmp_path, 0).folder)
 
@@ -314,7 +314,7 @@ def test_a_page_with_all_trials_keeps_its_view_when_there_are_too_many_for_it(br
         expect(person.see("table-count")).to_have_text("11 of 40 trials")
         expect(rows_of(person).first).to_contain_text("t1")
         assert not any("/trial-window" in url or "/trial-sample" in url for url in person.asked)
-        # More changes at once than the page receives as rows.
+        # These are more changes at once than the manager sends as rows.
         with overview.page.expect_response(lambda response: "/trial-sample" in response.url):
             view.loop.call_soon_threadsafe(begin, 40, 100)
         expect(person.see("table-count")).to_have_text("11 of 100 trials")

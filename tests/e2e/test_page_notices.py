@@ -26,7 +26,7 @@ def button_of(person, text):
     return person.see("dismiss").and_(person.page.locator(f'[aria-label*="{text}"]'))
 
 
-def test_every_problem_is_named_on_every_page_and_dismissed_until_it_occurs_again(browser, played):
+def test_a_dismissed_problem_stays_hidden_until_it_occurs_again(browser, played):
     played.problems = (DISK.format(1), LOGIN, "job job1 has not ended; remove it with `kubectl delete`")
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         problems, banners = person.see("problem"), person.see("banner-problem")
@@ -40,7 +40,7 @@ def test_every_problem_is_named_on_every_page_and_dismissed_until_it_occurs_agai
         person.see("nav-trials").click()
         expect(banners).to_have_count(3)
         assert person.faults_for_assistive_technology() == []
-        # By keyboard: the focus moves to the next notice.
+        # After a dismissal by keyboard, the focus moves to the next notice.
         button_of(person, "no space is left").focus()
         person.page.keyboard.press("Enter")
         expect(banners).to_have_count(2)
@@ -48,15 +48,15 @@ def test_every_problem_is_named_on_every_page_and_dismissed_until_it_occurs_agai
         person.page.keyboard.press("Space")
         expect(banners).to_have_count(1)
         expect(banners).to_contain_text("job1")
-        # Dismissed on the other pages and after a load, but not for another viewer.
+        # A dismissed notice stays hidden on other pages and after a reload, but another viewer sees it.
         person.go(f"{view.origin}/oview")
         expect(problems).to_have_count(1)
         with visit(browser, view.link()) as another:
             expect(another.see("problem")).to_have_count(3)
-        # A growing amount is no new problem; the end of the third is shown.
+        # A growing amount in a text is not a new problem. The third problem has ended and disappears.
         report(DISK.format(2), LOGIN)
         expect(problems).to_have_count(0)
-        # A problem that was over and occurs again, and one that changes, are shown.
+        # A problem that occurs again, and a problem whose text changes, are shown.
         report(DISK.format(3), "the quota is exceeded")
         expect(problems).to_contain_text("quota")
         report(DISK.format(3), LOGIN)
@@ -81,7 +81,7 @@ class Interrupted(Played):
         return super().snapshot()
 
 
-def test_the_notice_of_an_outage_can_be_dismissed_and_comes_with_the_next_outage(browser, tmp_path):
+def test_a_dismissed_outage_notice_returns_with_the_next_outage(browser, tmp_path):
     played = Interrupted(made_experiment(tmp_path, 0).folder)
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         lost = person.see("banner-connection")
@@ -95,7 +95,7 @@ def test_the_notice_of_an_outage_can_be_dismissed_and_comes_with_the_next_outage
             view.loop.call_soon_threadsafe(setattr, played, "is_out", False)
 
 
-def test_the_notice_of_a_read_only_view_stays_dismissed_in_a_browser(browser, tmp_path):
+def test_a_dismissed_read_only_notice_stays_hidden_in_the_same_browser(browser, tmp_path):
     with (
         served_view(made_experiment(tmp_path, 2).folder) as view,
         visit(browser, view.link()) as person,

@@ -78,7 +78,9 @@ def marks(person, name):
 
 
 @pytest.mark.parametrize("is_windowed", [False, True], ids=["all rows", "windowed"])
-def test_the_overview_shows_the_front_in_place_of_the_best(browser, stored, is_windowed, monkeypatch):
+def test_with_several_objectives_the_overview_shows_the_pareto_front(
+    browser, stored, is_windowed, monkeypatch
+):
     if is_windowed:
         monkeypatch.setattr(change_feed, "MAX_ROWS", TRIALS // 2)
     front = front_of(stored)
@@ -110,7 +112,7 @@ def test_the_overview_shows_the_front_in_place_of_the_best(browser, stored, is_w
         assert person.errors == []
 
 
-def test_with_more_than_two_objectives_a_person_chooses_two(browser, tmp_path):
+def test_the_front_chart_plots_two_chosen_objectives_of_three(browser, tmp_path):
     experiment = experiment_with(tmp_path, OBJECTIVES)
     front = front_of(experiment)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
@@ -124,7 +126,7 @@ def test_with_more_than_two_objectives_a_person_chooses_two(browser, tmp_path):
         assert person.faults_for_assistive_technology() == []
 
 
-def test_a_trial_that_violates_a_constraint_says_which(browser, stored):
+def test_a_trial_page_names_the_violated_constraint(browser, stored):
     large = next(each for each in (a_trial(n, 0.0) for n in range(TRIALS)) if each.parameters["depth"] > 40)
     with served_view(stored.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail#trial={large.trial_id}")
@@ -132,11 +134,11 @@ def test_a_trial_that_violates_a_constraint_says_which(browser, stored):
         expect(person.page.get_by_role("columnheader", name="accuracy")).to_have_count(1)
 
 
-def test_every_place_of_the_page_names_the_first_objective(browser, stored):
+def test_every_result_on_the_page_has_the_name_of_the_first_objective(browser, stored):
     with served_view(stored.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
         expect(person.see("tab-metric")).to_have_text("accuracy")
-        # Its importance is measured, not that of a number that no result has.
+        # The importance refers to this metric; no result has a metric named default.
         person.see("tab-importance").click()
         caption = person.see("importance-chart").locator("figcaption")
         expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
@@ -156,7 +158,7 @@ def test_every_place_of_the_page_names_the_first_objective(browser, stored):
         assert "default metric" not in person.page.locator("body").inner_text().lower()
 
 
-def test_results_without_the_metric_that_counts_are_not_called_missing(browser, tmp_path):
+def test_the_page_explains_results_that_lack_the_objective_metric(browser, tmp_path):
     def without_default(number, now_s):
         trial = made_trial(number, now_s)
         trial.run.final, trial.run.value, trial.run.message = '{"loss": 1}', None, "no number"
@@ -171,9 +173,7 @@ def test_results_without_the_metric_that_counts_are_not_called_missing(browser, 
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
 
 
-def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is_not_the_first(
-    browser, tmp_path
-):
+def test_the_front_chart_has_the_values_of_a_second_objective_named_default(browser, tmp_path):
     def two_numbers(number, now_s):
         trial = made_trial(number, now_s)
         trial.run.final, trial.run.value = (
@@ -200,7 +200,7 @@ def test_the_front_has_the_numbers_of_an_objective_that_is_called_default_and_is
         expect(person.page.get_by_role("columnheader", name="default")).to_have_count(1)
 
 
-def test_results_that_all_violate_a_constraint_are_not_called_missing(browser, tmp_path):
+def test_the_page_explains_results_that_violate_a_constraint(browser, tmp_path):
     limits = [{"metric": "size_mb", "at_most": 0}]
     experiment = made_experiment(
         tmp_path, 3, a_trial, tuner={"builtinTunerName": "TPE"}, objectives=OBJECTIVES[:1], constraints=limits

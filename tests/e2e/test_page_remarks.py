@@ -25,7 +25,7 @@ def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment):
+def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=2)
     Registry.of_user().add(experiment.folder)
     port = free_port_pair()
@@ -40,7 +40,7 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
         for person in (here, there):
             person.see("nav-trials").click()
             person.see(f"expand-{first}").click()
-        # A tag, and one that the manager refuses.
+        # The first tag is valid, and the manager refuses the second.
         here.see("new-tag").fill("two words")
         here.see("add-tag").click()
         expect(here.see("toast")).to_contain_text("cannot use tag 'two words'")
@@ -65,20 +65,20 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
         there.see("save-note").click()
         for person in (here, there):
             expect(person.see("note")).to_have_text("theirs")
-        # A note that differs in its second line only.
+        # The new note differs only in its second line.
         for text in ("theirs\nmore", "theirs\nless"):
             there.see("edit-note").click()
             there.see("note-field").fill(text)
             there.see("save-note").click()
             expect(here.see("note")).to_have_text(text)
-        # The filter, and a trial that no longer has the tag.
+        # The table is filtered by the tag, and one trial loses the tag.
         there.see("search").fill("tag:keep")
         expect(there.see("table-count")).to_contain_text("1 of 2")
         expect(there.see(f"row-{second}")).to_be_hidden()
         here.see("tags").get_by_role("button", name="Remove tag keep").click()
         expect(there.see("table-count")).to_contain_text("0 of 2")
         assert experiment.get(f"/trials/{first}")["tags"] == []
-        # The tags and the note of the experiment itself.
+        # These are the tags and the note of the experiment itself.
         for person in (here, there):
             person.see("nav-overview").click()
         here.see("new-tag").fill("baseline")
@@ -107,7 +107,7 @@ def test_tags_and_notes_of_one_page_arrive_at_another(browser, a_real_experiment
             person.errors.clear()
 
 
-def test_a_view_shows_tags_and_notes_and_names_the_commands_that_change_them(browser, tmp_path):
+def test_a_read_only_view_names_the_commands_that_change_tags_and_notes(browser, tmp_path):
     folder = made_experiment(tmp_path, 3).folder
     write(
         folder,

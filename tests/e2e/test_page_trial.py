@@ -44,7 +44,7 @@ def trial_with(experiment, epochs):
     return next(each for each in experiment.get("/trials") if each["parameters"]["epochs"] == epochs)
 
 
-def test_a_trial_shows_what_ran_and_continues_from_its_checkpoint_on_request(browser, a_real_experiment):
+def test_a_trial_page_shows_code_and_environment_and_continues_from_a_checkpoint(browser, a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"epochs": {"_type": "choice", "_value": [1, 4]}},
@@ -98,7 +98,7 @@ def test_a_trial_shows_what_ran_and_continues_from_its_checkpoint_on_request(bro
     assert [each["data"] for each in reported] == ['"2"', '"3"'], "the first two epochs are in the checkpoint"
 
 
-def test_a_failed_trial_without_a_checkpoint_can_only_start_again(browser, a_real_experiment):
+def test_a_failed_trial_without_a_checkpoint_offers_only_a_restart(browser, a_real_experiment):
     experiment = a_real_experiment("raise SystemExit('no')\n", trialConcurrency=1, maxTrialNum=1)
     port = free_port_pair()
     experiment.start(port)

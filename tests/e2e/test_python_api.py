@@ -28,10 +28,10 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result({"default": x, "loss": -x})
 """
-# Reports once and then waits for a signal.
+# The trial reports once and then waits for a signal.
 ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
 PAGE = (Path(__file__).parents[2] / "docs/python-api.md").read_text()
-# The page's first example, with limits that keep it small.
+# This is the first example of the documentation page, with smaller limits.
 PREPARED = (
     PAGE.partition("```python\n")[2].partition("```")[0]
     + """\
@@ -67,7 +67,7 @@ def prepared():
     return names["experiment"]
 
 
-def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_stopped(place, capsys):
+def test_queries_return_the_same_before_and_after_a_finished_experiment_is_stopped(place, capsys):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         shown = capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_a_finished_experiment_answers_the_same_queries_before_and_after_it_is_s
     assert left_in(place) == []
 
 
-def test_code_and_environment_are_recorded_for_each_trial_with_one_list_of_packages(place):
+def test_each_trial_records_code_environment_and_packages(place):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         trials = experiment.list_trial_jobs()
@@ -162,14 +162,14 @@ def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(
     experiment = prepared()
     experiment.config.trial_command = "exit 3"
     with experiment:
-        assert experiment.run("auto") is True  # as with NNI: the experiment is complete
+        assert experiment.run("auto") is True  # NNI also returns True if all trials have ended
         last = capsys.readouterr().err.splitlines()[-1]
     assert "none of 2 trials succeeded; the last one " in last
     assert "exit code 3; `nnictl log trial" in last
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_a_started_experiment_is_waited_for_after_trials_were_added(place, capsys):
+def test_run_waits_for_trials_that_were_added_to_a_started_experiment(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
     with prepared() as experiment:
@@ -184,11 +184,11 @@ def test_a_started_experiment_is_waited_for_after_trials_were_added(place, capsy
     assert "2/2 ended" in capsys.readouterr().out
 
 
-def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(place, capsys):
+def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
-        # The end of this block stops only what the block started: nothing.
+        # The block started nothing, so its end stops nothing.
         with Experiment.connect(experiment.port) as other:
             assert other.id == experiment.id
             other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
@@ -211,7 +211,7 @@ def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(plac
         )
         _ = 1 / 0
     assert experiment.get_status() == "STOPPED"
-    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # from the manager's log
+    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # this line comes from the manager's log
     assert left_in(place) == []
 
     (place / "train.py").write_text(GOOD)
@@ -264,7 +264,7 @@ def known():
     return [known_experiment(folder) for folder in Registry.of_user().all()]
 
 
-def test_ctrl_c_stops_the_experiment_and_the_script_continues(place, started):
+def test_after_ctrl_c_the_experiment_is_stopped_and_the_script_continues(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started("print('run is', experiment.run('auto'), experiment.get_status())")
     read_until(script, "1 running")
@@ -275,7 +275,7 @@ def test_ctrl_c_stops_the_experiment_and_the_script_continues(place, started):
     assert left_in(place) == []
 
 
-def test_the_exit_of_the_script_stops_the_experiment_and_the_exit_of_a_fork_does_not(place, started):
+def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_exits(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
         "import os, sys\n"

@@ -19,7 +19,7 @@ from nni_manager.store.folders import ExperimentFolder
 pytest.importorskip("kubernetes")
 
 EXPORT = "10.20.30.40:/mnt/nfs/nni"
-# The page leaves the search space and the training code to its reader; they are filled in.
+# NNI's page leaves the search space and the training code to the reader. The test fills them in.
 PAGE = """\
 from nni.experiment import (
     Experiment,
@@ -59,7 +59,7 @@ MODEL = """\
 import nni_sdk as nni
 nni.report_final_result(nni.get_next_parameter()["x"])
 """
-# A mount table with the export, which tests cannot really mount.
+# Tests cannot mount an NFS export, so the mount table contains an entry for it.
 RUN = """\
 import pathlib, sys
 from nni_manager.training_services import mounts

@@ -63,8 +63,10 @@ def run(place, *command):
     return done.stdout
 
 
-def test_the_function_of_the_quick_start_is_searched(tmp_path):
-    place = tmp_path / "work"  # a home of its own: other tests count the experiments of theirs
+def test_the_search_example_of_the_quick_start_runs(tmp_path):
+    place = (
+        tmp_path / "work"
+    )  # the test has a separate home, because other tests count the experiments in their home
     place.mkdir()
     (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
     assert abs(float(run(place, sys.executable, "-c", script).split()[-1])) < 0.01
@@ -95,7 +97,7 @@ def test_the_experiment_file_of_a_recipe_is_valid(place, block):
 @pytest.mark.parametrize("block", list(blocks("python")))
 def test_the_code_of_a_recipe_runs(place, block):
     first, second = ids(place)
-    if "nni_sdk" in block:  # a part of train.py
+    if "nni_sdk" in block:  # the block is a part of train.py
         code = FILES["train.py"].replace(
             "for epoch", f"{block}for epoch" if "seed_everything" in block else "for epoch"
         )
@@ -109,7 +111,7 @@ def test_the_code_of_a_recipe_runs(place, block):
     assert "epoch 9" in printed or "count" in printed or "trialJobId" in printed
 
 
-def test_an_experiment_continues_after_a_stop(place):
+def test_the_recipe_for_a_resume_runs(place):
     (commands,) = (block.values[0] for block in blocks("") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
     assert stop == ["stop"]
@@ -155,7 +157,7 @@ def test_the_example_of_another_tool_runs_with_trial_keeper(page, tmp_path):
     assert float(best[3]) < 1, "twenty trials halve the loss of 25 at least five times"
 
 
-def test_the_example_of_nnis_users_runs_unchanged(tmp_path):
+def test_the_example_for_nni_users_runs_unchanged(tmp_path):
     files, (command,) = example("from-nni", "NNI")
     place = write(tmp_path / "work", files)
     nnictl(place, *command.split()[1:])
@@ -171,7 +173,7 @@ def test_the_example_of_optuna_runs(tmp_path):
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_example_of_nnis_users_runs_with_nnis_own_manager(tmp_path):
+def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
     python = python_with_nni("3.0")
     files, (command,) = example("from-nni", "NNI")
     # One trial of NNI takes some seconds.
@@ -229,7 +231,7 @@ def test_the_training_code_of_wandbs_example_runs_offline_with_parameters_of_its
     assert commands == ["wandb sweep sweep.yaml", "wandb agent SWEEP_ID"]
     place = write(tmp_path / "work", files)
     parameters = yaml.safe_load(files["sweep.yaml"])["parameters"]
-    # As a sweep would choose them; the sweep itself needs an account at W&B.
+    # The parameters are like those of a sweep. A sweep itself needs an account at W&B.
     chosen = {name: {"value": (each["min"] + each["max"]) / 2} for name, each in parameters.items()}
     (place / "config-defaults.yaml").write_text(yaml.safe_dump(chosen))
     python = PEERS / "callbacks/bin/python"

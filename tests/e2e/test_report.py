@@ -50,7 +50,7 @@ def opened(browser, tmp_path):
         person.context.close()
 
 
-def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configuration(
+def test_an_html_report_has_results_charts_trials_and_configuration(
     a_real_experiment, opened, tmp_path, monkeypatch
 ):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, experimentName="digits")
@@ -81,7 +81,7 @@ def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configura
     expect(person.see("packages")).to_contain_text("grpcio==")
     person.page.go_back()
     expect(person.see("config-text")).to_be_attached()
-    # Reloaded, it shows the same page.
+    # After a reload, the report shows the same page.
     person.see("nav-trials").click()
     person.page.reload()
     expect(person.see("table-count")).to_have_text("4 of 4 trials")
@@ -90,7 +90,7 @@ def test_the_report_of_an_experiment_has_its_results_charts_trials_and_configura
     assert trial.trial_id in download.value.path().read_text()
 
 
-def test_a_report_has_no_secret_and_shows_hostile_texts_as_text(opened, tmp_path):
+def test_an_html_report_contains_no_secret_and_escapes_markup_in_texts(opened, tmp_path):
     trial = {"command": "true", "codeDir": ".", "gpuNum": 0, "cpuNum": 1, "memoryMB": 100, "image": "i",
              "paiStorageConfigName": "team", "nniManagerNFSMountPath": str(tmp_path),
              "containerNFSMountPath": "/mnt"}  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_report_has_no_secret_and_shows_hostile_texts_as_text(opened, tmp_path
     expect(person.page.locator("header .name")).to_have_text(HOSTILE)
 
 
-def test_a_report_of_a_large_experiment_has_a_sample_and_says_so(opened, tmp_path, monkeypatch):
+def test_a_report_of_a_large_experiment_has_a_sample_of_trials_and_a_notice(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "MAX_TRIALS", 200)
     experiment = made_experiment(tmp_path / "made", 1000)
     person = opened(report.report_of(experiment.folder))
@@ -128,4 +128,4 @@ def test_a_report_of_a_large_experiment_has_a_sample_and_says_so(opened, tmp_pat
     expect(notice).to_contain_text("This report has 280 of 1,000 trials, evenly chosen, with the best")
     person.see("nav-trials").click()
     expect(person.see("table-count")).to_have_text("280 of 280 trials")
-    expect(person.page.get_by_text("00999")).to_be_visible()  # the best
+    expect(person.page.get_by_text("00999")).to_be_visible()  # the sample contains the best trial

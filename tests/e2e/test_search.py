@@ -42,11 +42,13 @@ def place(tmp_path, monkeypatch):
 
 def traces_of(figure):
     assert isinstance(figure, Figure)
-    assert figure.to_html(include_plotlyjs=False)  # plotly checks the properties only then
+    assert figure.to_html(
+        include_plotlyjs=False
+    )  # plotly checks the properties only when it converts the figure
     return figure.data
 
 
-def test_a_search_returns_the_best_a_frame_of_all_trials_and_figures(place):
+def test_search_returns_the_best_trial_a_data_frame_and_figures(place):
     def loss(parameters):
         if parameters["x"] > 0.95:
             raise ValueError("too large")
@@ -84,7 +86,7 @@ def test_a_search_returns_the_best_a_frame_of_all_trials_and_figures(place):
     assert left_in(place) == []
 
 
-def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_its_best(place):
+def test_search_maximizes_and_a_search_without_results_has_no_best(place):
     tuner = AlgorithmConfig(name="GridSearch")
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     found = search(
@@ -113,9 +115,7 @@ def test_a_search_maximizes_with_any_tuner_and_any_field_and_needs_a_result_for_
 @pytest.mark.parametrize(
     "assessor", ["Medianstop", AlgorithmConfig(name="Medianstop")], ids=["name", "config"]
 )
-def test_an_assessor_of_a_search_stops_the_worse_trials_also_if_its_own_default_is_to_maximize(
-    place, assessor
-):
+def test_an_assessor_of_a_minimizing_search_stops_the_trials_with_larger_losses(place, assessor):
     most_s = scaled_s(20.0)
 
     def loss(parameters):
@@ -133,13 +133,13 @@ def test_an_assessor_of_a_search_stops_the_worse_trials_also_if_its_own_default_
         assert assessor.class_args == {}, "the caller's object is not changed"
 
 
-def test_an_experiment_that_names_no_port_runs_where_8080_is_taken(place):
+def test_search_uses_another_port_if_8080_is_taken(place):
     experiment = Experiment("local")
     experiment.config.search_space = SPACE
     experiment.config.tuner.name = "Random"
     experiment.config.trial_concurrency = experiment.config.max_trial_number = 1
     with socket.socket() as other, experiment:
-        with contextlib.suppress(OSError):  # another program has it already
+        with contextlib.suppress(OSError):  # another program already uses port 8080
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", 8080))
             other.listen()
@@ -147,7 +147,7 @@ def test_an_experiment_that_names_no_port_runs_where_8080_is_taken(place):
         assert experiment.port > 8080
 
 
-def test_wrong_arguments_of_a_search_are_named(place):
+def test_search_names_invalid_arguments(place):
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
         search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.trial_concurrency"):
@@ -167,7 +167,7 @@ def test_wrong_arguments_of_a_search_are_named(place):
 @pytest.mark.parametrize(
     "advisor", ["BOHB", AlgorithmConfig(name="Hyperband", class_args={"R": 3, "seed": 1})]
 )
-def test_a_search_with_an_advisor_gives_trials_budgets_and_has_its_direction(place, advisor):
+def test_search_with_an_advisor_passes_budgets_to_trials(place, advisor):
     seed = 1 if isinstance(advisor, str) else None
     found = search(
         lambda parameters: parameters["x"] * parameters["TRIAL_BUDGET"],
@@ -185,7 +185,7 @@ def test_a_search_with_an_advisor_gives_trials_budgets_and_has_its_direction(pla
         assert "optimize_mode" not in advisor.class_args, "the caller's object is not changed"
 
 
-def test_a_search_with_several_objectives_returns_the_front(place):
+def test_search_with_several_objectives_returns_the_pareto_front(place):
     def both(parameters):
         return {"gain": parameters["x"], "cost": parameters["x"] ** 2}
 

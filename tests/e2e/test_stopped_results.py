@@ -50,7 +50,7 @@ def of_all(experiment: RealExperiment):
     [{}, {"localConfig": {"reuse": True}}, {"localConfig": {"reuse": True}, "warmImports": ["json"]}],
     ids=["plain", "reuse", "warm"],
 )
-def test_a_stop_discards_no_final_result(a_real_experiment, config):
+def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment, config):
     experiment = a_real_experiment(TRAIN, trialConcurrency=4, maxTrialNum=4, **config)
     os.mkfifo(experiment.code / "collected")
     experiment.start()
@@ -91,7 +91,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     assert {each["trialJobId"]: each["value"] for each in stored} == exported
 
 
-# Asks for the stop, and reports its result only after the test has seen the trial stopping.
+# The trial requests its own stop, and reports its result after the test has seen the state STOPPING.
 ASKS = """
 import time
 import nni_sdk as nni
@@ -105,7 +105,7 @@ nni.report_final_result({"default": 2, "reason": nni.stop_reason()})
 """
 
 
-def test_a_trial_that_asks_for_its_stop_is_shown_as_stopping_and_keeps_its_late_result(a_real_experiment):
+def test_a_trial_that_requests_its_own_stop_keeps_a_late_final_result(a_real_experiment):
     experiment = a_real_experiment(ASKS, trialConcurrency=1, maxTrialNum=1)
     os.mkfifo(experiment.code / "seen")
     experiment.start()

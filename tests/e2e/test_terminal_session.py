@@ -79,9 +79,9 @@ def rows_of(said):
     }
 
 
-# About a dozen commands with a timeout each, on a machine that may have other work.
+# The session has about a dozen commands, each with a timeout for a busy machine.
 @pytest.mark.timeout(600)
-def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
+def test_a_terminal_session_prints_the_recorded_output(place, terminal):
     code, said = terminal.run("nnictl create config.yml")
     assert code == 0
     experiment = re.search(r"The experiment id is (\w{8})", said)[1]
@@ -93,7 +93,7 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
 
     terminal.type("nnictl top")
     terminal.wait_for("2 running")
-    assert terminal.press(CTRL_C)[0] == 130  # the display ends, but not the experiment
+    assert terminal.press(CTRL_C)[0] == 130  # Ctrl-C ends the display and not the experiment
 
     code, said = terminal.run("nnictl trial ls")
     assert code == 0
@@ -107,7 +107,7 @@ def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, termi
 
     code, said = terminal.run("nnictl update concurrency --value 3")
     assert (code, said.startswith("INFO: ")) == (0, True)
-    # Further trials use the third place one after another, until the sixth waits at its gate too.
+    # Further trials run one after another in the third slot, until the sixth trial also waits for its gate.
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*3 succeeded")
     assert terminal.press(CTRL_C)[0] == 130

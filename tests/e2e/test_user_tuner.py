@@ -40,7 +40,7 @@ class Judge(Assessor):
 """
 
 
-def test_an_experiment_resumes_with_a_fixed_user_tuner_and_ends_when_it_has_no_more_trials(a_real_experiment):
+def test_an_experiment_resumes_after_its_user_tuner_is_fixed(a_real_experiment):
     experiment = a_real_experiment(
         TRAIN,
         space={"n": {"_type": "randint", "_value": [0, 9]}},
@@ -92,7 +92,7 @@ class Mine(Tuner):
 
 
 @pytest.mark.parametrize("space", [None, {"n": {"from": 0, "to": 9}}], ids=["none", "its own form"])
-def test_a_users_tuner_gets_a_search_space_of_its_own_form_or_an_empty_one(a_real_experiment, space):
+def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, space):
     experiment = a_real_experiment(
         TRAIN,
         maxTrialNum=2,
@@ -103,7 +103,7 @@ def test_a_users_tuner_gets_a_search_space_of_its_own_form_or_an_empty_one(a_rea
     experiment.start()
     experiment.wait_for_status("DONE", "ERROR")
     experiment.kill_manager()
-    # The manager may have been killed before the last state was stored.
+    # The manager may have been killed before it stored the last state.
     experiment.start()
     assert experiment.wait_for_status("DONE", "ERROR")["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:
@@ -145,7 +145,7 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
     assert {each[:1] for each in generations[1]} == {best}, "both must continue from the better one"
 
 
-# Names of NNI v1.9, and of v2.10 and later.
+# NNI v1.9 uses the first name, v2.10 and later the second.
 IMPORTS = {
     "v1": "from nni.msg_dispatcher_base import MsgDispatcherBase\nfrom nni.protocol import CommandType, send\n",
     "v2": "from nni.runtime.msg_dispatcher_base import MsgDispatcherBase\n"

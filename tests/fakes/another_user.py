@@ -25,7 +25,7 @@ def as_another_user() -> Iterator[None]:
     """Run the block as another user; imported modules stay. Only root can."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    os.setresuid(NOBODY, NOBODY, -1)  # also the real uid, which os.access checks
+    os.setresuid(NOBODY, NOBODY, -1)  # the real uid changes too, because os.access checks it
     try:
         yield
     finally:

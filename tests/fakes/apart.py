@@ -59,7 +59,7 @@ class Apart:
 class LocalServiceApart(LocalTrainingService):
     """Processes of this machine, on the jobs' side."""
 
-    forks_keepers = False  # a fork would skip the prefix of run.sh
+    forks_keepers = False  # a forked keeper would skip the prefix that the test adds to run.sh
 
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
@@ -77,7 +77,8 @@ class LocalServiceApart(LocalTrainingService):
     async def adopt(self, job_id):
         presence = await super().adopt(job_id)
         if presence is JobPresence.ENDED and self._was_preempted(job_id):
-            # Like a cluster that still knows the preempted job: adopt it as running, then report its end with the reason.
+            # A real cluster still has the preempted job. The service adopts it as running, and then reports its end
+            # with the reason.
             asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, ""))
             return JobPresence.RUNNING
         return presence

@@ -273,7 +273,7 @@ class _Connection(BaseHTTPRequestHandler):
             self._refuse(404, "ParentNotFound")
         else:
             place.mkdir()
-            place.chmod(0o1777)  # every client that mounts it may write
+            place.chmod(0o1777)  # every client that mounts the share may write
             self._answer(201, **self._stamp())
 
     def _put(self, place, part, body):
@@ -295,7 +295,7 @@ class _Connection(BaseHTTPRequestHandler):
                 self._answer(200, **self._stamp())
         else:
             assert part == ""
-            # Until it is filled, others see a file of its full size with zeros.
+            # Until the file is filled, other clients see a file of the full size with zeros.
             with place.open("wb") as file:
                 file.truncate(int(self.headers["x-ms-content-length"]))
             place.chmod(0o666)

@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-# Long enough for a machine under load.
+# The timeout is long enough for a busy machine.
 WITHIN_MS = 45_000
 SCREENSHOTS = Path(os.environ.get("PAGE_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
 

@@ -66,7 +66,7 @@ class ContainerService(TrainingService):
     async def stop(self, job_id):
         if job_id not in self._watched:
             return False
-        # Returns when the container has ended; `_until_end` reports the end.
+        # The call returns when the container has exited; `_until_end` reports the end.
         stop = asyncio.ensure_future(
             self._run("podman", "stop", "--time", str(_STOP_GRACE_S), self.name(job_id))
         )
@@ -108,7 +108,7 @@ class ContainerService(TrainingService):
 
     async def _run(self, *command: str, within_s: float = STEP_TIMEOUT_S) -> str:
         """The output of the command, stdout and stderr."""
-        # No pipe: processes that podman leaves running could hold it open.
+        # A file is used instead of a pipe, because processes that podman leaves running could keep a pipe open.
         with tempfile.TemporaryFile() as output:
             process = await asyncio.create_subprocess_exec(
                 *command,

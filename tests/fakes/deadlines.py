@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-# The start of an interpreter with these modules on an idle core of the machine that the deadlines were made for.
+# On the reference machine of the deadlines, an interpreter with these modules starts in this time on an idle core.
 _REFERENCE_S = 0.2
 _MODULES = "asyncio, ssl, json, http.client"
 _MAX_SLOWNESS = 8.0
@@ -25,7 +25,7 @@ def _measured_slowness() -> float:
     return min(max(statistics.median(took_s) / _REFERENCE_S, 1.0), _MAX_SLOWNESS)
 
 
-# Workers and other processes of tests use what the first process has measured.
+# Workers and other processes of tests use the measurement of the first process.
 if "TEST_SLOWNESS" not in os.environ:
     os.environ["TEST_SLOWNESS"] = f"{_measured_slowness():.2f}"
 SLOWNESS = float(os.environ["TEST_SLOWNESS"])

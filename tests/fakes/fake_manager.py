@@ -430,8 +430,7 @@ class Site:
         self.code = folder / "code"
         self.code.mkdir()
         self.manager = FakeManager(self.workspace)
-        # The environment of a container, without coverage or cluster variables of the person who runs the
-        # tests.
+        # A container has no coverage or cluster variables of the person who runs the tests.
         self.environ = {
             name: value
             for name, value in without_settings(os.environ).items()

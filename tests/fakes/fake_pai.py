@@ -40,12 +40,12 @@ from trial_keeper.settings import without_settings
 
 USER, PASSWORD = "ada", "s3cret-passw0rd"
 STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
-# Codes of OpenPAI itself, for a pod that Kubernetes ended.
+# OpenPAI reports these codes for a pod that Kubernetes ended.
 _OF_KUBERNETES = {-1003: "PodPreemptedForCriticalPod"}
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
 
-# As OpenPAI explains a code; the explanation of -210 and others has no remedy.
+# OpenPAI explains a code with these fields. The explanation of -210 and of some other codes has no remedy.
 EXIT_SPEC = {
     "phrase": "PAIRuntimeUnknownFailed",
     "reason": "the command failed, and nothing in its log tells why",
@@ -102,7 +102,7 @@ class FakeJob:
     def detail(self):
         status = {key: value for key, value in self.row().items() if key not in ("name", "tags")}
         if self.exit_code is not None:
-            # As in OpenPAI's runtime: 255 for everything but signals, and the command's own code beside it.
+            # OpenPAI's runtime reports 255 for everything but signals, and the command's own code beside it.
             status |= {
                 "appExitCode": 0 if self.exit_code == 0 else 255,
                 "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
@@ -280,7 +280,7 @@ class FakePai:
         if how in ("hang", "drop"):
             if how == "hang":
                 await anyio.to_thread.run_sync(self.is_hung.wait, DEADLINE_S)
-            # The connection is closed after half of a response.
+            # The server closes the connection after half of a response.
             return Response(b"x", headers={"Content-Length": "1000"})
         return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
 
@@ -348,7 +348,7 @@ class FakePai:
 
     async def _config(self, request):
         job = self.jobs.get(request.path_params["name"])
-        # As in OpenPAI: JSON text, labelled YAML.
+        # OpenPAI also sends JSON text with the content type YAML.
         return (
             _no_job(request)
             if job is None

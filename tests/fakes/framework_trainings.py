@@ -363,7 +363,7 @@ class FastAI:
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
         return [
             values[1] for values in learner.recorder.values if values
-        ]  # those of skipped epochs are empty
+        ]  # the values of skipped epochs are empty
 
 
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {

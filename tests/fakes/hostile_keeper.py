@@ -18,7 +18,7 @@ from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
 SERVICE = CONNECT_METHOD.containing_service.full_name
 METHOD = f"/{SERVICE}/{CONNECT_METHOD.name}"
-# The statuses that the manager's docstrings and its protocol document.
+# The protocol and the manager's docstrings document these statuses.
 DOCUMENTED = {
     grpc.StatusCode.OK,
     grpc.StatusCode.UNAUTHENTICATED,

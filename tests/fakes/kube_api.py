@@ -165,7 +165,7 @@ class KubeApi:
                     break
                 if at == len(self.store.history):
                     self.store.changed.wait(max(0, min(ends_at_s - time.monotonic(), 1.0)))
-                    continue  # the watch may have to end meanwhile
+                    continue  # the watch may be closed meanwhile
                 news = self.store.history[at:]
                 at += len(news)
                 since = max(since, self.store.version if news else since)
@@ -365,7 +365,7 @@ class _Answering(BaseHTTPRequestHandler):
 
     def _route(self, path):
         api, token = self.server.api, self.headers.get("Authorization", "").removeprefix("Bearer ")
-        # Before the login is checked: a watch that was dropped meanwhile must not stay open with the old login.
+        # The watch is registered before the login is checked, so that a change of logins also closes this watch.
         self._epoch = api.watch_epoch
         match = _PATH.fullmatch(path)
         found = match.groupdict() if match else {}
@@ -389,7 +389,7 @@ class _Answering(BaseHTTPRequestHandler):
             return
         kind = api.store.kind(group, version, plural)
         if kind is None:
-            # As on a real server: no Status object for an unknown path.
+            # A real server also sends no Status object for an unknown path.
             self._send_text(404, "404 page not found\n")
             return
         if not api.may(token, verb, plural):

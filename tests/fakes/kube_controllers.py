@@ -54,7 +54,7 @@ class Controllers:
                     self._collect(entry)
                     self._finish_namespace(entry)
                     for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
-                        # A refused step is tried again at the next change.
+                        # A refused step is repeated at the next change.
                         with contextlib.suppress(Refused):
                             if kind not in self.stopped:
                                 STEPS[kind.group, kind.plural](self._store, kind, found)
@@ -200,7 +200,7 @@ def framework_step(store, _, framework):
         status["state"] = "AttemptPreparing"
     elif state in ("AttemptPreparing", "AttemptRunning"):
         if _pending(framework):
-            _request_pods(store, framework)  # those that were refused before
+            _request_pods(store, framework)  # pods that were refused before
         _go_on_with_tasks(store, framework)
     elif state == "AttemptDeletionPending":
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
@@ -213,7 +213,7 @@ def framework_step(store, _, framework):
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
         if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
-            return  # it is about to be deleted
+            return  # the object is about to be deleted
         if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
@@ -377,7 +377,7 @@ def _request_pods(store, framework):
             made = store.create(PODS, meta["namespace"], body)
         except Refused as refused:
             if refused.status != 422:
-                continue  # temporary, as with a quota: it is retried without a report
+                continue  # the refusal is temporary, as with a quota, and the creation is retried without a report
             task["state"] = "AttemptDeletionPending"
             task["attemptStatus"]["completionStatus"] = _completion(
                 *(-200, "PodCreationPermanentError", refused.message, "Failed"), attributes=["Permanent"]
@@ -416,7 +416,7 @@ def _go_on_with_task(store, task, pod):
         return False
     is_deleted = pod is not None and "deletionTimestamp" in pod["metadata"]
     if is_deleted and state in ("AttemptCreationRequested", "AttemptPreparing", "AttemptRunning"):
-        # Whatever its containers report from now on does not count.
+        # Later reports of the pod's containers are ignored.
         told["completionStatus"] = _pod_deleted("is being deleted")
         task["state"] = "AttemptDeleting"
         return False
@@ -456,7 +456,7 @@ def _decide(framework, role, task):
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return
-    # If several ended at once, another one may decide.
+    # If several tasks ended at once, the end of another task may be the deciding one.
     if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
         message = "All Tasks are completed and no user specified conditions have ever been triggered"
         _complete(
@@ -498,7 +498,7 @@ def _pod_completion(said):
     ]
     shown = {"reason": said.get("reason"), "message": said.get("message"), "containers": containers}
     pod = {key: value for key, value in shown.items() if value}
-    code = containers[-1]["code"] if containers else -1  # of a pod that failed as a whole
+    code = containers[-1]["code"] if containers else -1  # -1: the pod failed as a whole
     phrase = "ContainerUnrecognizedFailed" if containers else "PodUnrecognizedFailed"
     return _completion(code, phrase, f"Pod failed: PodPattern unmatched: {pod}", "Failed") | {"pod": pod}
 

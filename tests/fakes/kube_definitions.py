@@ -60,7 +60,7 @@ _ROLE = {
         },
     },
 }
-# As in FrameworkController: the status is written with the whole document.
+# FrameworkController also writes the status with the whole document.
 FRAMEWORK = definition(
     *("frameworkcontroller.microsoft.com", "frameworks", "Framework"),
     has_status=False,
@@ -241,9 +241,9 @@ CLUSTER_RUNTIME = definition(
 )
 RUNTIME = definition(_TRAINER, "trainingruntimes", "TrainingRuntime", has_status=False, version="v1alpha1")
 LOCAL_QUEUE = definition("kueue.x-k8s.io", "localqueues", "LocalQueue", has_status=True, version="v1beta1")
-# All custom resources of Kubeflow and Kueue.
+# These are all custom resources of Kubeflow and Kueue.
 OF_KUBEFLOW = (tf_job(), pytorch_job(), train_job(), CLUSTER_RUNTIME, RUNTIME, LOCAL_QUEUE)
-# As in Kubeflow Trainer, without fields that do not matter here.
+# The definition is that of Kubeflow Trainer without the fields that no test needs.
 TORCH_DISTRIBUTED = {
     "metadata": {"name": "torch-distributed"},
     "spec": {

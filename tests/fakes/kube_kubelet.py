@@ -75,7 +75,7 @@ class Kubelet:
     def look_again(self):
         """Check all pods again after a change of this node or of a pod that runs here."""
         with self._store.changed:
-            self._must_look = True  # needed if a check is running now and does not wait
+            self._must_look = True  # a check that runs at present does not wait for the notification
             self._store.changed.notify_all()
 
     def log(self, namespace, name):
@@ -223,7 +223,7 @@ class Kubelet:
         if status == pod["status"]:
             return
         with self._store.changed:
-            # Both at once, as in the recording.
+            # Both conditions change at once, as in the recording.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
             if not why:
@@ -293,7 +293,7 @@ class Kubelet:
                 source = volume["persistentVolumeClaim"]["claimName"]
             if source not in self.exports:
                 text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
-                # As on a real cluster, only an event has this text, not the container's status.
+                # On a real cluster, too, only an event has this text.
                 raise Waiting("ContainerCreating", "", ("FailedMount", text))
             found[name] = Path(self.exports[source])
         return found
@@ -539,7 +539,7 @@ class Pod:
         children = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(process.pid).children(recursive=True)
-        # The first process ends first, as in a real container: otherwise it could report the end of a child.
+        # The first process ends first, as in a real container. Otherwise it could report the end of a child process.
         process.kill()
         for each in children:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -4,7 +4,7 @@ import copy
 
 from kube_store import Refused
 
-# Lists whose items are identified by one of their keys. All other lists are replaced.
+# The items of these lists are identified by one of their keys. All other lists are replaced.
 _KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -82,7 +82,7 @@ def _operate(made, operation):
     elif kind == "add":
         at[last] = value
     elif kind == "replace":
-        at[last]  # must be there
+        at[last]  # the path of the operation must exist
         at[last] = value
     elif kind == "remove":
         del at[last]

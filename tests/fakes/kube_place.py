@@ -139,7 +139,7 @@ def reacts(cluster, resource, namespace):
 
     paused = {"runPolicy": {"suspend": True}}
     specs = {
-        # FrameworkController waits for the user to start it.
+        # FrameworkController does not start a Framework of this type by itself.
         "Framework": {
             "executionType": "Create",
             "retryPolicy": {"fancyRetryPolicy": False, "maxRetryCount": 0},

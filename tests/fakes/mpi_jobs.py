@@ -8,14 +8,14 @@ from pathlib import Path
 import yaml
 
 _DOCUMENTED = Path(__file__).parents[1] / "golden/openpai/jobs/infiniband_fixed.yaml"
-# The lines of mpirun that the manual's text has lost, as in OpenPAI's template of this job.
+# The manual's text has lost these lines of mpirun. They are in OpenPAI's template of this job.
 _OPTIONS = """-bind-to none -map-by slot
 -mca pml ob1
 -mca btl ^openib
 -mca btl_tcp_if_exclude lo,docker0
 """
 TRAINING = "pytorch_synthetic_benchmark.py"
-# Horovod's benchmark needs eight GPUs. This one adds up the ranks, with the same library.
+# Horovod's benchmark needs eight GPUs. This program adds up the ranks with the same library.
 BENCHMARK = """\
 import ctypes, os, sys
 mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)

@@ -50,7 +50,7 @@ def text_of(job):
 RESOURCES = (*WORKER, "resourcePerInstance")
 PLUGINS = "com.microsoft.pai.runtimeplugin"
 
-# A real server answers these with 202.
+# A real server responds to these jobs with 202.
 ACCEPTED = {
     "protocolVersion as text": a_job(protocolVersion="2"),
     "version as a number": text_of(a_job(version=1.0)),
@@ -73,7 +73,7 @@ ACCEPTED = {
     "deployment for an unknown role": a_job(
         deployments=[{"name": "x", "taskRoles": {"nope": {"preCommands": ["a"]}}}]
     ),
-    # Not in the table of examples; from the tables of fields.
+    # These jobs come from the tables of fields and not from the table of examples.
     "script without uri and with other keys": a_job(
         (("prerequisites", 2), {"name": "s", "type": "script", "other": 1})
     ),
@@ -87,7 +87,7 @@ ACCEPTED = {
     "prerequisite with a foreign plugin": a_job((("prerequisites", 2, "plugin"), "org.other")),
 }
 
-# A real server answers these with 400; with the place of the error.
+# A real server responds to these jobs with 400 and the position of the error.
 REJECTED = {
     "protocolVersion 1": (a_job(protocolVersion=1), "protocolVersion"),
     "name with ~": (a_job(name="a~b"), "name"),
@@ -130,7 +130,7 @@ REJECTED = {
     "a list": ("- a", ""),
     "null": ("null", ""),
     "nothing": ("", ""),
-    # Semantic errors.
+    # These jobs have semantic errors.
     "prerequisite twice": (a_job((("prerequisites", 4), JOB["prerequisites"][0])), "prerequisites[4].name"),
     "unknown image": (a_job(((*WORKER, "dockerImage"), "nope")), "taskRoles.worker.dockerImage"),
     "unknown data": (a_job(((*WORKER, "data"), "nope")), "taskRoles.worker.data"),
@@ -144,11 +144,11 @@ REJECTED = {
         "deployments[1].name",
     ),
     "unknown default deployment": (a_job(defaults={"deployment": "nope"}), "defaults.deployment"),
-    # A real server answers these with 500.
+    # A real server responds to these jobs with 500.
     "YAML that is none": ("a: b: c", ""),
     "key twice": (text_of(a_job()).replace('"type": "job"', '"type": "job", "type": "job"'), "type"),
     "two documents": ("a: 1\n---\nb: 1", ""),
-    # A real server answers these with 202; then the job fails, or worse.
+    # A real server responds to these jobs with 202. Later the job fails, or behaves differently from its description.
     "dockerImage toString": (a_job(((*WORKER, "dockerImage"), "toString")), "taskRoles.worker.dockerImage"),
     "names one cluster name": (
         a_job((("taskRoles", "WORKER_"), JOB["taskRoles"]["worker"])),

@@ -22,7 +22,7 @@ _SIZES = """JSON.stringify(
 _USABLE = """JSON.stringify([
   performance.getEntriesByName('usable')[0].startTime,
   performance.getEntriesByType('navigation')[0].loadEventEnd])"""
-# A step is over when the rows at the top, in the middle and at the bottom of the table are painted.
+# A scroll step ends when the rows at the top, in the middle and at the bottom of the table are painted.
 _SCROLL = """(async () => {
   const box = document.querySelector('.scroll');
   const rowHeight = document.querySelector('tr.line').offsetHeight;

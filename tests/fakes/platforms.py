@@ -207,7 +207,7 @@ class RunScriptJobsHere(JobsHere):
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
-    adopted_exit_code = None  # not a child of the second manager
+    adopted_exit_code = None  # the process is not a child of the second manager
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)
@@ -286,7 +286,7 @@ class InstalledPlatform(Local):
         return not self._keepers(job_id=job_id)
 
     def remove(self, job_id):
-        # Its guard is younger.
+        # The keeper's guard process is younger than the keeper.
         keeper = min(
             self._keepers(job_id=job_id), key=lambda pid: processes.ProcessIdentity.of(pid).start_ticks
         )
@@ -472,7 +472,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-# By operator: the kind, its version, the other role of a job, and other fields of the configuration.
+# For each operator: the kind, its version, the second role of a job, and other fields of the configuration.
 _OPERATORS = {
     "frameworkcontroller": (FRAMEWORKS, None, None, {}),
     "tf-operator": (TF_JOBS, "v1", "ps", {}),

@@ -20,11 +20,11 @@ from pathlib import Path
 from deadlines import scaled_s
 
 REPOSITORY = Path(__file__).parents[2]
-# Debian 12's; the Python that runs the tests makes the wheels for the images.
+# The images have Debian 12's Python. The Python that runs the tests makes the wheels for the images.
 BASE_PYTHON = (3, 11)
 BUILD_TIMEOUT_S = scaled_s(800)
 STEP_TIMEOUT_S = scaled_s(60)
-# The container of a killed test ends by itself.
+# A container exits by itself after this time if its test was killed.
 MAX_LIFE_S = 120
 
 _CONTAINERS_CONF = """\
@@ -80,14 +80,14 @@ class Podman:
             "CONTAINERS_STORAGE_CONF": (store / "storage.conf", _STORAGE_CONF),
         }
         for file, content in settings.values():
-            # Replaced atomically: other tests may read it.
+            # The file is replaced atomically, because other tests may read it.
             new = file.with_name(f"{file.name}.{os.getpid()}")
             new.write_text(content.format(store=store))
             new.replace(file)
         self.environ = {
             **os.environ,
             **{name: str(file) for name, (file, _) in settings.items()},
-            "BUILDAH_LAYERS": "false",  # one layer per line of a Dockerfile costs time and is never reused
+            "BUILDAH_LAYERS": "false",  # one layer per line of the Dockerfile would cost time and would never be reused
             "PYTHON": sys.executable,
         }
 
@@ -125,7 +125,7 @@ class Podman:
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
                 build = (str(REPOSITORY / "images" / "build.sh"), kind, tag, self._by_digest(base))
-                # The same lines of the script make that of the manager, which takes 20 s longer.
+                # The same lines of the script build the manager's image, which takes 20 s longer.
                 bill = {"SBOM": str(self.folder / "keeper.cdx.json")} if kind == "keeper" else {}
                 self.run(*build, within_s=BUILD_TIMEOUT_S, **bill)
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
@@ -152,7 +152,8 @@ class Podman:
         if not self._has(tag):
             tar_file = self.folder / f"{kind}.tar"
             self.run(str(script), str(tar_file), *packages, within_s=BUILD_TIMEOUT_S)
-            # As in python:3.11-slim; the keeper's image must inherit PATH but not the command.
+            # The base image is like python:3.11-slim. The keeper's image must inherit PATH and must not inherit the
+            # command.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
             tar_file.unlink()

@@ -15,7 +15,7 @@ _OF_BOTH = (
 )  # fmt: skip
 _REQUIREMENTS = {
     "2.10.1": ("typeguard<3",),
-    # Its nnictl imports pkg_resources, which later versions of setuptools lack.
+    # NNI's nnictl imports pkg_resources, which later versions of setuptools lack.
     "3.0": ("typeguard>=3,<4.1.3", "scipy", "importlib-metadata", "zipp", "setuptools<81"),
 }
 
@@ -35,7 +35,8 @@ def python_with_nni(version: str, python: str = sys.executable) -> Path:
         if not complete.exists() or complete.read_text() != " ".join(packages):
             shutil.rmtree(folder, ignore_errors=True)
             _run([python, "-m", "venv", "--without-pip", folder], "make an environment for")
-            # This Python's pip. It does not compile: compiling modules that are never imported takes long.
+            # The pip of the running Python is used. It does not compile modules, because compiling unused modules
+            # takes long.
             pip = [sys.executable, "-m", "pip", "--python", installed]
             _run([*pip, "install", "--quiet", "--no-compile", "--no-deps", *packages], "install")
             _run([installed, "-c", "import nni, nni.experiment"], "import")

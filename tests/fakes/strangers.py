@@ -17,7 +17,7 @@ NOBODY = 65534
 class _Connection(HTTPConnection):
     def connect(self) -> None:
         super().connect()
-        # The kernel's tables show the new owner as the user who has connected.
+        # The kernel lists the new owner as the user who has connected.
         os.fchown(self.sock.fileno(), NOBODY, -1)
 
 

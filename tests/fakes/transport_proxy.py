@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 
 _READ_BYTES = 64 * 1024
-# As much as a network buffers per connection, so that a keeper notices a blocked proxy.
+# The buffer is as large as that of a network connection, so that a keeper detects a blocked proxy.
 _MAX_QUEUE = 16
 
 
@@ -40,7 +40,7 @@ class _Connection:
             ways = [asyncio.ensure_future(self._carry(*pair)) for pair in pairs]
             await asyncio.gather(*ways)
         except OSError:
-            pass  # one end has closed; the other is closed now
+            pass  # one end has closed its connection, and the proxy closes the other
         finally:
             for way in ways:
                 way.cancel()

@@ -34,8 +34,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
-# The folders to mutate, each with the tests that fit all of its modules: quick ones, then tests of several parts. The unit tests
-# that import a module come before both.
+# Each folder to mutate has the tests that fit all its modules: quick tests, then tests of several parts. The unit tests that
+# import a module run before both.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -70,7 +70,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ["integration/test_admission.py", "integration/test_mount.py"],
     ),
 }
-# What takes longer counts as a hang: one test, and one run of pytest.
+# A test, or a run of pytest, that takes longer counts as a hang.
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 600
 _PAIRS = ["< <=", "> >=", "== !=", "is is_not", "in not_in", "and or", "+ -", "* /"]
@@ -192,7 +192,8 @@ def _is_left_out(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id=name)]):
             return name.lstrip("_").isupper()
-        case ast.keyword(arg="strict"):  # zip of lists that have the same length by construction
+        # `strict` of zip: the lists have the same length by construction.
+        case ast.keyword(arg="strict"):
             return True
     return False
 
@@ -263,7 +264,7 @@ def tests_of(root: Path, path: str) -> list[list[str]]:
     package, _, name = module.rpartition(".")
     uses = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
     users = [file for file in (root / "tests/unit").glob("test_*.py") if uses.search(file.read_text())]
-    # Small files tend to be about the module; those of the command line start it again and again.
+    # Small files usually test only this module. Files that test the command line start nnictl many times.
     users.sort(key=lambda file: (file.name.startswith("test_cli_"), file.stat().st_size))
     own = [str(file) for file in users if name in file.name]
     first = list(dict.fromkeys([*own, *map(str, users[:4]), *quick]))
@@ -287,7 +288,7 @@ class Copy:
         self._lock = threading.Lock()
         self._changes = count(1)
         (folder / "tmp").mkdir(parents=True)
-        folder.parent.chmod(0o755)  # some tests become another user
+        folder.parent.chmod(0o755)  # some tests run as another user
         listed = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
         for name in subprocess.check_output(listed, text=True).split("\0"):
             if name and (root / name).is_file():
@@ -323,7 +324,7 @@ class Copy:
 
     def _write(self, file: Path, text: str) -> None:
         file.write_text(text)
-        # Compiled files are recognised by time and size of their source: no two versions share a time.
+        # Python recognises compiled files by the time and size of the source, so each version gets a different time.
         os.utime(file, (next(self._changes) * 2,) * 2)
 
     def failure(self, tests: Sequence[str], without: Collection[str] = ()) -> str:
@@ -337,7 +338,7 @@ class Copy:
         with self._lock, output.open("w") as file:
             if self._is_ended:
                 raise KeyboardInterrupt
-            # Not a pipe: processes that tests have left would keep it open.
+            # A file is used instead of a pipe, because processes that tests have left would keep a pipe open.
             self._process = subprocess.Popen(
                 command, cwd=self.tree, env=self._environ, stdout=file, stderr=file, start_new_session=True
             )
@@ -393,7 +394,7 @@ class Judge:
         return ""
 
     def _passes_without_mutant(self, copy: Copy, failed: str) -> bool:
-        # A file that cannot be imported any more, or a hang, has no test's name.
+        # For an import error or a hang, pytest reports no name of a test.
         if failed in self._verified | self._always_fail or "::" not in failed:
             return True
         if copy.failure([failed]):
@@ -439,7 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             free.append(copy)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores SIGINT
     try:
         copies += [Copy(ROOT, folder / str(number)) for number in range(options.workers)]
         free += copies

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "manager" / "nni_manager"
 _SERVICES = PRODUCT / "training_services"
-# The packages of platforms, and the table.
+# Only the packages of platforms, and the table of platforms, may name platforms.
 HOMES = (
     *(path for path in sorted(_SERVICES.iterdir()) if path.is_dir()),
     PRODUCT / "local_openpai",

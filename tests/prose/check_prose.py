@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 35
-# History keeps the words of its time, generated code those of its source, and these files list what is retired.
+# Not checked are the changelog, generated code, and the files that list retired words.
 EXEMPT = ("CHANGELOG.md", "_pb2", "tests/prose/", "tests/golden/", "tests/unit/stores/")
 
 _CODE_BLOCK = re.compile(r"^(?:```.*?^```|~~~.*?^~~~|>>> .*?$(?:\n\.\.\. .*?$)*)", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"``?[^`\n]+``?|<[^>\n]+>|\]\([^)\n]*\)")
-# Quoted text, or a comment up to the end of its line or block; the first of both counts.
+# Each pattern matches quoted text or a comment, whichever comes first.
 _STRING_OR_COMMENT = {
     ".toml": re.compile(
         r"\"\"\".*?\"\"\"|'''.*?'''|\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?P<comment>#[^\n]*)", re.DOTALL
@@ -65,7 +65,7 @@ class Retired(NamedTuple):
             elif line and not line.startswith("#"):
                 word, _, replacement = line.partition(" -> ")
                 found[section][word] = replacement
-        # A phrase may be divided between two lines.
+        # A retired phrase may be split between two lines.
         phrases = {word.replace(" ", r"\s+"): new for word, new in found["[prose]"].items()}
         prose = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): new for word, new in phrases.items()}
         return cls(found["[names]"], prose)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runs import TESTS_FAILED, run_tests
 
-# More failures than this have a common cause.
+# More failures than this probably have a common cause, so they are not repeated.
 MAX_FAILURES = 20
 
 

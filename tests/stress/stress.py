@@ -16,7 +16,7 @@ from pathlib import Path
 from runs import ROOT, run_tests
 
 FOLDERS = ("tests/contract", "tests/integration", "tests/faults", "tests/e2e")
-# Ends when its standard input does, so also when this process is killed.
+# A busy loop exits when its standard input is closed, which also happens when this process is killed.
 BUSY = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n    sum(range(100_000))"
 
 

@@ -12,7 +12,7 @@ def nnictl(capsys):
     """Runs a command line; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        from nni_manager.cli import main  # few of these tests need it
+        from nni_manager.cli import main  # only few tests need this slow import
 
         code = main.run(arguments)
         return code, *capsys.readouterr()

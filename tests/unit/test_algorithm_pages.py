@@ -48,7 +48,7 @@ def row(declared: BuiltIn, page: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "table"), [("tuners.md", TUNERS), ("assessors.md", ASSESSORS)])
-def test_the_table_of_the_page_is_that_of_the_declarations(name, table):
+def test_the_documented_table_of_algorithms_equals_the_declarations(name, table):
     path = DOCS / name
     page = path.read_text()
     before, written, after = re.split("|".join(MARKS), page)
@@ -60,6 +60,6 @@ def test_the_table_of_the_page_is_that_of_the_declarations(name, table):
         assert written == generated, "run `make golden` after a change of a declaration"
 
 
-def test_the_declarations_are_read_without_optuna_and_numpy():
+def test_reading_algorithm_declarations_imports_neither_optuna_nor_numpy():
     code = "import sys, nni_manager.config.algorithms; print({'numpy', 'optuna', 'scipy'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -82,7 +82,7 @@ def test_search_space_keys_start_with_the_dotted_path_of_their_file(code):
     assert "other.txt" not in found.generated
 
 
-def test_two_files_of_one_module_with_different_values_are_an_error(code):
+def test_two_files_with_the_same_module_name_and_different_values_are_an_error(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
     (error,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
@@ -90,7 +90,7 @@ def test_two_files_of_one_module_with_different_values_are_an_error(code):
                      "rename one of the files", str(error))  # fmt: skip
 
 
-def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code):
+def test_the_generated_copy_has_the_chosen_values_and_the_original_is_unchanged(code):
     write(
         code,
         train_dot_py=SIZE,
@@ -120,7 +120,7 @@ def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code)
     }
 
 
-def test_ignored_files_pipes_and_experiments_are_not_copied(code):
+def test_ignored_files_pipes_and_experiment_folders_are_not_copied(code):
     write(
         code,
         _dot_nniignore="data/\nbroken.py\n",
@@ -134,7 +134,7 @@ def test_ignored_files_pipes_and_experiments_are_not_copied(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_links_keep_their_targets_and_a_linked_file_outside_is_copied(code, tmp_path):
+def test_links_inside_stay_links_and_linked_files_outside_are_copied(code, tmp_path):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)
     write(code, train_dot_py=SIZE)
     (code / "data").symlink_to("../data")
@@ -150,7 +150,7 @@ def test_links_keep_their_targets_and_a_linked_file_outside_is_copied(code, tmp_
     assert paths(annotated) == ["shared.py", "train.py"]
 
 
-def test_a_file_with_a_secret_is_not_copied(code):
+def test_a_secret_file_is_not_copied(code):
     write(code, train_dot_py=SIZE, config_dot_yml="token: x")
     found = read_code(code, code, (), (code / "config.yml",))
     assert [entry.path for entry in found.entries] == ["train.py"]
@@ -220,7 +220,7 @@ def test_annotations_define_the_search_space(code, config):
     assert (read.is_annotated, read.warnings) == (True, ())
 
 
-def test_annotations_take_precedence_over_a_search_space_and_a_warning_names_its_key(code, config):
+def test_annotations_override_the_search_space_key_with_a_warning(code, config):
     write(code, train_dot_py=SIZE)
     space = "searchSpacePath: none.json\nlogDir"
     expected = (
@@ -232,11 +232,11 @@ def test_annotations_take_precedence_over_a_search_space_and_a_warning_names_its
     assert config(here, V2).warnings == (expected.format("searchSpace", "trialCodeDirectory"),)
 
 
-def test_the_search_space_of_the_file_applies_if_no_annotation_declares_a_hyper_parameter(code, config):
+def test_without_hyper_parameter_annotations_the_search_space_of_the_file_applies(code, config):
     write(code, train_dot_py=REPORT, space_dot_json='{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     read = config({"logDir": "searchSpacePath: space.json\nlogDir"})
     assert list(read.search_space_raw) == ["lr"]
-    assert read.is_annotated  # the code reports results
+    assert read.is_annotated  # the annotated code reports results
     assert read.warnings == (
         "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
         "search space",
@@ -245,7 +245,7 @@ def test_the_search_space_of_the_file_applies_if_no_annotation_declares_a_hyper_
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
 
 
-def test_annotated_code_without_a_search_space_is_one_error(code, config):
+def test_annotations_without_any_search_space_are_one_error(code, config):
     write(code, train_dot_py=REPORT)
     with pytest.raises(ConfigInvalid) as caught:
         config()
@@ -256,7 +256,7 @@ def test_annotated_code_without_a_search_space_is_one_error(code, config):
     )
 
 
-def test_errors_of_the_file_and_of_all_code_are_reported_together(code, config):
+def test_errors_of_the_experiment_file_and_of_all_code_files_are_reported_together(code, config):
     write(
         code,
         train_dot_py="x = 1\n'''@nni.foo()'''\n",
@@ -273,7 +273,7 @@ def test_errors_of_the_file_and_of_all_code_are_reported_together(code, config):
     ]
 
 
-def test_an_error_names_its_file_relative_to_the_current_directory(code, config, monkeypatch):
+def test_an_annotation_error_names_the_file_relative_to_the_current_directory(code, config, monkeypatch):
     write(code, train_dot_py="'''@nni.foo()'''\n")
     monkeypatch.chdir(code.parent)
     (code / "config.yml").write_text(CONFIG)
@@ -281,13 +281,13 @@ def test_an_error_names_its_file_relative_to_the_current_directory(code, config,
         read_experiment_file(code_folder.Path("code/config.yml"))
 
 
-def test_an_unreadable_ignore_file_is_an_error_at_the_code_folder(code, config):
+def test_an_unreadable_ignore_file_is_reported_at_the_code_folder_key(code, config):
     write(code, train_dot_py=SIZE, _dot_nniignore="x\n\\\n")
     with pytest.raises(ConfigInvalid, match=r"^config\.yml:8: cannot use .*\.nniignore: line 2"):
         config()
 
 
-def test_experiments_may_be_inside_the_code_folder_but_not_equal_to_it(code, config):
+def test_the_experiments_folder_may_be_inside_the_code_folder_but_not_the_code_folder_itself(code, config):
     write(code, train_dot_py=SIZE)
     assert config().log_dir == code / "experiments"
     with pytest.raises(
@@ -297,7 +297,7 @@ def test_experiments_may_be_inside_the_code_folder_but_not_equal_to_it(code, con
         config({"logDir: experiments": "logDir: ."})
 
 
-def test_a_command_that_bypasses_the_copy_causes_a_warning(code, config):
+def test_a_command_that_runs_the_original_code_causes_a_warning(code, config):
     write(code, train_dot_py=SIZE)
     (warning,) = config({"python3 train.py": f"python3 {code}/train.py"}).warnings
     assert warning.startswith(
@@ -305,7 +305,7 @@ def test_a_command_that_bypasses_the_copy_causes_a_warning(code, config):
     )
 
 
-def test_code_is_not_read_if_reads_code_is_false(code, config):
+def test_reads_code_false_skips_the_code_files(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")
@@ -313,7 +313,7 @@ def test_code_is_not_read_if_reads_code_is_false(code, config):
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_code_that_changes_during_the_creation_of_an_experiment_leaves_no_files(code, config, monkeypatch):
+def test_no_files_are_left_if_the_code_changes_while_an_experiment_is_created(code, config, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))
     write(code, train_dot_py=SIZE)
     read = config()

@@ -401,7 +401,7 @@ def test_each_form_of_annotation_is_read_executed_and_filled_in(form, run):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # no space for an import
+    if before[0].startswith(("class", "def", "try")):  # the first line has no space for an import statement
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -460,7 +460,7 @@ def test_the_golden_text_of_generated_code():
         ("", "import nni_sdk.annotated as _nni; _nni.report_final_result(0)"),
     ],
 )  # fmt: skip
-def test_the_import_comes_first_and_uses_a_free_name(head, begins, run):
+def test_generated_code_imports_nni_sdk_first_under_an_unused_name(head, begins, run):
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]
@@ -502,7 +502,7 @@ def test_encodings_and_line_ends_are_kept(encoding, newline, run):
     assert names["reported"] == [("FINAL", 2)]
 
 
-def test_the_line_of_the_import_has_the_line_end_of_the_file():
+def test_the_generated_import_line_has_the_line_ending_of_the_file():
     found = read(b"def f(): pass\r\n'@nni.report_final_result(1)'\r\n")
     assert found.generated == (
         b"import nni_sdk.annotated as _nni\r\ndef f(): pass\r\n_nni.report_final_result(1)\r\n"
@@ -623,14 +623,14 @@ def test_code_with_compiler_warnings_is_read_without_a_warning():
 # ---- missing values
 
 
-def test_a_parameter_that_the_trial_lacks_is_an_error(run):
+def test_generated_code_raises_if_the_trial_lacks_a_parameter(run):
     code = generated(f"{V}\nx = 1\n")
     expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
     with pytest.raises(ParameterAbsent, match=expected):
         run(code, {"y": 1})
 
 
-def test_a_value_that_is_no_option_is_an_error(run):
+def test_generated_code_raises_if_a_value_is_not_an_option(run):
     code = generated("'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n")
     with pytest.raises(
         ParameterAbsent, match="cannot use True as the value of 'train/x/choice': the annotation has no such"
@@ -638,12 +638,12 @@ def test_a_value_that_is_no_option_is_an_error(run):
         run(code, {"train/x/choice": True})
 
 
-def test_parameters_may_be_requested_before_the_annotation_uses_them(run):
+def test_annotated_code_may_call_get_next_parameter_before_the_annotation(run):
     code = generated(f"'''@nni.get_next_parameter()'''\n{V}\nx = 1\n")
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_values_are_filled_in_only_if_the_trial_has_them():
+def test_filling_in_values_fails_if_the_trial_lacks_a_value():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
@@ -651,7 +651,7 @@ def test_values_are_filled_in_only_if_the_trial_has_them():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # A value that a user chose is shown unless it is the name of an expression.
+    # A user's value is written into the code, unless it is the name of an expression.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 
@@ -681,7 +681,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # for example in a comment
+    if b"@nni." not in source:  # the text may be inside a comment
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 

@@ -78,12 +78,12 @@ def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     assert (stored.remarks.note, trial.remarks.tags) == ("ours", ("keep",))
-    # Neither the archive nor its first machine contains a token of the loaded experiment.
+    # The loaded experiment has a new token, which neither the archive nor the first machine has.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_archive_contains_no_secret_no_copy_of_the_code_and_no_signed_checkpoints(saved):
+def test_an_archive_contains_no_secrets_no_code_copies_and_no_signed_checkpoints(saved):
     path = saved()
     assert [name for name in names_in(path) if "code" in name or "tls" in name or "000001" in name] == []
     with tarfile.open(path) as packed:
@@ -91,7 +91,7 @@ def test_an_archive_contains_no_secret_no_copy_of_the_code_and_no_signed_checkpo
     assert SECRET not in database
 
 
-def test_a_login_is_not_saved_and_must_be_set_to_load_the_experiment(saved, move, capsys, monkeypatch):
+def test_an_archive_has_no_login_and_loading_requires_one(saved, move, capsys, monkeypatch):
     pai = {"host": "http://pai.example", "user": "ada", "token": "a-token", "password": None, "mount": "/mnt"}
     pai |= {"storage": "/none", "image": "i", "storage_name": "s", "virtual_cluster": None}
     pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
@@ -117,7 +117,7 @@ def test_a_login_is_not_saved_and_must_be_set_to_load_the_experiment(saved, move
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
 
 
-def test_an_experiment_on_kubernetes_is_loaded_into_the_storage_of_its_containers(saved, move, capsys):
+def test_a_kubernetes_experiment_is_loaded_into_the_mounted_storage(saved, move, capsys):
     storage = ["ClaimStorage", {"path": "/none", "name": "nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
     path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
@@ -136,7 +136,7 @@ def test_an_experiment_on_kubernetes_is_loaded_into_the_storage_of_its_container
     assert loaded.storage.path == there / "storage"
 
 
-def test_an_experiment_on_an_nfs_export_is_not_loaded_where_it_is_not_mounted(saved, move, capsys):
+def test_an_experiment_on_nfs_is_not_loaded_if_the_export_is_not_mounted(saved, move, capsys):
     storage = ["NfsStorage", {"server": "nas.example", "path": "/nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
     path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
@@ -384,7 +384,7 @@ def test_a_pickle_in_the_metadata_of_a_trial_is_not_loaded_and_the_tuner_continu
     tuner.restore(safe)
     again = played(tuner, range(12, 40))
     assert not (tmp_path / "ran").exists()
-    # The tuner still learns: the last results are better than the first.
+    # The tuner still uses results: the last results are better than the first.
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 

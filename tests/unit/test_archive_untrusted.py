@@ -27,7 +27,7 @@ from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
-# A rejection takes a second; without it, loading would not end.
+# The check rejects an archive within a second; without the check, loading would never end.
 AT_ONCE_S = 20.0
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
@@ -85,14 +85,14 @@ def a_view(table, columns):
 
 
 @pytest.mark.parametrize("table", ["experiment", "trial", "metric", "job", "stream", "usage", "imported"])
-def test_a_view_in_place_of_a_table_is_never_evaluated(saved, refused, table):
+def test_loading_never_evaluates_a_view_in_place_of_a_table(saved, refused, table):
     names = "experiment_id, trial_id, sequence_id, job_id, state, config, parameters, task, stream, attempt"
     columns = ", ".join(f"i AS {name}" for name in names.split(", "))
     refusal = refused(repacked(saved("-s"), a_view(table, columns)))
     assert f"no such table: {table}" in refusal
 
 
-def test_a_view_that_the_schema_lists_as_a_table_is_never_evaluated(saved, refused):
+def test_loading_never_evaluates_a_view_that_the_schema_lists_as_a_table(saved, refused):
     def change(connection):
         a_view("metric", "i AS trial_id")(connection)
         connection.execute("PRAGMA writable_schema = ON")
@@ -104,7 +104,7 @@ def test_a_view_that_the_schema_lists_as_a_table_is_never_evaluated(saved, refus
     assert "cannot use experiment.sqlite: " in refused(repacked(saved("-s"), change))
 
 
-def test_a_virtual_table_is_never_evaluated(saved, refused):
+def test_loading_never_evaluates_a_virtual_table(saved, refused):
     def change(connection):
         connection.execute("DROP TABLE metric")
         connection.execute("CREATE VIRTUAL TABLE metric USING fts5(trial_id)")
@@ -112,7 +112,7 @@ def test_a_virtual_table_is_never_evaluated(saved, refused):
     assert "no such table: metric" in refused(repacked(saved("-s"), change))
 
 
-def test_a_generated_column_is_never_evaluated(saved, refused):
+def test_loading_never_evaluates_a_generated_column(saved, refused):
     def change(connection):
         connection.execute("ALTER TABLE trial DROP COLUMN warning")
         connection.execute("ALTER TABLE trial ADD COLUMN warning TEXT AS (hex(zeroblob(400000000)))")
@@ -213,7 +213,7 @@ def test_code_whose_links_combine_to_lead_outside_is_rejected_and_leaves_no_file
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # As text, both targets are inside.
+        # The text of both link targets points inside the folder.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
     new_code = tmp_path / "new code"
@@ -265,7 +265,7 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, t
     )
 
 
-def test_unpacked_bytes_are_counted_and_not_taken_from_headers(saved, tmp_path):
+def test_the_size_limit_counts_unpacked_bytes_and_not_sizes_in_headers(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, Locations(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
@@ -278,7 +278,7 @@ def test_unpacked_bytes_are_counted_and_not_taken_from_headers(saved, tmp_path):
     assert load().folder.path.is_dir()
 
 
-def test_too_many_members_are_counted_before_any_is_created(saved, tmp_path):
+def test_an_archive_with_too_many_members_creates_no_files(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}") for number in range(100)])
     folders = {"trials", "db", "log", "jobs"}
     with pytest.raises(UserError, match="has more than 100 members"):
@@ -295,7 +295,7 @@ def test_the_no_limits_option_lifts_the_limits(saved, monkeypatch, capsys):
     assert main.run(["experiment", "load", "-p", str(path), "--no-limits"]) == 0
 
 
-def test_the_code_inside_an_archive_has_its_own_limits(saved, tmp_path):
+def test_the_code_inside_an_archive_has_separate_limits(saved, tmp_path):
     path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
     with pytest.raises(
         UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
@@ -310,7 +310,7 @@ def test_a_global_header_is_rejected_because_it_multiplies_the_cost_of_every_mem
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_that_would_fill_the_memory_is_rejected(saved, refused, kind):
+def test_a_tar_header_that_would_exhaust_memory_is_rejected(saved, refused, kind):
     path = repacked(saved("-s"), add=[a_member("x", kind, size=1_000_000)])
     assert "a header has 1000448 bytes; the limit is 65536" in refused(path)
 
@@ -362,7 +362,7 @@ def test_a_field_longer_than_a_manager_writes_is_rejected(saved, refused, statem
     assert refusal.endswith("save the experiment again, with the version that ran it")
 
 
-def test_trials_that_would_fill_the_memory_are_rejected(saved, tmp_path, monkeypatch):
+def test_trials_that_would_exhaust_memory_are_rejected(saved, tmp_path, monkeypatch):
     path = repacked(
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
@@ -526,7 +526,7 @@ def test_a_tar_file_with_noise_is_loaded_or_rejected(an_archive, where):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
 def test_a_database_with_noise_is_loaded_or_rejected(an_archive, where):
-    # SQLite rejects any change of a length; here pages keep their positions.
+    # SQLite rejects a file of another length, so the noise replaces bytes and inserts none.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
@@ -557,7 +557,7 @@ def test_any_value_in_any_column_is_loaded_or_rejected(an_archive, data):
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", place.read_bytes()).read_bytes())
 
 
-def test_two_copies_of_a_valid_store_preserve_all_rows(saved, tmp_path):
+def test_a_store_copied_twice_keeps_all_rows(saved, tmp_path):
     """Copies every row of a valid store twice."""
     path = saved("-s", metadata={"/lr": 0.5, "x": "é"})
     unpack(path, tmp_path)
@@ -576,12 +576,12 @@ def test_two_copies_of_a_valid_store_preserve_all_rows(saved, tmp_path):
 
     first, last = rows("experiment.sqlite"), rows("copy.sqlite")
     assert first["trial"] == last["trial"] != []
-    for own in ("experiment", "lease"):  # each store has its own
+    for own in ("experiment", "lease"):  # each store has a different secret
         del first[own], last[own]
     assert first == last
 
 
-def test_a_table_of_many_rows_is_read_as_long_as_each_comes_in_time(tmp_path, monkeypatch):
+def test_a_large_table_is_read_completely_if_each_row_arrives_in_time(tmp_path, monkeypatch):
     path, copy = tmp_path / "x.sqlite", tmp_path / "y.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")

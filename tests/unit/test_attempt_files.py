@@ -59,7 +59,7 @@ def quick_storage(monkeypatch):
 # ---- files of the manager
 
 
-def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch):
+def test_the_keeper_waits_for_a_file_that_the_storage_shows_late(tmp_path, monkeypatch):
     monkeypatch.setattr(attempt_files, "_RETRY_DELAY_S", 0.001)
     path = tmp_path / "manager.json"
     writer = threading.Timer(0.1, replace_file, [path, b"late"])
@@ -195,7 +195,7 @@ def test_a_file_in_place_of_the_attempts_folder_is_an_error_with_a_remedy(worksp
         (errno.EIO, WorkspaceNotWritable, "check the storage's server"),
     ],
 )
-def test_each_write_error_has_its_own_error_class_and_remedy(tmp_path, number, kind, remedy):
+def test_each_kind_of_write_error_has_a_separate_class_and_remedy(tmp_path, number, kind, remedy):
     tmp_path.chmod(0o700)
     error = not_writable(tmp_path, OSError(number, os.strerror(number)))
     assert type(error) is kind
@@ -245,7 +245,7 @@ def test_a_file_that_does_not_exist_yet_is_read_as_empty(folder, tail):
     assert tail.read(Stream.METRICS, 0, 3) == b"abc"
 
 
-def test_a_file_whose_descriptor_fails_keeps_its_size_and_is_reopened(folder, tail):
+def test_after_a_failed_descriptor_the_size_is_kept_and_the_file_is_reopened(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
     # A stale handle on NFS fails like a closed descriptor.
@@ -256,7 +256,7 @@ def test_a_file_whose_descriptor_fails_keeps_its_size_and_is_reopened(folder, ta
     assert tail.read(Stream.METRICS, 3, 2) == b"de"
 
 
-def test_a_failed_read_returns_no_bytes_and_the_next_one_all(folder, tail):
+def test_a_failed_read_returns_no_bytes_and_the_next_read_returns_all(folder, tail):
     append(folder, Stream.STDOUT, b"abc")
     tail.sizes()
     os.close(tail._descriptors[Stream.STDOUT])
@@ -264,7 +264,7 @@ def test_a_failed_read_returns_no_bytes_and_the_next_one_all(folder, tail):
     assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
 
 
-def test_a_truncated_file_is_distinguished_from_one_that_is_unreadable_now(folder, tail):
+def test_a_truncated_file_and_a_temporarily_unreadable_file_are_distinguished(folder, tail):
     append(folder, Stream.STDOUT, b"abcdef")
     tail.sizes()
     assert tail.truncated_size(Stream.STDOUT, 6) is None
@@ -275,17 +275,17 @@ def test_a_truncated_file_is_distinguished_from_one_that_is_unreadable_now(folde
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
 
 
-def test_a_file_that_only_grows_has_no_change(folder, tail):
+def test_a_growing_file_does_not_count_as_rewritten(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # sent again after a lost connection
+    tail.read(Stream.METRICS, 0, 100)  # the manager sends this again after a lost connection
     tail.check(Stream)
     assert tail.changes == {}
 
 
 @pytest.mark.parametrize("is_read_on", [True, False])
-def test_a_rewritten_file_is_detected_by_the_bytes_read_last(folder, tail, is_read_on):
+def test_a_rewritten_file_is_detected_by_comparing_the_last_bytes_read(folder, tail, is_read_on):
     append(folder, Stream.METRICS, b"one\ntwo\n")
     assert tail.read(Stream.METRICS, 0, 8) == b"one\ntwo\n"
     folder.stream(Stream.METRICS).write_bytes(b"two\nthree\nfour\n")
@@ -349,12 +349,12 @@ def test_an_identical_copy_in_place_of_a_file_is_no_change(folder, tail):
         ("é".encode() * 10, 5, "�éé"),
     ],
 )
-def test_the_last_text_starts_at_a_line_if_possible(folder, tail, content, longest, text):
+def test_the_last_text_of_a_file_starts_at_a_line_if_possible(folder, tail, content, longest, text):
     append(folder, Stream.STDERR, content)
     assert tail.last_text(Stream.STDERR, longest) == text
 
 
-def test_closing_twice_is_harmless_and_keeps_the_files(folder, tail):
+def test_closing_attempt_files_twice_has_no_effect(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
     tail.close()
@@ -363,7 +363,7 @@ def test_closing_twice_is_harmless_and_keeps_the_files(folder, tail):
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_command_whose_output_cannot_be_opened_is_not_started_and_the_workspace_is_named(tmp_path, name):
+def test_the_command_is_not_started_if_its_output_files_cannot_be_opened(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(WorkspaceNotWritable, match=f"cannot write to the workspace {tmp_path}: "):
         TrialProcess.started(

@@ -67,14 +67,14 @@ def of_nested(at):
     return near + {"linear": 0.5, "rbf": 0.0, "none": 1.0}[model["_name"]] + 0.01 * at["n"]
 
 
-def test_the_first_trials_fill_the_space_evenly_choices_included():
+def test_the_first_trials_cover_the_space_evenly_including_choices():
     tuner = auto({"x": UNIT, "c": {"_type": "choice", "_value": list("abcd")}})
     first = [tuner.ask(key).parameters for key in range(SOBOL_TRIALS)]
     assert sorted(int(at["x"] * 8) for at in first) == list(range(8))
     assert sorted(at["c"] for at in first) == sorted("abcd" * 2)
 
 
-def test_nested_parameters_are_modelled():
+def test_the_model_uses_nested_parameters():
     for seed in range(3):
         last = run(auto(NESTED, seed), range(40), of_nested)[-12:]
         best = [past.parameters["model"] for past in last if past.parameters["model"]["_name"] == "rbf"]
@@ -82,7 +82,7 @@ def test_nested_parameters_are_modelled():
         assert statistics.median(abs(at["gamma"] - 0.3) for at in best) < 0.15
 
 
-def test_a_space_of_few_points_is_tried_without_repeats_and_then_again():
+def test_a_small_discrete_space_is_covered_once_before_points_are_repeated():
     raw = {"a": {"_type": "randint", "_value": [0, 5]}, "b": {"_type": "choice", "_value": list("wxyz")}}
     points = [
         json.dumps(each) for each in parameters_of(run(auto(raw), range(24), lambda at: float(at["a"])))
@@ -99,7 +99,7 @@ def test_a_corner_of_a_continuous_space_is_not_proposed_twice():
     assert len({json.dumps(each) for each in parameters_of(history)}) == 40
 
 
-def test_a_region_where_trials_fail_is_avoided():
+def test_proposals_avoid_a_region_where_trials_fail():
     def value_of(at):
         return None if at["x"] > 0.5 else 1 - at["x"]
 
@@ -121,7 +121,7 @@ def test_running_trials_count_as_expected_results():
     assert statistics.median(apart) > 0.1
 
 
-def test_an_experiment_with_hundreds_of_trials_at_once_starts():
+def test_hundreds_of_parameters_can_be_requested_at_once():
     tuner = auto(NESTED)
     space = parse_search_space(NESTED)
     asked = [tuner.ask(key).parameters for key in range(300)]
@@ -131,7 +131,7 @@ def test_an_experiment_with_hundreds_of_trials_at_once_starts():
     assert contains(space, tuner.ask(300).parameters) == []
 
 
-def test_a_resumed_search_with_imports_proposes_what_an_unbroken_one_does():
+def test_a_resumed_search_with_imports_proposes_the_same_as_an_uninterrupted_search():
     """A resume imports results after the trials, whenever the user imported them."""
     raw = {**NESTED, "q": {"_type": "qlognormal", "_value": [0, 1, 0.5]}}
 
@@ -153,7 +153,7 @@ def test_a_resumed_search_with_imports_proposes_what_an_unbroken_one_does():
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_beyond_the_bound_a_resumed_search_proposes_the_same():
+def test_beyond_the_result_limit_a_resumed_search_proposes_the_same_as_an_uninterrupted_search():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -170,7 +170,7 @@ def test_beyond_the_bound_a_resumed_search_proposes_the_same():
     assert parameters_of(again) == parameters_of(later[1:])
 
 
-def test_the_moment_of_an_import_has_no_effect_beyond_the_bound_either():
+def test_beyond_the_result_limit_the_time_of_an_import_has_no_effect():
     raw, random = {"x": UNIT, "y": UNIT}, Random(5)
     points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
     values = [abs(at["x"] - 0.2) + random.random() for at in points]
@@ -187,7 +187,7 @@ def test_the_moment_of_an_import_has_no_effect_beyond_the_bound_either():
     assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
 
 
-def test_a_changed_search_space_keeps_results_and_a_resume_proposes_the_same():
+def test_after_a_search_space_change_a_resumed_search_proposes_the_same():
     wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
 
     class Config:
@@ -224,7 +224,7 @@ def test_a_changed_search_space_keeps_results_and_a_resume_proposes_the_same():
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 @pytest.mark.parametrize("optimize_mode", ["minimize", "maximize"])
-def test_the_scale_of_results_has_no_effect(scale, optimize_mode):
+def test_the_scale_of_results_has_no_effect_on_proposals(scale, optimize_mode):
     sign = 1 if optimize_mode == "minimize" else -1
     tuner = auto({"x": UNIT, "y": UNIT}, 3, optimize_mode)
     history = run(tuner, range(30), lambda at: sign * scale * ((at["x"] - 0.7) ** 2 + at["y"]))
@@ -239,7 +239,7 @@ def test_far_worse_results_are_compressed_and_failures_are_the_worst():
     assert abs(losses.mean()) < 1e-9
 
 
-def test_ranks_show_small_differences_among_the_best():
+def test_small_differences_among_the_best_results_are_kept():
     losses = ranked(np.array([0.0, 1e-9, 5.0, 5.0, np.nan, 1e9]))
     assert losses[1] - losses[0] > 0.3
     assert losses[2] == losses[3]
@@ -256,7 +256,7 @@ def test_results_of_any_kind_are_standardised(values):
 
 
 @pytest.mark.parametrize(("width", "results"), [(50, 300), (3, amount(1_000, 10_000))])
-def test_many_dimensions_and_results_are_no_obstacle(width, results):
+def test_fifty_dimensions_and_many_results_are_proposed_in_bounded_time(width, results):
     names = [f"x{number}" for number in range(width)]
     tuner, donor = auto(dict.fromkeys(names, UNIT)), Random(1)
     draws = [{f"/{name}": donor.random() for name in names} for _ in range(results)]
@@ -265,7 +265,7 @@ def test_many_dimensions_and_results_are_no_obstacle(width, results):
     assert not any(contains(parse_search_space(dict.fromkeys(names, UNIT)), each) for each in asked)
 
 
-def test_a_pruned_trial_counts_as_a_failed_one_whatever_it_reported():
+def test_a_pruned_trial_counts_as_a_failed_trial_whatever_metric_it_reported():
     """Its last intermediate result, which may look better than final ones, must not attract the search."""
 
     def proposals(curve):
@@ -323,7 +323,7 @@ def restored(raw, results, running=0):
     return tuner
 
 
-# A choice alone could recur; with an x in each option no point does.
+# A choice alone could repeat; the continuous x in each option makes every point unique.
 WITH_X = {
     "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
     "y": UNIT,
@@ -331,7 +331,7 @@ WITH_X = {
 
 
 @pytest.mark.parametrize("raw", [WITH_X, {"n": {"_type": "randint", "_value": [0, 99999]}}])
-def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, monkeypatch):
+def test_a_proposal_costs_the_same_after_10_000_results_as_after_400(raw, monkeypatch):
     needed = {}
     for results in (400, 10_000):
         tuner = restored(raw, results, running=300)
@@ -345,11 +345,11 @@ def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, mo
         assert (few.kernel_elements, few.largest) == (many.kernel_elements, many.largest)
         assert few.largest == 2 * MAX_TRIALS
         assert many.likelihoods <= 50
-    # The next proposal converts what ended since, and what runs now.
+    # The next proposal converts only trials that ended since the last proposal, and running trials.
     assert needed[10_000, False].points <= 3
 
 
-def test_the_points_kept_of_10_000_trials_are_bounded():
+def test_the_number_of_points_kept_for_10_000_trials_is_bounded():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }
@@ -371,11 +371,11 @@ def test_the_points_kept_of_10_000_trials_are_bounded():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # The only points that recur are those without x, C and z: one for each n.
+        # Only points without x, C and z can repeat: there is one such point for each n.
         assert len(study.tried) == most
 
 
-def test_the_result_of_a_persons_trial_attracts_the_search_and_outside_of_the_space_has_no_effect():
+def test_a_good_custom_trial_attracts_the_search_only_inside_the_space():
     raw = {"x": UNIT, "y": UNIT}
     tuners = [auto(raw, seed=5) for _ in range(3)]
     for tuner in tuners:

@@ -19,7 +19,7 @@ def test_created_and_deleted_entries_appear_in_the_next_listing(tmp_path: Path) 
     assert folder.names() == {"b"}
 
 
-def test_a_recently_changed_folder_is_listed_again_although_its_mtime_is_the_same(
+def test_a_recently_changed_folder_is_listed_again_even_with_an_unchanged_mtime(
     tmp_path: Path,
 ) -> None:
     folder = CachedListing(str(tmp_path))
@@ -31,7 +31,7 @@ def test_a_recently_changed_folder_is_listed_again_although_its_mtime_is_the_sam
     assert folder.names() == {"a", "b"}
 
 
-def test_a_folder_that_has_not_changed_for_long_is_not_listed_again(tmp_path: Path) -> None:
+def test_a_folder_with_an_old_mtime_is_not_listed_again(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     os.utime(tmp_path, (LONG_AGO_S, LONG_AGO_S))
     assert folder.names() == frozenset()

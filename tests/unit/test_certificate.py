@@ -44,7 +44,7 @@ class Server:
                     else:
                         self._context.wrap_socket(connection, server_side=True).close()
                 except OSError:
-                    continue  # the client has rejected the certificate
+                    continue  # the client closes the connection when it rejects the certificate
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -72,7 +72,7 @@ def test_the_certificate_file_is_private_to_its_owner(certificate: Certificate) 
     assert "PRIVATE KEY" not in repr(certificate)
 
 
-def test_a_later_manager_uses_the_same_certificate_with_any_address(certificate: Certificate) -> None:
+def test_a_later_manager_reuses_the_certificate_for_any_address(certificate: Certificate) -> None:
     again = Certificate.of(certificate.path, ["192.0.2.7"])
     assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
     assert again.sha256 == certificate.sha256
@@ -103,7 +103,7 @@ def test_an_invalid_certificate_is_reported_as_unreadable() -> None:
     assert "cannot read the certificate" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
 
 
-def test_a_refused_connection_raises_instead_of_a_verdict_on_trust(certificate: Certificate) -> None:
+def test_a_certificate_check_raises_if_the_connection_is_refused(certificate: Certificate) -> None:
     with pytest.raises(ConnectionRefusedError):
         verify_certificate("127.0.0.1:9", certificate.certificate_pem, 10)
 

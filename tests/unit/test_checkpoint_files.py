@@ -82,7 +82,7 @@ def offered(workspace, number=9, trial=TRIAL):
     return [(each.attempt_id, each.name) for each in sources], refusals
 
 
-def test_a_trial_without_checkpoints_gets_no_document(workspace):
+def test_no_manifest_is_written_for_a_trial_without_checkpoints(workspace):
     key, folder = started(workspace, 0)
     assert CheckpointSigner(SETTINGS, key, folder).sign_new() == []
     assert not folder.checkpoints_json.exists()
@@ -92,7 +92,7 @@ def test_a_trial_without_checkpoints_gets_no_document(workspace):
     ).checkpoint_sources_json.exists()
 
 
-def test_the_next_attempt_of_a_job_is_offered_the_newest_checkpoints_first(workspace):
+def test_the_next_attempt_receives_the_newest_checkpoints_first(workspace):
     saved(workspace, 0, "000001", "000002")
     saved(workspace, 1)
     saved(workspace, 2, "000001")
@@ -100,7 +100,7 @@ def test_the_next_attempt_of_a_job_is_offered_the_newest_checkpoints_first(works
     assert offered(workspace) == (expected, [])
 
 
-def test_a_checkpoint_is_signed_once_and_a_removed_one_is_dropped(workspace):
+def test_a_checkpoint_is_signed_once_and_a_removed_checkpoint_leaves_the_manifest(workspace):
     key, folder = started(workspace, 0)
     signer = CheckpointSigner(SETTINGS, key, folder)
     save(folder, "000001")
@@ -143,7 +143,7 @@ def test_another_users_manifest_is_not_signed(workspace):
     assert CheckpointSigner(SETTINGS, key, folder).sign_new() == []
 
 
-def test_a_document_that_was_changed_or_moved_is_refused(workspace):
+def test_a_changed_or_moved_checkpoint_manifest_is_refused(workspace):
     folder = saved(workspace, 0, "000001")
     content = folder.checkpoints_json.read_bytes()
     moved = started(workspace, 1)[1]
@@ -157,9 +157,9 @@ def test_a_document_that_was_changed_or_moved_is_refused(workspace):
     ]
 
 
-def test_the_manager_vouches_for_the_checkpoints_of_other_jobs(workspace):
+def test_the_trial_document_authorizes_checkpoints_of_other_jobs(workspace):
     saved(workspace, 0, "000001", settings=EARLIER)
-    assert offered(workspace, 1) == ([], [])  # the keeper has no other job's token
+    assert offered(workspace, 1) == ([], [])  # a keeper has only its own job's token
     found = SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER)
     document = replace(TRIAL, checkpoints=tuple(found))
     assert TrialDocument.from_bytes(document.to_bytes()) == document
@@ -168,14 +168,14 @@ def test_the_manager_vouches_for_the_checkpoints_of_other_jobs(workspace):
     assert offered(workspace, trial=document) == (expected, [])
 
 
-def test_the_manager_refuses_what_no_keeper_has_signed(workspace, caplog):
+def test_the_manager_refuses_unsigned_checkpoints(workspace, caplog):
     folder = saved(workspace, 0, "000001", settings=EARLIER)
     folder.checkpoints_json.write_bytes(folder.checkpoints_json.read_bytes().replace(b"d1", b"d2"))
     assert SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER) == []
     assert "refused the checkpoints" in caplog.text
 
 
-def test_a_trial_that_continues_another_one_prefers_its_own_checkpoints(workspace):
+def test_a_continued_trial_prefers_its_own_checkpoints_to_those_of_the_parent(workspace):
     saved(workspace, 3, "000008", settings=EARLIER, trial_id="parent")
     find = SharedFiles(workspace).find_checkpoints
     assert [each.trial_id for each in find(a_trial(continues="parent"), SIGNER)] == ["parent"]
@@ -185,7 +185,7 @@ def test_a_trial_that_continues_another_one_prefers_its_own_checkpoints(workspac
     assert [(each.trial_id, each.name) for each in both] == [("trial1", "000001"), ("parent", "000008")]
 
 
-def test_a_task_prefers_its_own_checkpoints(workspace):
+def test_a_task_prefers_its_own_checkpoints_to_those_of_other_tasks(workspace):
     saved(workspace, 0, "000001")
     saved(workspace, 1, "000001", task="worker-1")
     assert offered(workspace)[0] == [(attempt_id(0), "000001"), (attempt_id(1), "000001")]
@@ -202,7 +202,7 @@ KEYS = st.builds(AttemptKey, st.just("trial1"), st.integers(0, 99).map(attempt_i
 
 
 @given(st.lists(MANIFESTS, max_size=5), KEYS)
-def test_a_signed_document_is_read_as_it_was_written(manifests, key):
+def test_a_signed_manifest_survives_a_round_trip(manifests, key):
     content = checkpoints_to_bytes("EXPT", "job", key, manifests, "f00d")
     expected = [Checkpoint.of(key, manifest) for manifest in manifests]
     assert checkpoints_from_bytes(content, "EXPT", key, TOKENS.__getitem__) == expected
@@ -218,7 +218,7 @@ def test_a_signed_document_is_read_as_it_was_written(manifests, key):
         lambda value: json.dumps({"job_id": "job", "checkpoints": value}).encode()
     )
 )
-def test_no_content_is_accepted_without_a_signature(content):
+def test_a_manifest_without_a_valid_signature_is_refused(content):
     key = AttemptKey("trial1", attempt_id(0), "main-0")
     with pytest.raises(DocumentInvalid):
         checkpoints_from_bytes(content, "EXPT", key, lambda _: "f00d")

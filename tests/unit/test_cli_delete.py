@@ -20,7 +20,10 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    assert (code, folder.path.exists()) == (1, True)  # no terminal to confirm on
+    assert (code, folder.path.exists()) == (
+        1,
+        True,
+    )  # without a terminal nnictl cannot ask for a confirmation
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])

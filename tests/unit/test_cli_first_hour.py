@@ -66,7 +66,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize(
     ("results", "out"), [((), "INFO: Experiment abc11111 has no trials\n"), ((0.5,), "no.\ttrial\t")]
 )
-def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
+def test_trial_ls_prints_the_error_that_ended_the_experiment(nnictl, stored, results, out):
     stored(*results, state=ExperimentState.ERROR, error=TRACEBACK)
     code, shown, err = nnictl("trial", "ls", "abc")
     assert (code, shown[: len(out)]) == (0, out)
@@ -76,19 +76,19 @@ def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, st
     )
 
 
-def test_the_status_shows_a_traceback_with_its_lines(nnictl, stored):
+def test_experiment_status_prints_a_traceback_with_line_breaks(nnictl, stored):
     stored(state=ExperimentState.ERROR, error=TRACEBACK)
     code, out, err = nnictl("experiment", "status", "abc")
     assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
     assert err == f"WARNING: {TRACEBACK}"
 
 
-def test_an_error_of_several_lines_is_outlined_by_its_first_and_last():
+def test_a_multi_line_error_is_summarised_by_its_first_and_last_line():
     assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
     assert watch.outline("disk full\n") == "disk full"
 
 
-def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnictl, stored):
+def test_experiment_list_includes_experiments_whose_manager_has_died(nnictl, stored):
     died = "died, and trials may still run; `nnictl resume"
     stored(experiment_id="over1111")
     assert nnictl("experiment", "list")[2] == ""
@@ -107,7 +107,7 @@ def test_the_list_of_running_experiments_names_those_whose_manager_has_died(nnic
     [({"acc": 0.9}, ""), ({"default": 9}, "constraints: [{metric: default, at_most: 1}]\n")],
     ids=["without a number", "violates a constraint"],
 )
-def test_a_list_says_of_an_experiment_that_no_result_counts(nnictl, stored, result, more):
+def test_experiment_list_reports_that_no_result_counts(nnictl, stored, result, more):
     stored(result, more=more)
     listed = nnictl("experiment", "list", "--all")[1].splitlines()[1]
     assert listed.startswith("abc11111\tDONE, no result counts\t1\t")
@@ -121,9 +121,7 @@ TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]
 @pytest.mark.parametrize(
     ("more", "result", "value"), [(ONE, {"loss": 0.5, "x": 1}, "0.5"), (TWO, {"acc": 0.9, "ms": 12}, "0.9")]
 )
-def test_the_value_of_an_exported_table_is_the_number_of_the_first_objective(
-    nnictl, stored, options, more, result, value
-):
+def test_the_value_column_of_an_export_has_the_first_objective(nnictl, stored, options, more, result, value):
     stored(result, more=more)
     code, out, _ = nnictl("experiment", "export", "abc", "--type", "csv", *options)
     (row,) = csv.DictReader(io.StringIO(out))
@@ -146,7 +144,7 @@ RESULTS = [{"acc": acc, "ms": ms} for acc, ms in ((0.9, 20), (0.8, 10), (0.7, 12
         ("objectives: [{metric: acc, mode: maximize}]\n", "0.95"),
     ],
 )
-def test_the_list_of_experiments_finds_the_best_without_reading_whole_trials(
+def test_experiment_list_finds_the_best_result_without_reading_whole_trials(
     nnictl, stored, monkeypatch, more, best
 ):
     folder = stored(*RESULTS, None, more=more)
@@ -161,7 +159,7 @@ def rows_of(out):
     return [line.split("\t") for line in out.splitlines()]
 
 
-def test_the_list_of_trials_has_a_column_for_each_objective_and_sorts_by_any_entry_of_results(nnictl, stored):
+def test_trial_ls_has_a_column_for_each_objective_and_sorts_by_any_metric(nnictl, stored):
     stored(*({**each, "mb": each["ms"] % 7} for each in RESULTS), more=TWO)
     head, first, *_ = rows_of(nnictl("trial", "ls", "abc")[1])
     assert (head[:6], first[3:5]) == (["no.", "trial", "state", "acc", "ms", "time"], ["0.9", "20"])
@@ -171,14 +169,14 @@ def test_the_list_of_trials_has_a_column_for_each_objective_and_sorts_by_any_ent
     assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
 
 
-def test_the_list_of_trials_reads_no_results_where_none_is_shown(nnictl, stored, monkeypatch):
+def test_trial_ls_reads_no_results_if_no_result_column_is_shown(nnictl, stored, monkeypatch):
     stored(0.5)
     monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
     assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
 
 
 @pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
-def test_a_trial_in_the_place_of_the_experiment_is_written_with_its_option(nnictl, command):
+def test_a_trial_id_in_place_of_an_experiment_id_gets_the_right_command(nnictl, command):
     code, _, err = nnictl(*command.split(), "aB3dE")
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (
         1,
@@ -203,7 +201,7 @@ def test_a_trial_in_the_place_of_the_experiment_is_written_with_its_option(nnict
         ("creat", "create"),
     ],
 )
-def test_a_word_that_is_no_command_here_is_named_with_the_command_that_it_means(nnictl, line, meant):
+def test_an_unknown_command_gets_the_command_it_probably_means(nnictl, line, meant):
     code, _, err = nnictl(*line.split())
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
 
@@ -211,10 +209,10 @@ def test_a_word_that_is_no_command_here_is_named_with_the_command_that_it_means(
 @pytest.mark.parametrize(
     ("words", "page"), [("conda", "recipes"), ("Pareto", "objectives"), ("pruning", "assessors")]
 )
-def test_help_for_a_word_that_is_no_topic_names_the_pages_that_have_it(nnictl, words, page):
+def test_help_for_an_unknown_topic_names_the_pages_that_contain_the_word(nnictl, words, page):
     code, _, err = nnictl("help", words)
     assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
 
 
-def test_help_for_a_word_that_is_on_no_page_names_none(nnictl):
+def test_help_for_a_word_on_no_page_suggests_nothing(nnictl):
     assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]

@@ -42,7 +42,7 @@ logDir: logs
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: "true", codeDir: .}
 """
-# 2026-05-04 03:02:01 UTC.
+# The time is 2026-05-04 03:02:01 UTC.
 NOW_S = 1777863721.0
 OUTPUTS = {
     "banner": "",
@@ -168,7 +168,7 @@ def test_help_matches_its_golden_file(capsys, tmp_path, name):
 
 @pytest.mark.usefixtures("an_experiment")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
+def test_command_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     command = OUTPUTS[name]

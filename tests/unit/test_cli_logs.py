@@ -77,14 +77,14 @@ def written(folder, text, attempt=0, stream=Stream.STDOUT):
         (["--tail", "1"], "3\n"),
     ],
 )
-def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output):
+def test_the_head_and_tail_options_print_a_part_of_the_log(a_trial, capsys, options, output):
     written(a_trial[0], "1\n2\n3\n")
     assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
     assert capsys.readouterr() == (output, "")
 
 
 @pytest.mark.parametrize("options", [[], ["--follow"]])
-def test_output_that_nnis_package_has_redirected_is_printed(a_trial, capsys, options):
+def test_output_that_the_nni_package_redirected_is_printed(a_trial, capsys, options):
     folder, save = a_trial
     printed = "[2026-01-02 03:04:05] PRINT hello\n"
     written(folder, "")
@@ -109,7 +109,7 @@ def test_the_keepers_log_is_not_printed_for_stdout(a_trial, capsys, stdout):
     assert capsys.readouterr() == (stdout, "" if stdout else nothing)
 
 
-def test_stdout_is_printed_before_stderr_each_with_a_heading_if_both_have_content(a_trial, capsys):
+def test_stdout_and_stderr_have_headings_if_both_have_content(a_trial, capsys):
     folder, _ = a_trial
     written(folder, "epoch 1\nepoch 2\n")
     written(folder, "", stream=Stream.STDERR)
@@ -139,11 +139,9 @@ def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
 
 
-def test_a_log_is_followed_from_before_it_exists_through_a_new_attempt_to_the_end(
-    a_trial, capsys, monkeypatch
-):
+def test_follow_prints_a_log_from_its_creation_through_a_new_attempt_to_its_end(a_trial, capsys, monkeypatch):
     folder, save = a_trial
-    # Each poll runs one step.
+    # Each poll of the log executes the next step of the scenario.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -161,7 +159,7 @@ def test_a_log_is_followed_from_before_it_exists_through_a_new_attempt_to_the_en
     assert list(steps) == []
 
 
-def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkeypatch):
+def test_follow_prints_the_managers_log_until_an_interrupt(a_trial, capsys, monkeypatch):
     folder, _ = a_trial
     folder.manager_stdout.write_text("1\n2\n")
 
@@ -173,10 +171,10 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
 
     monkeypatch.setattr(log_commands.time, "sleep", more)
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
-    assert capsys.readouterr() == ("2\n3\n", "\n")  # ends the line with ^C
+    assert capsys.readouterr() == ("2\n3\n", "\n")  # nnictl ends the line in which the terminal shows ^C
 
 
-def test_following_a_trial_that_ends_without_output_stops(a_trial, capsys, monkeypatch):
+def test_follow_returns_when_a_trial_ends_without_output(a_trial, capsys, monkeypatch):
     _, save = a_trial
     polled = threading.Event()
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("state_home")
     "trial_id", ["../experiment", "..", ".", "", "x?y", "x#y", "x/y", "a b", "%2e%2e", "-"]
 )
 @pytest.mark.parametrize("command", ["trial kill", "log trial", "trial codegen"])
-def test_an_invalid_trial_id_is_not_found_and_no_request_is_sent(
+def test_an_invalid_trial_id_is_refused_without_a_request(
     nnictl, an_experiment, command, trial_id, is_running
 ):
     asked = []
@@ -58,7 +58,9 @@ def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trials/{path}"]
 
 
-def test_stop_reports_once_why_it_waits_and_again_when_that_changes(an_experiment, monkeypatch):
+def test_nnictl_stop_prints_a_reason_for_waiting_once_and_each_change_of_the_reason(
+    an_experiment, monkeypatch
+):
     summaries = [
         ("", 1),
         ("", 1),
@@ -80,7 +82,7 @@ def test_stop_reports_once_why_it_waits_and_again_when_that_changes(an_experimen
         def report(line):
             lines.append(line)
             if len(lines) == 3:
-                owner.close()  # the manager exits
+                owner.close()  # the manager has exited
 
         monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
         monkeypatch.setattr(output, "info", report)
@@ -89,9 +91,7 @@ def test_stop_reports_once_why_it_waits_and_again_when_that_changes(an_experimen
 
 
 @pytest.mark.parametrize("looks_like", ["another program", "a view of it"])
-def test_a_process_that_reuses_the_managers_pid_gets_no_signal_and_is_not_named(
-    an_experiment, monkeypatch, looks_like
-):
+def test_no_signal_is_sent_to_a_process_that_reuses_the_managers_pid(an_experiment, monkeypatch, looks_like):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
@@ -147,7 +147,7 @@ def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     assert asked == [1]
 
 
-def test_a_request_that_the_manager_dropped_is_retried_before_any_signal(an_experiment, monkeypatch):
+def test_a_dropped_stop_request_is_retried_before_a_signal_is_sent(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):
@@ -166,7 +166,7 @@ def test_a_request_that_the_manager_dropped_is_retried_before_any_signal(an_expe
     assert asked == [get, get, get, delete]
 
 
-def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_experiment, unused_port):
+def test_a_closed_connection_and_a_refused_connection_have_different_errors(an_experiment, unused_port):
     def error_on(port):
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
         with pytest.raises(ManagerUnresponsive) as caught:
@@ -182,11 +182,13 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
     assert ": no program listens there; " in str(refused)
 
 
-# urllib3 leaves a socket to the garbage collector when its handshake fails.
+# When a TLS handshake fails, urllib3 leaves its socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_connection_closed_at_once_is_reported_as_closed_with_and_without_tls(certificate_sha256, is_reset):
+def test_a_connection_that_closes_at_once_is_reported_as_closed_with_and_without_tls(
+    certificate_sha256, is_reset
+):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -205,7 +207,7 @@ def test_a_connection_closed_at_once_is_reported_as_closed_with_and_without_tls(
     gc.collect()
 
 
-# A manager that is ready, and rejects every request.
+# This manager reports that it is ready, and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys
@@ -227,7 +229,7 @@ with HTTPServer(("127.0.0.1", 0), Handler) as server, folder.owned():
 """
 
 
-def test_a_create_that_fails_leaves_no_manager_not_even_one_that_rejects_the_stop(tmp_path, monkeypatch):
+def test_a_failed_create_leaves_no_manager_even_if_the_manager_rejects_the_stop(tmp_path, monkeypatch):
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(CONFIG)
     config = read_experiment_file(tmp_path / "config.yml")
@@ -289,7 +291,7 @@ def an_http_manager(answer, asked=None):
             serving.join(DEADLINE_S)
 
 
-def test_a_state_folder_that_cannot_be_made_is_an_error_of_the_page_of_all_experiments(nnictl, monkeypatch):
+def test_nnictl_web_reports_a_state_folder_that_cannot_be_created(nnictl, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/absent")
     code, out, err = nnictl("web")
     assert (code, out) == (1, "")

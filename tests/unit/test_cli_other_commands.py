@@ -109,7 +109,7 @@ def a_manager(host="127.0.0.1", port=9000, **more):
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
-def test_output_that_stdout_cannot_accept_causes_no_traceback(an_experiment, command, environ):
+def test_characters_that_stdout_cannot_encode_cause_no_traceback(an_experiment, command, environ):
     an_experiment("abc11111")
     nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
     done = subprocess.run(
@@ -184,7 +184,7 @@ def test_webui_url_prints_the_token_file_and_the_lifetime_of_the_link_as_json(nn
     assert viewed.session_auth.token not in str(document)
 
 
-def test_a_manager_that_does_not_answer_yields_no_link(nnictl, an_experiment):
+def test_webui_url_prints_no_link_if_the_manager_does_not_respond(nnictl, an_experiment):
     an_experiment("abc11111", a_manager(port=1))
     code, out, err = nnictl("webui", "url")
     assert (code, out) == (1, "")
@@ -198,7 +198,7 @@ def test_a_manager_that_listens_on_all_addresses_has_a_url_for_each_of_them():
     assert list(links.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
 
 
-def test_an_experiment_that_is_not_served_has_no_url(nnictl, an_experiment):
+def test_webui_url_fails_for_an_experiment_without_a_server(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, out) == (1, "")
@@ -217,12 +217,12 @@ def make_trial_files(storage, experiment_id):
     return root
 
 
-def test_platform_clean_removes_files_of_ended_experiments_and_nothing_else(nnictl, an_experiment, home):
+def test_platform_clean_removes_only_files_of_ended_experiments(nnictl, an_experiment, home):
     storage = home / "storage"
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # The same name on another storage.
+    # This experiment has the same name on another storage.
     an_experiment("else1111", storage=home)
     roots = {
         name: make_trial_files(storage, name)
@@ -307,7 +307,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# The part of `python -m tensorboard.main` that nnictl depends on.
+# This program behaves like `python -m tensorboard.main` as far as nnictl depends on it.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter
@@ -333,7 +333,9 @@ def installed(home, monkeypatch):
     main.run(["tensorboard", "stop", "abc"])
 
 
-def test_starting_without_tensorboard_prints_the_install_command(nnictl, an_experiment, monkeypatch):
+def test_nnictl_tensorboard_prints_the_pip_command_if_tensorboard_is_missing(
+    nnictl, an_experiment, monkeypatch
+):
     an_experiment("abc11111")
     monkeypatch.setattr(tensorboards, "find_spec", lambda name: None)
     code, _, err = nnictl("tensorboard", "start", "abc")
@@ -344,7 +346,7 @@ def test_starting_without_tensorboard_prints_the_install_command(nnictl, an_expe
     )
 
 
-# In production nnictl exits before the process that it started; here both are one process.
+# In production, nnictl exits before the process that it started. Here the test outlives it, so Python warns about the child.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
     installed(PROGRAM)
@@ -445,11 +447,11 @@ def test_help_lists_all_pages_and_shows_one(nnictl):
     assert "internals" not in out
     shown = nnictl("help", "tuners")[1]
     assert shown.startswith("# Tuners\n")
-    # A page is also found by the name of its file.
+    # The name of a page's file is also a valid topic.
     assert nnictl("help", "docs/tuners.md")[1] == shown
 
 
-def test_help_says_of_each_page_more_than_its_topic(nnictl):
+def test_help_lists_each_page_with_a_description(nnictl):
     for line in nnictl("help")[1].splitlines()[3:]:
         topic, content = line.split("\t")
         assert len(content.split()) > 3, line
@@ -470,7 +472,7 @@ def test_help_of_a_command_is_the_same_as_its_help_option(nnictl):
         ("experiment lis", "experiment list"),
     ],
 )
-def test_help_of_an_unknown_topic_names_a_similar_one(nnictl, words, near):
+def test_help_for_an_unknown_topic_names_a_similar_topic(nnictl, words, near):
     code, out, err = nnictl("help", *words.split())
     assert (code, out) == (1, "")
     assert err == (
@@ -478,7 +480,7 @@ def test_help_of_an_unknown_topic_names_a_similar_one(nnictl, words, near):
     )
 
 
-def test_no_message_names_a_file_of_the_checkout(nnictl):
+def test_no_message_names_a_file_of_the_repository(nnictl):
     """Somebody who has installed the package has no such file."""
     found = [
         f"{path}: {line}"

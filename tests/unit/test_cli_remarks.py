@@ -42,7 +42,7 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_tags_are_added_removed_and_printed_and_a_repetition_changes_nothing(nnictl, ended):
+def test_adding_or_removing_a_tag_twice_has_no_further_effect(nnictl, ended):
     for _ in range(2):
         code, out, err = nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep", "--add", "lr/high")
         assert (code, out, err) == (0, "INFO: Trial 00001 has the tags keep, lr/high\n", "")
@@ -68,7 +68,7 @@ def test_a_note_is_set_printed_and_removed(nnictl, ended):
     assert (code, out, "Trial 00001 has no note" in err) == (0, "", True)
 
 
-def test_an_experiment_has_tags_and_a_note_of_its_own(nnictl, ended):
+def test_an_experiment_has_tags_and_a_note_apart_from_its_trials(nnictl, ended):
     assert (
         nnictl("experiment", "tag", "TEST", "--add", "baseline")[1]
         == "INFO: Experiment TESTEXPT has the tags baseline\n"
@@ -84,7 +84,7 @@ def test_an_experiment_has_tags_and_a_note_of_its_own(nnictl, ended):
     assert "There is no experiment with tags baseline, other" in out
 
 
-def test_lists_and_exports_carry_tags_and_notes(nnictl, ended):
+def test_lists_and_exports_contain_tags_and_notes(nnictl, ended):
     write(
         ended,
         remarks_row("00001", Remarks(("keep", "v2"), "one\ntwo")),
@@ -113,7 +113,7 @@ def test_lists_and_exports_carry_tags_and_notes(nnictl, ended):
         ]
 
 
-def test_without_tags_exports_and_lists_have_no_further_column(nnictl):
+def test_lists_and_exports_without_tags_have_no_tag_column(nnictl):
     assert set(json.loads(nnictl("experiment", "export", "TEST")[1])[0]) == {
         "trialJobId",
         "parameter",
@@ -147,7 +147,7 @@ def test_without_tags_exports_and_lists_have_no_further_column(nnictl):
         ),
     ],
 )
-def test_a_wrong_tag_or_note_is_refused_in_one_line_and_changes_nothing(nnictl, ended, arguments, says):
+def test_an_invalid_tag_or_note_is_a_one_line_error(nnictl, ended, arguments, says):
     code, out, err = nnictl(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert says in err
@@ -161,7 +161,9 @@ def test_a_wrong_tag_or_note_is_refused_in_one_line_and_changes_nothing(nnictl, 
         ("experiment", "save", "TEST", "--path", "saved.tar.gz"),
     ],
 )
-def test_the_last_managers_record_and_its_url_prefix_stay(nnictl, ended, arguments, tmp_path, monkeypatch):
+def test_changing_remarks_keeps_the_process_file_of_the_last_manager(
+    nnictl, ended, arguments, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     last = ManagerProcess(1, "127.0.0.1", 8080, __version__, "token", url_prefix="/lab")
     ended.write_process(last)
@@ -171,7 +173,7 @@ def test_the_last_managers_record_and_its_url_prefix_stay(nnictl, ended, argumen
     assert nnictl("experiment", "list", "--all", "--json")[1].count('"managerIsRunning": false') == 1
 
 
-def test_python_changes_the_remarks_of_an_ended_experiment(ended):
+def test_the_python_api_changes_remarks_of_an_ended_experiment(ended):
     experiment = StartedExperiment("TESTEXPT")
     assert experiment.tag_trial("00001", "keep", "bad") == ["bad", "keep"]
     assert experiment.tag_trial("00001", remove="bad") == ["keep"]
@@ -193,7 +195,7 @@ def test_python_changes_the_remarks_of_an_ended_experiment(ended):
 
 def test_a_later_manager_starts_with_the_stored_remarks(nnictl, ended):
     nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep")
-    # A manager saves each trial's row often; that does not touch the remarks.
+    # A manager often rewrites the row of a trial. The remarks are in a table of their own.
     with (
         StoreReader(ended.database) as reader,
         contextlib.closing(Store(ended.database, ended.collected_logs)) as store,

@@ -120,7 +120,7 @@ def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment,
     ],
 )
 @pytest.mark.parametrize("command", ["resume", "view"])
-def test_a_folder_that_is_not_the_experiments_is_refused(
+def test_a_folder_of_another_experiment_is_refused(
     nnictl, an_experiment, monkeypatch, command, arguments, problem
 ):
     folder = an_experiment("abc11111").path
@@ -148,7 +148,7 @@ def test_without_an_id_the_latest_experiment_is_used_and_named_on_stderr(nnictl,
     assert nnictl(*command.split(), "abc11111")[1] == out
 
 
-def test_without_an_id_an_experiment_that_runs_precedes_the_latest(an_experiment, capsys):
+def test_without_an_id_a_running_experiment_precedes_the_latest(an_experiment, capsys):
     an_experiment("abc11111", port=9000)
     an_experiment("abd22222")
     assert options.experiment(None).experiment_id == "abc11111"
@@ -169,7 +169,7 @@ def test_a_corrupt_manager_process_file_does_not_hide_other_experiments(nnictl, 
     assert nnictl("trial", "ls", "abd22222")[0] == 0
 
 
-def test_checking_for_a_running_manager_opens_its_lock_read_only(nnictl, an_experiment, monkeypatch):
+def test_the_check_for_a_running_manager_opens_the_lock_file_read_only(nnictl, an_experiment, monkeypatch):
     folder = an_experiment("abc11111")
     with folder.owned():
         pass
@@ -187,7 +187,7 @@ def test_checking_for_a_running_manager_opens_its_lock_read_only(nnictl, an_expe
 def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     lock = folder.path / "owner.lock"
-    lock.symlink_to(lock)  # a loop that nobody can open, not even root
+    lock.symlink_to(lock)  # a link to itself, which not even root can open
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)

@@ -23,7 +23,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_stopping_an_experiment_without_a_manager_and_jobs_says_that_nothing_runs(nnictl, an_experiment):
+def test_nnictl_stop_reports_that_nothing_runs_without_a_manager_and_jobs(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("stop", "abc")
     assert (code, err) == (0, "")
@@ -59,7 +59,7 @@ def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
 
 
-def test_listing_experiments_reads_no_trial_and_a_trial_log_reads_one(nnictl, an_experiment, monkeypatch):
+def test_experiment_list_reads_no_trials_and_log_trial_reads_one_trial(nnictl, an_experiment, monkeypatch):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
@@ -142,7 +142,7 @@ def test_a_manager_that_does_not_answer_is_an_error_without_a_traceback(nnictl, 
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
-    # Stored data can still be listed.
+    # The stored trials can be listed although the log is truncated.
     assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
 
 
@@ -199,7 +199,7 @@ def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_exper
         assert nnictl("experiment", "export", "abc", *option)[2] == f"ERROR: {refusal}\n"
 
 
-def test_a_stored_trial_names_whether_it_has_a_checkpoint(nnictl, an_experiment):
+def test_the_json_of_a_stored_trial_contains_whether_a_checkpoint_exists(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     finished(folder, 0.5, 0.6)
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
@@ -210,7 +210,7 @@ def test_a_stored_trial_names_whether_it_has_a_checkpoint(nnictl, an_experiment)
     assert [each["hasCheckpoint"] for each in shown] == [False, True, True]
 
 
-def test_an_experiment_without_a_success_is_listed_as_such(nnictl, an_experiment):
+def test_experiment_list_marks_an_experiment_without_a_succeeded_trial(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     finished(an_experiment("abd22222"), 0.5)
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:
@@ -241,7 +241,7 @@ def test_results_are_exported_to_a_file_or_to_stdout(nnictl, an_experiment, tmp_
     ]
 
 
-def test_scripts_of_nnis_users_get_nnis_output(nnictl, an_experiment, monkeypatch):
+def test_nni_compatible_output_is_printed_for_scripts(nnictl, an_experiment, monkeypatch):
     finished(an_experiment("abc11111"), 0.5, 0.7)
     table = nnictl("experiment", "export", "abc", "-t", "csv", "--nni-columns", "-i")[1]
     assert table.splitlines() == [
@@ -262,7 +262,7 @@ def test_scripts_of_nnis_users_get_nnis_output(nnictl, an_experiment, monkeypatc
     assert "no.  trial" in nnictl("trial", "ls", "abc")[1]
 
 
-def test_nnis_output_is_refused_where_it_has_no_meaning(nnictl, an_experiment):
+def test_nni_compatible_output_is_refused_for_other_formats(nnictl, an_experiment):
     an_experiment("abc11111")
     for words in (["trial", "ls", "--json", "--nni-json"], ["experiment", "export", "--nni-columns"]):
         code, out, err = nnictl(*words, "abc")
@@ -284,7 +284,7 @@ def test_a_list_of_ten_thousand_trials_takes_less_than_three_seconds(nnictl, an_
     store.close()
     started_s = time.process_time()
     code, out, err = nnictl("trial", "ls", "abc")
-    # 0.4 s on a free core; 9 s when rich drew the table.
+    # This takes 0.4 s on a free core. Drawing the table with rich took 9 s.
     assert time.process_time() - started_s < 3
     assert (code, len(out.splitlines()), len(err.splitlines())) == (0, 10_001, 1)
     assert out.splitlines()[-1] == "9999\tt09999\tWAITING\t\t\tlr=0.9999 size=32"

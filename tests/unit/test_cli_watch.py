@@ -50,7 +50,7 @@ def drawn(summary):
     return capture.get()
 
 
-def test_the_live_view_shows_progress_time_best_and_last_failure():
+def test_the_live_view_shows_progress_time_best_result_and_last_failure():
     text = drawn(
         a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
     )
@@ -62,14 +62,14 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_omits_limits_and_trials_that_do_not_exist():
+def test_the_live_view_omits_unset_limits_and_missing_trials():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
     assert "cannot write: disk full" in text
 
 
-def test_a_log_gets_one_line_per_change_and_none_if_only_time_has_passed(capsys):
+def test_watch_prints_one_line_per_change_to_a_log_file(capsys):
     lines = watch._Lines()
     running = a_summary(counts={"RUNNING": 2})
     for summary in (
@@ -125,7 +125,7 @@ def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch,
         (600.0, 19, 0.25),
     ],
 )
-def test_the_end_of_short_trials_is_polled_for_more_often(elapsed_s, ended, pause_s):
+def test_watch_polls_more_often_while_trials_are_short(elapsed_s, ended, pause_s):
     summary = a_summary(elapsedS=elapsed_s, counts={"SUCCEEDED": ended})
     assert watch._pause_s(summary, 0.25) == pytest.approx(pause_s)
 
@@ -183,7 +183,7 @@ def test_only_a_finished_experiment_with_a_value_is_a_success(summary, expected)
     assert problem is None if expected is None else str(problem).startswith(expected)
 
 
-def test_a_success_without_a_value_causes_one_warning_for_all_such_trials(capsys):
+def test_succeeded_trials_without_a_result_cause_one_warning(capsys):
     lines = watch._Lines()
     for trial in (SILENT, SILENT | {"id": "other"}):
         summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
@@ -201,7 +201,7 @@ def test_durations_are_formatted_like_a_clock(seconds, expected):
     assert output.clock(seconds) == expected
 
 
-def test_trial_durations_have_tenths_of_seconds_only_if_short():
+def test_only_short_trial_durations_have_tenths_of_seconds():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 
@@ -223,7 +223,7 @@ def test_control_characters_in_output_of_a_trial_are_escaped(capsys):
     assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"
 
 
-def test_with_several_objectives_the_front_is_shown_in_place_of_the_best():
+def test_with_several_objectives_watch_shows_the_pareto_front():
     on_front = BEST | {"values": [0.9, 12.0]}
     objectives = [{"metric": "acc", "mode": "maximize"}, {"metric": "ms", "mode": "minimize"}]
     summary = a_summary(

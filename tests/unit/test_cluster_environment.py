@@ -63,11 +63,11 @@ def test_a_minimum_of_minus_one_succeeded_tasks_is_a_valid_number():
 # OpenPAI, two roles, no gang
 
 
-def test_a_task_without_gang_allocation_is_identified():
+def test_the_task_is_identified_without_gang_allocation():
     assert task_of("openpai-two-roles-no-gang", PAI_HOST_IP_worker_0=None) == "worker-1"
 
 
-def test_the_older_names_of_openpais_variables_are_read():
+def test_older_names_of_openpai_variables_are_read():
     environ = {"PAI_FRAMEWORK_NAME": "a~j", "PAI_CURRENT_TASK_ROLE_NAME": "w", "PAI_TASK_INDEX": "7"}
     assert task_name(environ) == "w-7"
 
@@ -80,13 +80,13 @@ def test_an_ipv6_host_keeps_its_colons():
 # Mangled role names
 
 
-def test_variables_of_a_mangled_role_are_checked_under_both_names():
+def test_an_invalid_variable_of_a_mangled_role_is_named_in_the_error():
     for name in ("PAI_RESOURCE_Bert_Large", "PAI_TASK_ROLE_bertlarge_HOST_LIST"):
         with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: "):
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
 
 
-def test_a_role_with_a_mangled_name_is_the_same_for_openpai_and_frameworkcontroller():
+def test_openpai_and_frameworkcontroller_give_the_same_role_for_a_mangled_name():
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
@@ -129,7 +129,7 @@ def test_a_pod_without_attempt_numbers_is_identified():
         ("FC_FRAMEWORK_ATTEMPT_ID", "-1"),
     ],
 )
-def test_a_malformed_value_is_an_error_with_its_variable(name: str, value: str):
+def test_a_malformed_value_is_an_error_that_names_the_variable(name: str, value: str):
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: .* is not .*; ") as refused:
         task_name(recorded("openpai-two-roles-no-gang", **{name: value}))
     assert len(str(refused.value)) < 300
@@ -178,9 +178,7 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_a_pod_of_another_operator_has_the_managers_role_and_the_clusters_index(
-    environ: dict[str, str], task: str
-):
+def test_the_manager_sets_the_role_and_the_operator_sets_the_task_index(environ: dict[str, str], task: str):
     assert task_name(environ, "worker") == task
 
 

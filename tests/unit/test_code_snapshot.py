@@ -107,7 +107,7 @@ def test_an_unpacked_snapshot_is_identical_with_any_file_names(tmp_path_factory,
     assert tree(unpacked) == tree(place.code)
 
 
-def test_the_same_content_gives_the_same_bytes_and_no_second_file(place, tmp_path):
+def test_identical_content_is_stored_in_one_snapshot_file(place, tmp_path):
     place.write(b="2", a="1", sub__c="3")
     first = place.take()
     content = place.workspace.file(first.name).read_bytes()
@@ -133,7 +133,7 @@ def test_the_same_content_gives_the_same_bytes_and_no_second_file(place, tmp_pat
     ],
     ids=["content", "rights", "name", "folder", "link"],
 )
-def test_changed_code_is_another_snapshot_and_the_old_one_stays(place, change):
+def test_changed_code_creates_a_second_snapshot_and_keeps_the_first(place, change):
     place.write(train_dot_py="print(1)")
     first = place.take().name
     change(place.code)
@@ -204,7 +204,7 @@ def test_sockets_and_pipes_are_left_out_and_reported(place, monkeypatch):
 # ---- links
 
 
-def test_links_inside_stay_links_even_dangling_ones(place):
+def test_links_inside_the_code_folder_stay_links_even_if_dangling(place):
     place.write(sub__train_dot_py="1")
     links = {"main.py": "sub/train.py", "again": "sub", "nowhere": "no/such/file", "sub/up": "../main.py"}
     for name, target in links.items():
@@ -230,7 +230,7 @@ def test_a_link_that_leads_outside_is_replaced_by_its_target(place, tmp_path, is
     }
 
 
-def test_a_link_that_leads_outside_and_back_inside_is_replaced_by_its_target(place):
+def test_a_link_that_leads_out_of_the_folder_and_back_is_replaced_by_its_target(place):
     place.write(train_dot_py="1")
     (place.code / "main.py").symlink_to("../code/train.py")
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
@@ -244,7 +244,7 @@ def test_a_dangling_link_that_leads_outside_is_an_error_with_a_remedy(place):
     assert place.take().files == 1
 
 
-def test_a_link_to_a_folder_that_contains_it_is_an_error(place):
+def test_a_link_to_one_of_its_parent_folders_is_an_error(place):
     (place.code / "up").symlink_to("..")
     with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove the link, or list it"):
         place.take()
@@ -297,7 +297,7 @@ def test_the_scan_of_a_huge_folder_stops_early(place, monkeypatch):
 # ---- changing and unreadable files
 
 
-def test_a_file_that_changes_all_the_time_does_not_damage_the_archive(place):
+def test_a_constantly_changing_file_does_not_damage_the_snapshot(place):
     place.write(a_dot_log="", train_dot_py="1", z="2")
     stopped, grown = threading.Event(), threading.Event()
 
@@ -323,7 +323,7 @@ def test_a_file_that_changes_all_the_time_does_not_damage_the_archive(place):
         writer.join()
 
 
-def test_a_file_written_while_it_is_read_is_read_again(place, monkeypatch):
+def test_a_file_that_changes_while_being_read_is_read_again(place, monkeypatch):
     place.write(train_dot_py="half")
     copy, times = code_snapshot._copy, []
 
@@ -390,7 +390,7 @@ def test_a_file_with_a_login_is_left_out_under_every_name(place):
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
     (place.code / "alias.yml").symlink_to(
         place.code / "config.yml"
-    )  # it leads outside, so its content would be packed
+    )  # the link leads outside, so the snapshot would contain the file's content
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
     assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}

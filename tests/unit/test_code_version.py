@@ -31,7 +31,7 @@ def version_of(code, tmp_path):
     return code_version(code, tmp_path / "workspace", 5.0)
 
 
-def test_the_digest_is_that_of_a_snapshot_and_outside_git_there_is_no_commit(code, tmp_path):
+def test_outside_git_the_code_version_has_a_digest_and_no_commit(code, tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     workspace.root.mkdir()
     found = version_of(code, tmp_path)
@@ -46,8 +46,8 @@ def test_a_folder_that_is_too_large_has_no_digest(code, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_the_commit_is_dirty_if_the_code_folder_differs_from_it(code, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # of the caller's shell: another repository
+def test_the_code_version_is_dirty_if_the_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # variables of the caller's shell that name another repository
     repository = code.parent
     monkeypatch.delenv("GIT_DIR")
     git(repository, "init")
@@ -69,7 +69,7 @@ def test_the_commit_is_dirty_if_the_code_folder_differs_from_it(code, tmp_path, 
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=5), st.none() | st.floats(0, 1e9))
-def test_the_code_of_a_time_is_the_newest_one_before_it(times, at_s):
+def test_the_code_version_at_a_time_is_the_newest_version_before(times, at_s):
     versions = [CodeVersion(since_s, "") for since_s in sorted(times)]
     found = code_at(versions, at_s)
     before = [each for each in versions if at_s is None or each.since_s <= at_s]

@@ -44,7 +44,7 @@ def read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in TUNERS if name not in ("BatchTuner", "GridSearch", "GP")])
-def test_a_tuner_is_known_in_any_case(read, monkeypatch, name):
+def test_tuner_names_are_case_insensitive(read, monkeypatch, name):
     monkeypatch.setattr(Need, "is_met", True)
     for written in (name, name.lower(), name.upper()):
         config = read(f"tuner: {{name: {written}, {CHOSEN}}}}}")
@@ -52,7 +52,7 @@ def test_a_tuner_is_known_in_any_case(read, monkeypatch, name):
 
 
 @pytest.mark.parametrize(("name", "ours"), SHORTER.items())
-def test_the_shorter_names_of_nni_2_10_are_known(read, tmp_path, name, ours):
+def test_the_short_tuner_names_of_nni_2_10_are_accepted(read, tmp_path, name, ours):
     space = '{"combine_params": {"_type": "choice", "_value": [{"x": 1}]}}'
     (tmp_path / "space.json").write_text(
         space if name == "Batch" else '{"x": {"_type": "uniform", "_value": [0, 1]}}'
@@ -61,7 +61,7 @@ def test_the_shorter_names_of_nni_2_10_are_known(read, tmp_path, name, ours):
         assert read(f"tuner: {{name: {written}, {CHOSEN}}}}}").tuner.name == ours
 
 
-def test_advisors_and_assessors_are_known_in_any_case(read):
+def test_advisor_and_assessor_names_are_case_insensitive(read):
     for written, name in (("hyperband", "Hyperband"), ("bohb", "BOHB")):
         assert read(f"advisor: {{name: {written}, {CHOSEN}}}}}").tuner.name == name
     for name, declared in ASSESSORS.items():
@@ -73,7 +73,7 @@ def test_advisors_and_assessors_are_known_in_any_case(read):
             assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
 
 
-def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypatch):
+def test_the_name_gp_selects_nnis_or_optunas_tuner_by_its_arguments(read, monkeypatch):
     monkeypatch.setattr(Need, "is_met", True)
     for written in ("GP", "gp"):
         for arguments in (
@@ -89,7 +89,7 @@ def test_gp_is_nnis_with_nnis_arguments_and_optunas_with_optunas(read, monkeypat
 
 
 @pytest.mark.parametrize("name", ["DNGO", "dngotuner", "PPO", "NetworkMorphism", "RegularizedEvolutionTuner"])
-def test_an_unsupported_tuner_is_refused_with_another_to_use(read, name):
+def test_an_unsupported_tuner_is_refused_with_an_alternative(read, name):
     with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use Auto or Evolution"):
         read(f"tuner: {{name: {name}}}")
 
@@ -101,7 +101,7 @@ def test_a_registered_algorithm_keeps_its_name(read, tmp_path):
     assert read(f"tuner: {{name: PBT, {CHOSEN}}}}}").tuner.name == "PBTTuner"
 
 
-def test_tpe_args_with_a_meaning_are_optunas_settings_and_the_others_give_a_warning(read):
+def test_supported_tpe_args_become_optuna_settings_and_ignored_args_cause_a_warning(read):
     arguments = "n_startup_jobs: 3, n_ei_candidates: 7"
     config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}}}}}}}")
     assert config.warnings == ()
@@ -141,7 +141,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
-def test_a_tuner_of_the_user_may_have_a_search_space_of_its_own_form_or_none(read, tmp_path, space):
+def test_a_user_tuner_may_have_a_search_space_of_any_form_or_none(read, tmp_path, space):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     (tmp_path / "space.json").write_text(json.dumps(space))
     file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")
@@ -150,14 +150,14 @@ def test_a_tuner_of_the_user_may_have_a_search_space_of_its_own_form_or_none(rea
     warning = "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
     assert config.warnings == ((warning,) if space else ())
     assert ExperimentSpec.from_json(config.to_json()) == config
-    # Anybody may propose any parameters, and change the space.
+    # With a user's tuner, custom trials may have any parameters, and the search space may change.
     assert results_of([{"parameter": {"anything": 1}, "value": 2}], config.search_space, config.tuner.name)
     assert changed(config, "SEARCH_SPACE", {"searchSpace": {"other": [1]}}).search_space_raw == {"other": [1]}
     with pytest.raises(ConfigInvalid):
         read("tuner: {name: TPE}", file=file)
 
 
-def test_a_wrong_value_in_a_usual_search_space_is_also_an_error_with_the_users_tuner(read, tmp_path):
+def test_an_invalid_standard_search_space_is_an_error_also_for_a_user_tuner(read, tmp_path):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     for space in ({"lr": {"_type": "uniform", "_value": [1, 0]}}, [1]):
         (tmp_path / "space.json").write_text(json.dumps(space))

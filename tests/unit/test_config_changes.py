@@ -41,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
         ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration", 30.0),
     ],
 )
-def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
+def test_a_limit_is_updated_under_each_spelling_of_its_name(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
     after = changed(config, update_type, {"searchSpace": "ignored", **params})
@@ -78,7 +78,7 @@ def test_an_unknown_or_invalid_change_is_rejected_with_a_remedy(
         changed(config, update_type, params)
 
 
-def test_a_new_search_space_gets_a_revision_number_and_the_same_one_changes_nothing(
+def test_a_new_search_space_gets_a_revision_number_and_an_equal_search_space_does_not(
     config: ExperimentSpec,
 ) -> None:
     raw = {"y": {"_type": "randint", "_value": [0, 3]}}
@@ -89,7 +89,7 @@ def test_a_new_search_space_gets_a_revision_number_and_the_same_one_changes_noth
     assert ExperimentSpec.from_json(after.to_json()) == after
 
 
-def test_all_errors_of_a_search_space_are_reported_including_those_of_its_tuner(
+def test_all_search_space_errors_are_reported_including_errors_of_the_tuner(
     config: ExperimentSpec,
 ) -> None:
     wrong = {"y": {"_type": "unifrm", "_value": [0, 3]}, "z": {"_type": "uniform", "_value": [3, 0]}}
@@ -105,7 +105,7 @@ def test_all_errors_of_a_search_space_are_reported_including_those_of_its_tuner(
 
 
 @pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
-def test_an_imported_result_is_a_number_or_contains_one_as_an_export_writes_it(value: Any) -> None:
+def test_an_imported_result_is_a_number_or_a_dict_as_in_an_export(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
     assert results_of([entry], SPACE, "TPE") == [
         PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
@@ -140,7 +140,7 @@ def test_every_error_of_an_import_is_reported_with_its_position() -> None:
         ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
     ],
 )
-def test_imported_parameters_must_match_the_trials_of_the_tuner(
+def test_imported_parameters_must_match_the_search_space(
     tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
     space = parse_search_space(raw)

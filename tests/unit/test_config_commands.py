@@ -162,7 +162,7 @@ def test_paths_stay_valid_if_the_converted_file_is_in_another_folder(nnictl, her
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
 
 
-def test_a_claim_without_a_path_is_converted_into_another_folder(here):
+def test_a_volume_claim_without_a_path_can_be_converted_into_another_folder(here):
     text = (here / "v1_frameworkcontroller_template.yml").read_text()
     (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
     assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {
@@ -194,12 +194,12 @@ def test_conversion_reads_neither_the_search_space_nor_the_code(here):
     assert "searchSpaceFile: search_space.json" in convert(Path(GOOD)).text
 
 
-def test_text_that_looks_like_a_number_stays_text(here):
+def test_conversion_keeps_text_that_looks_like_a_number(here):
     (here / "exp.yml").write_text(Path(GOOD).read_text().replace("example_mnist_pytorch", "'1e-4'"))
     assert "experimentName: '1e-4'" in convert(here / "exp.yml").text
 
 
-def test_a_class_file_without_a_class_name_is_dropped(here):
+def test_conversion_drops_a_class_file_without_a_class_name(here):
     (here / "exp.yml").write_text(
         Path(GOOD).read_text().replace("builtinTunerName: TPE", "classFileName: a.py")
     )

@@ -32,12 +32,12 @@ NAMES = {"ids": lambda file: file.stem}
 
 
 @pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
-def test_the_verdict_on_a_file_matches_the_stored_one(file):
+def test_the_result_of_reading_a_file_equals_the_recorded_result(file):
     """After an intended change: run python tests/fakes/config_corpus.py, and review the difference."""
     assert config_corpus.verdict_of(file) == config_corpus.verdict_path(file).read_text()
 
 
-def test_the_corpus_covers_all_schemas_platforms_and_verdicts():
+def test_the_corpus_covers_all_schemas_platforms_and_results():
     assert len(config_corpus.FILES) >= 40
     assert {read_experiment_file(file).training_service for file in ACCEPTED} == {
         "local",
@@ -60,7 +60,7 @@ def test_an_accepted_file_is_also_valid_by_the_json_schema_and_survives_storage(
 
 
 @pytest.mark.parametrize("file", REFUSED, **NAMES)
-def test_every_error_is_a_sentence_with_its_file_and_a_remedy(file):
+def test_every_error_message_names_the_file_and_ends_with_a_remedy(file):
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(file)
     for error in caught.value.diagnostics:
@@ -77,7 +77,7 @@ def comparable_fields(config):
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # the second schema also writes its location here
+        del fields["tuner"]["name"]  # the second schema also writes the location of the user's tuner here
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"  # the default scheme of the first schema
     return fields
@@ -158,7 +158,7 @@ STORED = json.loads((config_corpus.CORPUS / "stored_in_0.7.json").read_text())
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_an_experiment_that_was_stored_before_keys_were_declared_once_is_read_unchanged(name):
+def test_a_stored_experiment_of_an_older_version_is_read_unchanged(name):
     """The texts are those of commit d61fb1ba; the paths of that machine are replaced."""
     text = json.dumps(STORED[name])
     folder, home = config_corpus.CORPUS / "files", Path.home()

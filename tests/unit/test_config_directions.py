@@ -53,7 +53,7 @@ def stops(config, value):
 
 
 @pytest.mark.parametrize(("name", "mode"), OF_NNI.items())
-def test_a_tuner_has_nnis_own_direction_and_a_warning_says_so(read, name, mode):
+def test_a_tuner_without_optimize_mode_uses_its_default_with_a_warning(read, name, mode):
     section = "advisor: {builtinAdvisorName" if name in ("Hyperband", "BOHB") else "tuner: {builtinTunerName"
     config = read(f"{section}: {name}}}")
     assert config.tuner.optimize_mode == mode
@@ -67,7 +67,7 @@ def test_a_tuner_has_nnis_own_direction_and_a_warning_says_so(read, name, mode):
         assert (config.tuner.optimize_mode, config.warnings) == (written, ())
 
 
-def test_every_tuner_of_nni_that_learns_is_compared():
+def test_the_direction_of_every_learning_tuner_is_compared_with_nni():
     assert {name for name, each in TUNERS.items() if each.origin == "NNI" and each.learns} == OF_NNI.keys()
 
 
@@ -84,7 +84,7 @@ def test_a_tuner_without_a_direction_gives_no_warning(read):
         ("MedianPruner", "minimize"),
     ],
 )
-def test_an_assessor_has_its_own_direction_and_a_conflict_is_a_warning(read, assessor, mode):
+def test_opposite_directions_of_assessor_and_tuner_cause_a_warning(read, assessor, mode):
     tuner = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: minimize}}"
     config = read(tuner, f"assessor: {{builtinAssessorName: {assessor}}}")
     name = assessor.partition(",")[0]

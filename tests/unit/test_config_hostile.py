@@ -43,7 +43,7 @@ trainingService:
   platform: local
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# Generous for a busy machine; unbounded work takes minutes.
+# The limit is generous for a busy machine. Unbounded work would take minutes.
 MAX_S = 60
 MAX_MEMORY_BYTES = 1 << 30
 
@@ -167,12 +167,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_rejected_soon_with_error_messages(folder, name):
+def test_a_hostile_experiment_file_is_rejected_within_a_time_limit(folder, name):
     with in_bounds():
         assert outcome(folder, HOSTILE[name])
 
 
-def test_the_base_files_of_the_hostile_ones_are_accepted(folder):
+def test_the_valid_originals_of_the_hostile_files_are_accepted(folder):
     assert outcome(folder, V1) is None
     assert outcome(folder, V2) is None
     few = "many: &many [1, 2, 3]\n"
@@ -217,7 +217,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_hostile_search_space_is_rejected_soon_with_error_messages(folder, name):
+def test_a_hostile_search_space_is_rejected_within_a_time_limit(folder, name):
     content = SPACES[name]
     (folder / "space.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with in_bounds():
@@ -262,7 +262,7 @@ def test_a_file_with_random_insertions_and_deletions_is_accepted_or_rejected(fol
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
-def test_any_bytes_are_a_document_or_an_error(folder, content):
+def test_any_bytes_are_read_as_a_document_or_rejected(folder, content):
     path = folder / "any"
     path.write_bytes(content)
     for read in (read_yaml, read_json):
@@ -282,7 +282,7 @@ ANYTHING = st.recursive(
 @pytest.mark.parametrize("whole", [V1, V2])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_with_any_value_anywhere_is_accepted_or_rejected(folder, whole, data):
+def test_a_file_with_any_value_at_any_key_is_accepted_or_rejected(folder, whole, data):
     document = yaml.safe_load(whole)
     inside = document
     while True:

@@ -47,7 +47,7 @@ def diagnostics(tmp_path):
     return changed
 
 
-def test_the_file_of_nnis_kubeflow_page_is_one_worker_on_nfs():
+def test_the_example_of_nnis_kubeflow_page_is_read_as_one_worker_on_nfs():
     assert kubernetes_of("v1_kubeflow_page") == KubernetesConfig(
         "tf-operator",
         NfsStorage("210.28.132.167", "/data/nfs/nni_storage"),
@@ -83,7 +83,7 @@ def test_a_template_is_stored_with_the_experiment():
     assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
 
 
-def test_the_second_schema_is_read_like_the_first(tmp_path):
+def test_both_schemas_describe_the_same_kubernetes_experiment(tmp_path):
     found = kubernetes_of("v2_frameworkcontroller")
     assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
     assert found.roles == (
@@ -99,7 +99,7 @@ def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second():
     assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse_mode
 
 
-def test_a_template_that_is_no_framework_is_an_error(diagnostics, tmp_path):
+def test_a_template_of_another_kind_than_framework_is_an_error(diagnostics, tmp_path):
     (tmp_path / "wrong.yml").write_text("kind: Pod\nspec: {containers: []}\n")
 
     def name_it(value, template="wrong.yml"):
@@ -149,7 +149,7 @@ def test_a_missing_key_is_an_error_with_an_example(diagnostics, name, change, ex
     assert [message for message in found if message.startswith(expected)], found
 
 
-def test_a_storage_of_a_wrong_type_hides_no_other_error(diagnostics):
+def test_an_invalid_storage_type_does_not_hide_other_errors(diagnostics):
     def change(value):
         value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
 
@@ -252,7 +252,7 @@ def with_pod_template(folder, text, **changed):
     return name_it
 
 
-def test_a_pod_template_is_stored_with_the_experiment_and_is_a_secret_file(tmp_path):
+def test_a_pod_template_is_stored_and_its_file_is_left_out_of_snapshots(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow_storage.yml").read_text())
     with_pod_template(tmp_path, POD)(value)
     value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])

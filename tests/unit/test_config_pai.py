@@ -126,7 +126,9 @@ def test_the_unedited_file_of_nnis_page_gets_every_error_with_a_remedy(diagnosti
 def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_space(write, tmp_path):
     path = write({"useAnnotation: false": "useAnnotation: true"})
     (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
-    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")  # not code, although it is in the folder
+    (tmp_path / "storage" / "old.py").write_text(
+        "'@nni.what()'"
+    )  # this file is in the code folder and is not code
     (tmp_path / "search_space.json").unlink()
     config = read_experiment_file(path)
     assert config.is_annotated
@@ -138,7 +140,7 @@ def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_sp
 
 
 @pytest.mark.parametrize("user", ["  userName: your_pai_user\n", "  userName:\n", ""])
-def test_local_openpai_needs_no_account_and_its_storage_may_not_exist_yet(write, user):
+def test_the_local_openpai_needs_no_account_and_no_existing_storage(write, user):
     config = read_experiment_file(
         write(
             {
@@ -190,14 +192,14 @@ def test_the_representation_of_a_config_contains_no_secret(write):
         ("reuse: true", "reuse: false\nwarmImports: [numpy]", "turn on paiConfig.reuse as well, or remove it"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
+def test_an_invalid_openpai_value_is_a_one_sentence_error(diagnostics, old, new, sentence):
     (line,) = [line for line in diagnostics({old: new}) if sentence in line]
     assert "cannot" in line
     assert "s3cret" not in line
     assert "; " in line
 
 
-def test_resource_numbers_may_be_in_either_section_and_the_trial_section_takes_precedence(write):
+def test_resources_in_the_trial_section_take_precedence(write):
     changed = {
         "  cpuNum: 1\n": "",
         "  memoryMB: 8196\n": "",

@@ -141,7 +141,7 @@ def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
     assert Expansion("logDir", "~/logs", tmp_path / "logs") in config.expansions
 
 
-def test_an_absolute_path_is_not_listed_as_an_expansion(write, tmp_path):
+def test_an_absolute_path_is_not_reported_as_expanded(write, tmp_path):
     config = read_experiment_file(write(replace={"codeDir: .": f"codeDir: {tmp_path}"}))
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 
@@ -318,7 +318,7 @@ def test_class_args_are_checked_by_the_tuner(diagnostics):
     assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
 
 
-def test_contradictory_class_args_are_one_sentence(diagnostics):
+def test_contradictory_class_args_are_a_one_sentence_error(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: BOHB")
     (line,) = diagnostics(text.replace("optimize_mode: maximize", "min_budget: 9"))
     assert "cannot use BOHB: min_budget 9 is above max_budget 3; swap them" in line
@@ -343,7 +343,7 @@ def test_the_error_for_a_tuner_without_its_library_contains_the_install_command(
         for new, sentence in replacements.items()
     ],
 )
-def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
+def test_an_invalid_value_is_a_one_sentence_error(diagnostics, old, new, sentence):
     (line,) = diagnostics(replace={old: new})
     assert sentence in line
 
@@ -359,7 +359,7 @@ def test_an_unsupported_platform_is_one_error(diagnostics):
 @pytest.mark.parametrize(
     "section", ["", "tuner:\n", "tuner: {classArgs: {seed: 5}}\n", "tuner: {gpuIndices: '0'}\n"]
 )
-def test_without_the_name_of_a_tuner_it_is_auto(write, section):
+def test_a_file_without_a_tuner_name_gets_the_tuner_auto(write, section):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     config = read_experiment_file(write(replace={tuner: section}))
     assert config.tuner.name == "Auto"
@@ -376,7 +376,7 @@ def test_a_file_with_an_advisor_has_no_default_tuner(diagnostics):
     )
 
 
-def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
+def test_an_advisor_is_stored_as_a_tuner(write, diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     advisor = (
         "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
@@ -502,7 +502,7 @@ assessor:
 """
 
 
-def test_a_custom_class_is_found_by_folder_file_and_name(write, tmp_path):
+def test_a_user_class_is_found_by_folder_file_and_name(write, tmp_path):
     path = write(replace={GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]: CUSTOM_CLASSES})
     (path.parent / "mine.py").write_text("class Mine: ...\nJudge = Mine\n")
     config = read_experiment_file(path)
@@ -536,7 +536,7 @@ def test_a_file_without_the_named_class_is_rejected_before_anything_runs(write, 
     assert sentence in str(raised.value)
 
 
-def test_a_registered_name_is_a_custom_class(write, tmp_path, monkeypatch):
+def test_a_registered_algorithm_name_is_read_as_its_user_class(write, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = write(replace={"builtinTunerName: TPE": "builtinTunerName: demo"})
     with pytest.raises(ConfigInvalid, match='"demo" is not a built-in tuner'):

@@ -65,7 +65,7 @@ def diagnostics(place: Path, text: str) -> list[tuple[int | None, str, str]]:
     return [(each.line, each.key, each.message) for each in caught.value.diagnostics]
 
 
-def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
+def test_a_local_file_in_the_second_schema_equals_its_first_schema_form(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
@@ -75,7 +75,7 @@ def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     assert not config.reuse_mode
 
 
-def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
+def test_an_openpai_file_in_the_second_schema_equals_its_first_schema_form(place: Path) -> None:
     config = read(place, OPENPAI)
     pai = config.cluster
     assert pai is not None

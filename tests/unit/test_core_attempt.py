@@ -30,7 +30,7 @@ def test_an_event_that_the_transition_table_lacks_raises(state: AttemptState, ev
 
 
 @pytest.mark.parametrize("state", AttemptState)
-def test_every_state_can_reach_the_last_one(state: AttemptState) -> None:
+def test_every_attempt_state_can_reach_the_final_state(state: AttemptState) -> None:
     reached = {state}
     while (
         wider := reached | {after for (before, _), after in TRANSITIONS.items() if before in reached}

@@ -49,7 +49,7 @@ def test_the_code_of_a_trial_with_objectives_gets_the_names_of_their_metrics() -
     assert "NNI_RESULT_METRICS" not in environ(around)
 
 
-def test_the_containers_own_variables_are_unchanged() -> None:
+def test_variables_of_the_container_are_passed_to_the_trial_unchanged() -> None:
     container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
     assert environ(container).items() >= container.items()
 
@@ -63,7 +63,7 @@ def test_the_containers_own_variables_are_unchanged() -> None:
     ],
     ids=["set and empty", "one folder", "two folders"],
 )
-def test_the_sdk_comes_last_on_the_python_path(containers: str, expected: str) -> None:
+def test_the_sdk_is_the_last_entry_of_pythonpath(containers: str, expected: str) -> None:
     assert environ({"PYTHONPATH": containers})["PYTHONPATH"] == expected
 
 
@@ -89,7 +89,7 @@ def test_the_environment_of_the_keeper_itself_is_not_modified() -> None:
     [((0,), "0"), ((2, 3), "2,3"), ((), "-1")],
     ids=["one GPU", "two GPUs", "no GPU may be seen"],
 )
-def test_assigned_gpus_are_the_visible_ones_in_the_drivers_order(
+def test_assigned_gpus_become_the_visible_devices_in_driver_order(
     gpu_indices: tuple[int, ...], expected: str
 ) -> None:
     made = environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)

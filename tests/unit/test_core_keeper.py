@@ -164,7 +164,7 @@ def test_the_keeper_stays_until_the_manager_confirms_that_all_bytes_are_stored(
     assert simulated.at(31.5, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_connected_manager_that_acknowledges_nothing_is_waited_for_only_as_long_as_an_absent_one(
+def test_a_silent_connected_manager_and_an_absent_manager_have_the_same_timeout(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -172,14 +172,14 @@ def test_a_connected_manager_that_acknowledges_nothing_is_waited_for_only_as_lon
     assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_the_keeper_stays_as_long_as_acknowledgements_arrive(simulated: SimulatedKeeper) -> None:
+def test_the_keeper_does_not_exit_while_acknowledgements_arrive(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(0, size=1000))
     for step in range(1, 100):
         assert ExitKeeper(0) not in simulated.at(step * 29, durable(step))
     assert simulated.at(99 * 29 + 30, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_running_trial_that_the_manager_has_closed_is_stopped(simulated: SimulatedKeeper) -> None:
+def test_the_keeper_stops_a_running_trial_that_the_manager_has_closed(simulated: SimulatedKeeper) -> None:
     simulated.running()
     assert SignalTrial(KEY, kill=False) in simulated.at(5, durable(closed=True))
 

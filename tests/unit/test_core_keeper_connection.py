@@ -22,7 +22,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
+def test_reconnection_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     now_s, waits = 0.0, []
     for _ in range(11):
@@ -39,7 +39,7 @@ def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> N
     assert waits == pytest.approx([own * wait_s for wait_s in longest])
 
 
-def test_an_outage_of_any_length_is_one_line_in_the_log(simulated: SimulatedKeeper) -> None:
+def test_an_outage_of_any_length_logs_one_line(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     simulated.log.clear()
     for now_s in range(0, 3600 * 5, 60):
@@ -61,7 +61,7 @@ def test_a_lost_connection_is_reopened_and_sending_resumes_at_the_managers_offse
     ]
 
 
-def test_a_manager_that_moved_is_tried_at_once(simulated: SimulatedKeeper) -> None:
+def test_the_keeper_connects_at_once_to_a_new_manager_address(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     for now_s in range(0, 600, 60):
         simulated.at(now_s, LinkLost("nobody there"))
@@ -82,11 +82,11 @@ def test_a_connection_attempt_to_the_old_address_is_replaced_when_the_manager_mo
     assert simulated.at(2, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
-def test_an_open_connection_survives_a_new_manager_json(simulated: SimulatedKeeper) -> None:
+def test_an_open_connection_is_kept_when_manager_json_changes(simulated: SimulatedKeeper) -> None:
     assert simulated.running().at(1, ManagerMoved()) == []
 
 
-def test_a_refused_keeper_lets_its_trial_run_and_does_not_reconnect(simulated: SimulatedKeeper) -> None:
+def test_the_trial_of_a_refused_keeper_keeps_running_without_reconnection(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     assert simulated.at(1, LinkRefused("wrong token")) == []
     assert simulated.log[-1] == "the manager refused: wrong token"
@@ -99,7 +99,7 @@ def test_a_refused_keeper_lets_its_trial_run_and_does_not_reconnect(simulated: S
     )
 
 
-def test_a_refusal_is_logged_after_an_outage_too(simulated: SimulatedKeeper) -> None:
+def test_a_refusal_after_an_outage_is_logged(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     for now_s in (0, 60, 120):
         simulated.at(now_s, LinkLost("nobody there"))
@@ -114,7 +114,7 @@ def test_a_refused_keeper_connects_to_the_next_manager(simulated: SimulatedKeepe
     assert simulated.at(3, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
-def test_the_first_acknowledgement_after_an_outage_resets_the_delay_of_the_next_reconnection(
+def test_the_first_acknowledgement_after_an_outage_resets_the_reconnection_delay(
     simulated,
 ) -> None:
     simulated.running(linked=False)

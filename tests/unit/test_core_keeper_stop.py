@@ -29,7 +29,7 @@ def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
 
 
-def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(simulated: SimulatedKeeper) -> None:
+def test_a_task_stopped_because_the_trial_has_ended_exits_with_0(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
     end = end_in(simulated.at(101, exited(None, 15)))
     assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
@@ -38,7 +38,7 @@ def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(simulated
 
 @pytest.mark.parametrize("is_linked", [True, False])
 @pytest.mark.parametrize(("succeeded", "code"), [(True, 0), (False, 143)])
-def test_a_task_that_runs_when_its_trial_is_closed_exits_with_0_if_the_trial_has_succeeded(
+def test_a_task_running_when_a_succeeded_trial_is_closed_exits_with_0(
     simulated: SimulatedKeeper, is_linked: bool, succeeded: bool, code: int
 ) -> None:
     closed = AttemptOffsets(KEY, {}, closed=True, trial_succeeded=succeeded)
@@ -54,7 +54,7 @@ def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: Sim
     assert simulated.at(120, TimerFired()) == []
 
 
-def test_code_that_awaits_the_notice_gets_sigterm_after_half_of_the_grace_period(
+def test_code_that_polls_for_the_stop_notice_gets_sigterm_after_half_the_grace_period(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -67,7 +67,7 @@ def test_code_that_awaits_the_notice_gets_sigterm_after_half_of_the_grace_period
     assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
 
 
-def test_code_that_ends_after_the_notice_gets_no_signal(simulated: SimulatedKeeper) -> None:
+def test_code_that_exits_after_the_stop_notice_gets_no_signal(simulated: SimulatedKeeper) -> None:
     simulated.running().awaits_notice = True
     simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
     end = end_in(simulated.at(103, exited(0)))
@@ -75,7 +75,7 @@ def test_code_that_ends_after_the_notice_gets_no_signal(simulated: SimulatedKeep
     assert simulated.at(105, TimerFired()) == []
 
 
-def test_code_that_awaits_the_notice_is_killed_on_time_even_if_no_timer_fires(
+def test_code_that_polls_for_the_stop_notice_is_killed_on_time_without_timers(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -83,7 +83,7 @@ def test_code_that_awaits_the_notice_is_killed_on_time_even_if_no_timer_fires(
     assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
 
 
-def test_a_second_signal_kills_code_that_awaits_the_notice(simulated: SimulatedKeeper) -> None:
+def test_a_second_signal_kills_code_that_polls_for_the_stop_notice(simulated: SimulatedKeeper) -> None:
     simulated.running().awaits_notice = True
     assert simulated.at(100, SignalReceived(15)) == []
     assert simulated.at(101, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
@@ -109,7 +109,7 @@ def test_a_signal_after_a_stop_message_counts_as_the_first_signal(simulated: Sim
     assert simulated.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
 
 
-def test_the_first_stop_reason_and_its_grace_period_stay(simulated: SimulatedKeeper) -> None:
+def test_a_second_stop_changes_neither_reason_nor_grace_period(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
     assert simulated.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
     assert simulated.at(106, SignalReceived(15)) == []
@@ -126,7 +126,7 @@ def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_
     assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_stop_after_the_end_changes_nothing(simulated: SimulatedKeeper) -> None:
+def test_a_stop_after_the_trial_ended_has_no_effect(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(1))
     assert simulated.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
     assert simulated.at(3, durable(closed=True)) == [ExitKeeper(1)]
@@ -137,7 +137,7 @@ def test_a_signal_to_the_keeper_ends_the_job_as_lost(simulated: SimulatedKeeper)
     assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
 
 
-def test_a_preemption_is_the_reason_of_the_stop_and_the_clusters_signal_is_not_a_second_one(
+def test_a_signal_after_a_preemption_message_does_not_count_as_a_second_signal(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -146,7 +146,7 @@ def test_a_preemption_is_the_reason_of_the_stop_and_the_clusters_signal_is_not_a
     assert end_in(simulated.at(102, exited(0))).reason is ExitReason.PREEMPTED
 
 
-def test_a_preemption_of_another_trial_and_one_after_the_signal_change_nothing(
+def test_a_preemption_of_another_trial_or_after_a_signal_has_no_effect(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

@@ -57,7 +57,7 @@ def test_the_retry_delay_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, MAX_RETRY_S)
 
 
-def test_keepers_that_lost_their_manager_together_reconnect_at_different_times() -> None:
+def test_keepers_disconnected_together_reconnect_at_different_times() -> None:
     tries_s = []
     for number in range(1000):
         link = Link(jitter(f"env-{number}"))
@@ -85,7 +85,7 @@ def test_a_manager_that_accepts_and_drops_connections_is_retried_with_growing_de
     assert link.retry_at_s == FIRST_RETRY_S * 2**4
 
 
-def test_a_useful_connection_resets_the_retry_delay() -> None:
+def test_an_acknowledged_connection_resets_the_retry_delay() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
     link.reset_backoff()
@@ -94,7 +94,7 @@ def test_a_useful_connection_resets_the_retry_delay() -> None:
     assert link.retry_at_s == 50.0 + FIRST_RETRY_S
 
 
-def test_a_manager_that_moved_is_tried_at_once() -> None:
+def test_a_new_manager_address_is_tried_at_once() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5)
     assert not link.is_due(1.0)
     link.apply(LinkEvent.MANAGER_MOVED, 1.0)

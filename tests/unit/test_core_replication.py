@@ -38,20 +38,20 @@ def test_no_bytes_are_sent_before_the_connection_is_open(a_replication) -> None:
     assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
-def test_existing_bytes_are_sent_once(a_replication) -> None:
+def test_bytes_in_the_file_are_sent_once(a_replication) -> None:
     replication = a_replication(size=10)
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
     assert replication.next_chunks(KEY) == []
 
 
-def test_appended_bytes_are_sent_next(a_replication) -> None:
+def test_bytes_appended_to_the_file_are_sent_next(a_replication) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 15})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 5)]
 
 
-def test_sending_starts_at_the_offset_of_the_manager(a_replication) -> None:
+def test_sending_starts_at_the_offset_that_the_manager_reports(a_replication) -> None:
     assert a_replication(size=10, durable=7).next_chunks(KEY) == [SendChunk(KEY, METRICS, 7, 3)]
 
 
@@ -79,7 +79,7 @@ def test_a_manager_that_lost_its_store_gets_all_bytes_again(a_replication) -> No
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_a_smaller_size_is_ignored(a_replication) -> None:
+def test_a_smaller_file_size_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
@@ -93,7 +93,7 @@ def test_bytes_that_the_manager_read_from_the_workspace_are_not_sent(a_replicati
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 8, 2)]
 
 
-def test_an_older_acknowledgement_changes_nothing(a_replication) -> None:
+def test_an_older_acknowledgement_is_ignored(a_replication) -> None:
     window_bytes = module.METRICS_WINDOW_BYTES
     replication = a_replication(size=window_bytes * 2)
     replication.next_chunks(KEY)
@@ -141,7 +141,7 @@ def test_metrics_are_sent_before_logs() -> None:
     assert [chunk.stream for chunk in replication.next_chunks(KEY)] == [METRICS, STDOUT, STDERR]
 
 
-def test_bytes_after_the_end_are_not_sent(a_replication) -> None:
+def test_bytes_appended_after_the_trial_ended_are_not_sent(a_replication) -> None:
     replication = a_replication(size=10)
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})
@@ -211,7 +211,7 @@ def test_bytes_over_the_quota_are_never_sent_and_count_in_the_final_size(a_repli
 
 
 @pytest.mark.parametrize("link_is_up", [True, False])
-def test_bytes_lost_before_the_end_count_in_the_final_size_if_they_may_have_been_received(
+def test_truncated_bytes_that_the_manager_may_have_received_count_in_the_final_size(
     a_replication, link_is_up
 ) -> None:
     replication = a_replication(size=10)

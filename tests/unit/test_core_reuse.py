@@ -168,7 +168,7 @@ def test_the_next_queued_trial_is_prewarmed_while_another_one_runs(simulated: Si
     assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_the_queue_is_deep_while_several_trials_are_queued(simulated: SimulatedReusedKeeper) -> None:
+def test_messages_are_batched_while_several_trials_are_queued(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     for number in range(PLENTY):
         assert not simulated.keeper.queue_is_deep
@@ -223,7 +223,9 @@ def test_a_revoke_of_an_unknown_trial_is_acknowledged(simulated: SimulatedReused
     )
 
 
-def test_a_stop_of_an_unknown_trial_is_answered_with_idle(simulated: SimulatedReusedKeeper) -> None:
+def test_a_stop_of_an_unknown_trial_is_acknowledged_with_an_idle_message(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     assert simulated.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
     simulated.runs("first")
     assert simulated.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
@@ -296,7 +298,7 @@ def test_a_keeper_exits_after_its_maximum_number_of_trials() -> None:
     assert simulated.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
 
 
-def test_a_trial_with_processes_that_cannot_be_killed_is_the_last_of_its_job(
+def test_a_job_runs_no_further_trial_if_processes_cannot_be_killed(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -314,7 +316,7 @@ def test_files_left_in_the_temporary_folder_are_only_logged(simulated: Simulated
     assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_trial_whose_preparation_fails_ends_with_the_reason_and_is_the_last_of_its_job(
+def test_a_job_runs_no_further_trial_after_a_failed_preparation(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.at(1, RunTrial("first", attempt_id(0)))

@@ -37,7 +37,7 @@ def outcomes(findings):
 # ---- all checks
 
 
-def test_without_settings_every_check_is_listed_and_the_independent_ones_run():
+def test_without_settings_only_checks_that_need_none_run():
     findings = list(doctor.examine({}))
     assert [finding.check for finding in findings] == CHECKS
     by_name = {finding.check: finding for finding in findings}
@@ -53,7 +53,7 @@ def test_a_finding_is_one_line_that_ends_with_the_remedy():
     assert str(Finding("tcp", CheckResult.OK, "fine")) == "OK    tcp       fine"
 
 
-def test_a_check_that_raises_does_not_hide_the_others():
+def test_a_check_that_raises_does_not_hide_other_results():
     def broken():
         raise ZeroDivisionError("oops")
 

@@ -24,7 +24,7 @@ def all_commands(group=main.cli, path=()):
 
 
 @pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
-def test_every_command_of_nnictl_is_in_its_page_and_in_the_changelog(command):
+def test_every_nnictl_command_is_documented_and_in_the_changelog(command):
     *group, name = command
     # The commands of `openpai` have their own pages and share one line here.
     mention = (
@@ -37,7 +37,7 @@ def test_every_command_of_nnictl_is_in_its_page_and_in_the_changelog(command):
     )
 
 
-def test_a_key_without_effect_is_documented_as_such():
+def test_a_key_without_effect_is_documented_as_ineffective():
     (row,) = [
         line for line in text_of("docs/experiment-file.md").splitlines() if "| `nniManagerIp` |" in line
     ]

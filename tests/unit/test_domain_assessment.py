@@ -58,7 +58,7 @@ def test_without_an_assessor_no_result_is_assessed() -> None:
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_a_trial_that_the_assessor_rejects_is_stopped_early_and_its_last_result_reported_if_enabled(
+def test_a_trial_that_the_assessor_rejects_is_stopped_early(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -85,7 +85,7 @@ def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderbo
     search.run(search.suggest(), "0.1")
     search.report("t0", "0.25", final=False)
     search.handle(TrialStopAsked("t0", reason, 40.0))
-    # Its bytes may arrive after its reported end.
+    # The last bytes of a trial may arrive after its reported end.
     search.end("t0", reason, metrics_size_at_stop=size)
     search.report("t0", "0.5", "0.9", offset=50)
     search.deliver("t0")

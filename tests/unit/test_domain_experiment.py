@@ -86,7 +86,7 @@ def test_a_trial_is_stored_before_its_job_is_submitted() -> None:
     assert (trial.parameters, trial.metadata, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
 
 
-def test_a_slot_is_freed_only_when_every_byte_of_the_trial_is_stored() -> None:
+def test_a_concurrency_slot_is_freed_when_every_byte_of_the_trial_is_stored() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")
@@ -145,7 +145,7 @@ def test_the_trial_limit_is_reached_when_the_last_trial_is_created() -> None:
     assert search.state is ExperimentState.DONE
 
 
-def test_a_lower_concurrency_leaves_slots_empty_and_a_higher_one_fills_them() -> None:
+def test_a_concurrency_change_applies_to_the_next_requests() -> None:
     search = new_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.suggest()
@@ -216,7 +216,7 @@ def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_a
     search.report("t0", "0.5")
     search.end("t0")
     trial = search.trial("t0")
-    trial.run.ended = None  # not stored
+    trial.run.ended = None  # `ended` is not stored
     next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = search.resumed()
     after.handle(ManagerReady())
@@ -229,7 +229,7 @@ def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_a
 @pytest.mark.parametrize(
     "state", [ExperimentState.DONE, ExperimentState.STOPPED, ExperimentState.ERROR, ExperimentState.RUNNING]
 )
-def test_a_resumed_experiment_with_all_its_trials_is_done_at_once(state) -> None:
+def test_a_resumed_experiment_without_missing_trials_is_done_at_once(state) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.experiment.state = state

@@ -222,7 +222,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = before.resumed()
         self.search.now_s = before.now_s
         for trial in self.search.live:
-            trial.run.ended = trial.run.latest_usage = None  # they are not stored
+            trial.run.ended = trial.run.latest_usage = None  # these fields are not stored
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()

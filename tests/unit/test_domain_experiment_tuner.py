@@ -15,7 +15,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_an_exhausted_tuner_ends_requests_and_leaves_running_trials_alone() -> None:
+def test_an_exhausted_tuner_ends_requests_and_running_trials_continue() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.requests.clear()
@@ -26,7 +26,7 @@ def test_an_exhausted_tuner_ends_requests_and_leaves_running_trials_alone() -> N
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_a_tuner_that_is_not_ready_is_asked_again_when_a_trial_ends() -> None:
+def test_a_deferred_request_is_repeated_when_a_trial_ends() -> None:
     search = new_search(concurrency=3)
     search.suggest()
     search.suggest()
@@ -60,11 +60,11 @@ def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
     assert other.requests == [1, 2]
 
 
-def test_a_not_ready_answer_that_predates_a_trial_end_does_not_block_the_next_request() -> None:
+def test_a_deferral_older_than_a_trial_end_does_not_block_the_next_request() -> None:
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
-    search.run("t0")  # the open request predates this
+    search.run("t0")  # the tuner received the open request before this trial ended
     search.decline()
     assert search.requests == [1]
 
@@ -119,7 +119,7 @@ def test_a_tuner_exception_for_a_result_also_ends_requests() -> None:
     search.run("t0")
     search.handle(TunerFailed("cannot take it", was_asked=False))
     assert search.state is ExperimentState.ERROR
-    search.suggest()  # an answer to the request before the failure
+    search.suggest()  # the tuner's response to the request before the failure
     search.run("t1")
     assert search.finishes == 1
 

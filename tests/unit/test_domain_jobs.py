@@ -32,7 +32,7 @@ def test_a_job_is_idle_once_the_keepers_of_all_its_tasks_are_idle() -> None:
     assert jobs.next_idle() is job
 
 
-def test_the_job_that_has_been_idle_longest_is_next() -> None:
+def test_the_next_trial_goes_to_the_job_that_was_idle_longest() -> None:
     jobs = Jobs()
     first, second = jobs.add(Job("env-0")), jobs.add(Job("env-1"))
     jobs.note_idle(second, "main-0")
@@ -53,7 +53,7 @@ def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -
     assert jobs.next_idle() is job
 
 
-def test_a_trial_that_a_soon_idle_job_can_run_causes_no_shortfall() -> None:
+def test_a_trial_that_a_job_will_run_soon_causes_no_job_shortfall() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -166,12 +166,12 @@ def test_a_disconnected_keeper_gets_its_revoke_after_it_reconnects(jobs: Jobs) -
     assert jobs.revoke(1) == [(job, "t3")]
 
 
-def test_a_keeper_that_does_not_support_revokes_gets_none(jobs: Jobs) -> None:
+def test_a_keeper_without_revoke_support_receives_no_revoke(jobs: Jobs) -> None:
     jobs.note_link(jobs.live["env-0"], is_up=True, supports_revoke=False)
     assert jobs.revoke(0) == []
 
 
-def test_the_surplus_counts_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
+def test_the_job_surplus_is_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
     assert jobs.surplus == 2 - 3
     jobs.revoke(0)
     assert jobs.surplus == 2 - 3, "trials with a revoke in progress still count"
@@ -201,7 +201,7 @@ def test_prefetch_respects_the_limit_of_trials_per_job() -> None:
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None
 
 
-def test_a_job_id_is_never_used_twice_also_after_a_restart() -> None:
+def test_a_job_id_is_never_reused_even_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
     jobs.remember("aBcDe")  # a job of an experiment without reuse is named after its trial
@@ -307,7 +307,7 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(trial_id)  # as the scheduler does
+        self.jobs.queue.appendleft(trial_id)  # the scheduler makes the same two calls
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)
@@ -330,7 +330,7 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # The only keeper of the job disconnected after it was idle.
+        # The job's only keeper disconnected after it had reported that it is idle.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)

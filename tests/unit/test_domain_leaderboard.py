@@ -14,7 +14,7 @@ def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float 
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, [9, 8]), (False, [0, 1])])
-def test_the_best_results_come_first_and_their_number_is_bounded(maximize: bool, best: list[int]) -> None:
+def test_the_leaderboard_has_a_bounded_number_of_best_results(maximize: bool, best: list[int]) -> None:
     leaderboard = Leaderboard(MAXIMIZE if maximize else MINIMIZE)
     for number in range(2 * TOP_TRIALS):
         leaderboard.add(a_trial(number, value=float(number % 10)))

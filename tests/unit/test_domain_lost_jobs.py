@@ -35,13 +35,13 @@ def given_up(search, at_s):
     return [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)]
 
 
-def test_the_tables_have_every_pair_once_except_overdue_jobs_that_are_given_up():
+def test_the_transition_tables_have_every_pair_of_state_and_event_once():
     pairs = {(stage, event) for stage in LossStage for event in LossEvent}
     assert pairs - TRANSITIONS.keys() == {(LossStage.GIVEN_UP, LossEvent.OVERDUE)}
     assert not CHANGES.keys() & IGNORED
 
 
-def test_a_job_whose_end_the_cluster_does_not_explain_in_time_is_given_up_once():
+def test_a_job_without_a_reason_from_the_cluster_is_given_up_after_the_deadline():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -71,12 +71,12 @@ def test_a_new_keeper_of_the_job_ends_the_wait_for_the_reason():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_a_job_that_the_cluster_starts_again_is_awaited_without_a_deadline():
+def test_a_job_that_the_cluster_restarts_has_no_deadline():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
     assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"]
-    search.handle(JobRequeued("t0"))  # the answer of the training service
+    search.handle(JobRequeued("t0"))  # the result that the training service returns
     assert given_up(search, search.now_s + 1e6) == []
     assert search.trial("t0").state is TrialState.CLOSING
     search.start("t0", attempt=1)
@@ -117,7 +117,7 @@ def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
     trial = search.trial("t0")
     if max_retries:
         assert (trial.state, search.submitted) == (TrialState.WAITING, ["t0", "t0-1"])
-        # The keeper on the lost node returns: its attempt counts no more.
+        # The keeper on the lost node reconnects. Its attempt must stay lost.
         search.report("t0", "0.1")
         assert trial.run.final is None
     else:

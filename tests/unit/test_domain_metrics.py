@@ -24,7 +24,7 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # no number to compare
+        # these results have no number to compare
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),
@@ -86,11 +86,11 @@ def test_a_long_result_is_shortened_to_its_number() -> None:
         ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
     ],
 )
-def test_a_result_that_is_no_number_is_named_with_its_type(value, reason):
+def test_the_error_for_a_non_numeric_result_names_its_type(value, reason):
     assert reason_without_reward(value) == reason
 
 
 @given(JSON.map(json.dumps) | st.text())
-def test_the_reason_is_short_whatever_is_reported(value):
+def test_the_error_for_a_result_is_short_whatever_was_reported(value):
     if reward(value) is None:
         assert len(reason_without_reward(value)) < 150

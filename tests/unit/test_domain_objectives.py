@@ -26,7 +26,7 @@ TWO = Objectives(
     (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),
     (Constraint("size_mb", at_most=50.0),),
 )
-# Few values, so that many losses are equal.
+# Only few different values are drawn, so that many losses are equal.
 LOSSES = st.integers(0, 6).map(float)
 
 
@@ -37,7 +37,7 @@ def results_of(*rows: tuple[float, float, float]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @given(data=st.data())
-def test_the_front_is_that_of_brute_force_at_every_moment(width: int, data: st.DataObject) -> None:
+def test_the_pareto_front_always_equals_a_brute_force_computation(width: int, data: st.DataObject) -> None:
     points = data.draw(st.lists(st.tuples(*[LOSSES] * width), max_size=40))
     front: ParetoFront[int] = ParetoFront()
     for number, point in enumerate(points):
@@ -53,19 +53,19 @@ def test_the_front_is_that_of_brute_force_at_every_moment(width: int, data: st.D
         assert len(front) == len(expected)
 
 
-def test_the_front_of_a_hundred_thousand_results_is_fast_even_if_all_are_on_it() -> None:
+def test_a_pareto_front_of_100_000_results_is_computed_fast() -> None:
     count = 100_000
     front: ParetoFront[int] = ParetoFront()
     began_s = time.process_time()
     for number in range(count):
         place = number * 7919 % count
         front.add((float(place), float(-place)), number)
-    # 0.3 s on an idle machine; comparing with all others would take an hour.
+    # This takes 0.3 s on an idle machine. Comparing each result with all others would take an hour.
     assert time.process_time() - began_s < 20
     assert len(front) == count
 
 
-def test_the_best_results_are_the_feasible_ones_that_no_other_dominates() -> None:
+def test_the_best_results_are_feasible_and_not_dominated() -> None:
     rows = results_of((0.9, 20, 40), (0.8, 10, 40), (0.8, 30, 40), (0.99, 1, 51), (0.9, 20, 50))
     assert TWO.ranked(rows) == [0, 4, 1], "equal ones in their order; 2 is dominated, 3 is too large"
     assert TWO.ranked([*rows, (5, "0.9"), (6, '{"accuracy": 1}'), (7, "no JSON")]) == [0, 4, 1]
@@ -74,7 +74,7 @@ def test_the_best_results_are_the_feasible_ones_that_no_other_dominates() -> Non
     assert MAXIMIZE.ranked([(0, "0.5"), (1, "0.9"), (2, '{"default": 0.9}')]) == [1, 2, 0]
 
 
-def test_a_result_must_have_every_number() -> None:
+def test_a_result_without_a_metric_of_an_objective_does_not_count() -> None:
     assert TWO.outcome('{"accuracy": 1, "latency_ms": 2.5, "size_mb": 53}') == Outcome((1.0, 2.5), (3.0,))
     assert TWO.metrics == ("accuracy", "latency_ms", "size_mb")
     for text, reason in {
@@ -88,7 +88,7 @@ def test_a_result_must_have_every_number() -> None:
         assert TWO.reason_against(text) == reason
 
 
-def test_the_default_objective_takes_a_bare_number_unless_a_constraint_needs_another() -> None:
+def test_a_plain_number_counts_for_the_default_objective_unless_a_constraint_exists() -> None:
     assert MAXIMIZE.outcome("0.5") == Outcome((0.5,))
     sized = Objectives(MAXIMIZE.all, TWO.constraints)
     assert sized.outcome("0.5") is None
@@ -119,7 +119,7 @@ def ended(number: int, text: str, objectives: Objectives) -> Trial:
     return trial
 
 
-def test_the_leaderboard_of_several_objectives_has_the_front_and_no_single_best() -> None:
+def test_with_several_objectives_the_leaderboard_has_a_pareto_front() -> None:
     leaderboard = Leaderboard(TWO)
     for number, text in results_of((0.9, 20, 40), (0.95, 30, 40), (0.9, 21, 40), (0.99, 1, 51)):
         leaderboard.add(ended(number, text, TWO))
@@ -141,7 +141,7 @@ def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
     assert (trials[0].run.value, trials[0].run.is_feasible) == (0.9, False)
 
 
-def test_a_trial_without_all_numbers_names_them() -> None:
+def test_the_message_of_a_trial_names_the_missing_metrics() -> None:
     trial = ended(0, '{"accuracy": 0.9}', TWO)
     assert trial.is_without_result
     assert trial.run.unusable == (
@@ -150,7 +150,7 @@ def test_a_trial_without_all_numbers_names_them() -> None:
     )
 
 
-def test_an_assessor_and_lists_read_the_metric_of_the_objective_in_intermediate_results() -> None:
+def test_assessors_and_lists_read_the_objective_metric_of_intermediate_results() -> None:
     search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
     feedback = search.experiment.feedback
     feedback.is_assessed = True
@@ -163,7 +163,7 @@ def test_an_assessor_and_lists_read_the_metric_of_the_objective_in_intermediate_
         assert row_view(trial)["latest"] == latest
 
 
-def test_a_restored_trial_knows_whether_it_is_feasible() -> None:
+def test_feasibility_is_restored_with_a_trial() -> None:
     experiment = new_search(objectives=TWO).experiment
     trials = [
         Trial(

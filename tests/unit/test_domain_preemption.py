@@ -45,7 +45,7 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(reason_of_ke
     assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
-def test_a_preemption_that_only_the_keeper_reports_starts_no_trial_again():
+def test_a_preemption_reported_only_by_the_keeper_causes_no_restart():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -56,7 +56,7 @@ def test_a_preemption_that_only_the_keeper_reports_starts_no_trial_again():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, PREEMPTED, 0)
 
 
-def test_a_deletion_is_no_preemption():
+def test_a_deleted_job_does_not_count_as_preempted():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -67,7 +67,7 @@ def test_a_deletion_is_no_preemption():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
-def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_has_the_message_of_the_cluster():
+def test_a_trial_ended_by_the_clusters_signal_has_the_clusters_message():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -79,7 +79,7 @@ def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_has_the_message_of
     assert trial.run.message == "pod t0 was evicted: the node was low on memory"
 
 
-def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_is_retried_as_if_the_cluster_had_reported_first():
+def test_a_trial_ended_by_the_clusters_signal_is_retried():
     search = a_search(max_retries=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -94,7 +94,7 @@ def test_a_trial_that_its_keeper_ended_on_the_clusters_signal_is_retried_as_if_t
     assert trial.state is TrialState.SUCCEEDED
 
 
-def test_a_cluster_that_reports_no_preemption_delays_no_end():
+def test_trial_ends_are_not_delayed_on_clusters_that_report_no_preemption():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -118,7 +118,7 @@ def test_a_trial_is_restarted_at_most_max_preemptions_times(most, retries):
 
 
 @given(st.lists(st.sampled_from([PREEMPTED, JOB_LOST]), max_size=8))
-def test_each_restart_has_a_job_of_its_own_and_counts_for_its_reason(losses):
+def test_each_restart_has_a_new_job_and_counts_as_retry_or_preemption(losses):
     search = a_search(max_retries=99)
     trial_id = search.suggest()
     for attempt, reason in enumerate(losses):
@@ -130,7 +130,7 @@ def test_each_restart_has_a_job_of_its_own_and_counts_for_its_reason(losses):
 
 
 @pytest.mark.parametrize("reason", [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT])
-def test_a_trial_that_ended_by_itself_is_not_started_again(reason):
+def test_a_trial_that_exited_before_the_preemption_is_not_restarted(reason):
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -143,7 +143,7 @@ def test_a_trial_that_ended_by_itself_is_not_started_again(reason):
     assert (search.trial(trial_id).state, len(search.submitted)) == (state, 1)
 
 
-def test_a_final_result_before_the_signal_is_kept():
+def test_a_final_result_reported_before_the_signal_is_kept():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -164,7 +164,7 @@ def test_a_user_may_stop_a_trial_while_the_end_of_its_job_is_awaited():
     assert search.trial(trial_id).state is TrialState.USER_CANCELED
 
 
-def test_a_stopped_experiment_starts_no_preempted_trial_again():
+def test_a_stopped_experiment_restarts_no_preempted_trial():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -173,14 +173,14 @@ def test_a_stopped_experiment_starts_no_preempted_trial_again():
     assert search.trial(trial_id).state is TrialState.USER_CANCELED
 
 
-def test_the_end_of_the_job_is_awaited_by_the_next_manager_too():
+def test_the_next_manager_also_waits_for_the_end_of_the_job():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(trial_id).run.ended = None  # not stored
+    search.trial(trial_id).run.ended = None  # the pending end of the job is not stored
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)
@@ -196,7 +196,7 @@ def test_a_new_pod_of_the_same_job_continues_the_trial():
     assert search.trial(trial_id).state is TrialState.RUNNING
 
 
-def test_the_trial_of_a_preempted_reused_job_starts_again_in_another():
+def test_the_trial_of_a_preempted_reused_job_restarts_in_another_job():
     search = SimulatedReuse(concurrency=1, max_trials=1, reports_preemption=True)
     (job_id,) = search.submitted
     search.idle(job_id)

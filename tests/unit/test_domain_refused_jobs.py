@@ -80,7 +80,7 @@ class SearchWithRefusals:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experiment(reuse):
+def test_three_consecutive_refused_jobs_fail_the_experiment(reuse):
     search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
@@ -96,7 +96,7 @@ def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experimen
     )
 
 
-def test_a_job_that_is_lost_or_fails_to_start_is_no_refusal():
+def test_a_job_that_fails_to_start_does_not_count_as_refused():
     search = SearchWithRefusals()
     for number in range(2 * MAX_REFUSALS_IN_A_ROW):
         search.handle(JobTerminated(search.submitted[number], ExitReason.COULD_NOT_START, "no bash", 2.0))
@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refusal_of_a_job_that_no_trial_waits_for_is_counted_and_fails_no_trial():
+def test_a_refused_job_without_a_waiting_trial_fails_no_trial():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
@@ -134,7 +134,7 @@ def test_a_refusal_of_a_job_that_no_trial_waits_for_is_counted_and_fails_no_tria
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_a_resume_resets_the_count_of_refusals_in_a_row():
+def test_a_resume_resets_the_count_of_consecutive_refusals():
     search = SearchWithRefusals()
     for number in range(MAX_REFUSALS_IN_A_ROW):
         search.refuse(search.submitted[number])
@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_refusals_in_a_row():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_every_search_ends_and_its_error_names_the_refusal_in_any_order_of_refusals(
+def test_any_order_of_refused_jobs_ends_the_experiment_with_the_refusal_as_error(
     reuse, concurrency, max_trials, data
 ):
     search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)

@@ -37,7 +37,7 @@ CHANGES = st.builds(
 @pytest.mark.parametrize(
     "tag", ["keep", "lr/high", "v1.2", "a:b_c-d", "0", "好", "Größe", "x" * MAX_TAG_LENGTH]
 )
-def test_a_tag_has_letters_digits_and_five_marks(tag):
+def test_a_tag_may_have_letters_digits_and_five_punctuation_characters(tag):
     assert tag_of(tag) == tag
 
 
@@ -45,7 +45,7 @@ def test_a_tag_has_letters_digits_and_five_marks(tag):
     "text",
     ["", " ", "two words", "-x", "/x", "a,b", "<b>", "a\n", "a\x1b", "a\u202e", "x" * 65, "\ud800", None, 5],
 )
-def test_a_text_that_is_no_tag_is_refused_with_the_form_and_an_example(text):
+def test_an_invalid_tag_is_refused_with_an_example(text):
     with pytest.raises(
         RemarksInvalid, match=r"^cannot use tag .*: a tag has 1 to 64 letters.*such as keep$"
     ) as refused:
@@ -55,7 +55,7 @@ def test_a_text_that_is_no_tag_is_refused_with_the_form_and_an_example(text):
 
 
 @given(st.text())
-def test_any_text_is_a_tag_that_stays_the_same_or_is_refused(text):
+def test_any_text_is_accepted_unchanged_as_a_tag_or_refused(text):
     try:
         tag = tag_of(text)
     except RemarksInvalid:
@@ -65,7 +65,7 @@ def test_any_text_is_a_tag_that_stays_the_same_or_is_refused(text):
     assert "," not in tag
 
 
-def test_the_same_letters_are_the_same_tag():
+def test_equal_tags_in_different_unicode_forms_are_one_tag():
     composed = "é"
     assert tag_of(unicodedata.normalize("NFD", composed)) == composed
     once = RemarksChange.of(add=["é"]).applied_to(NO_REMARKS)
@@ -82,7 +82,7 @@ def test_a_repeated_change_has_no_further_effect_and_tags_are_a_sorted_set(first
 
 
 @given(CHANGES)
-def test_a_change_passes_through_json_unchanged(change):
+def test_a_remarks_change_survives_a_round_trip_through_json(change):
     assert RemarksChange.from_json(json.loads(json.dumps(change.to_json()))) == change
 
 
@@ -95,7 +95,7 @@ def test_a_change_passes_through_json_unchanged(change):
         ),
     )
 )
-def test_any_json_document_is_either_applied_or_refused_as_invalid(document):
+def test_any_json_document_is_applied_as_a_change_or_refused(document):
     with contextlib.suppress(RemarksInvalid):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
@@ -116,16 +116,16 @@ def test_any_json_document_is_either_applied_or_refused_as_invalid(document):
         ({"note": "\ud800"}, "a note with the character"),
     ],
 )
-def test_a_wrong_change_is_refused_with_the_limit_or_the_form(document, says):
+def test_an_invalid_remarks_change_is_refused_with_the_limit_or_the_form(document, says):
     with pytest.raises(RemarksInvalid, match=says):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
 
-def test_a_note_keeps_its_lines_and_loses_what_surrounds_them():
+def test_surrounding_blank_lines_of_a_note_are_removed():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
-def test_a_full_set_of_tags_may_shrink_and_be_repeated():
+def test_at_the_tag_limit_tags_may_be_removed_or_repeated():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full
     assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS
@@ -148,6 +148,6 @@ def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
     assert list(experiment.change_log.since(seen)) == ["aaaaa"]
 
 
-def test_a_note_that_is_no_text_is_refused():
+def test_a_note_of_another_type_than_text_is_refused():
     with pytest.raises(RemarksInvalid, match="cannot use note 5: it is no text; write a text"):
         RemarksChange.of(note=5)

@@ -64,7 +64,7 @@ def test_a_proposed_trial_waits_for_an_idle_job() -> None:
     assert search.submitted == ["env-0", "env-1"], "the first job has been drained"
 
 
-def test_a_trial_lost_with_its_job_is_the_first_that_the_next_job_gets() -> None:
+def test_a_trial_of_a_lost_job_is_the_next_to_be_dispatched() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2, max_retries=1)
     for job_id, trial_id in (("env-0", "t0"), ("env-1", "t1")):
         search.idle(job_id)
@@ -80,7 +80,7 @@ def test_a_trial_lost_with_its_job_is_the_first_that_the_next_job_gets() -> None
     assert search.trial("t0").state is TrialState.FAILED
 
 
-def test_one_job_runs_all_trials_in_sequence_and_is_drained_after_the_last() -> None:
+def test_one_job_runs_all_trials_in_sequence_and_is_then_drained() -> None:
     search = SimulatedReuse(max_trials=3)
     assert (search.submitted, search.dispatched) == (["env-0"], [])
     for number in range(3):
@@ -93,7 +93,7 @@ def test_one_job_runs_all_trials_in_sequence_and_is_drained_after_the_last() -> 
     assert len(search.all_of(Finish)) == 1
 
 
-def test_an_idle_keeper_gets_the_next_trial_only_after_the_last_bytes_of_the_previous_one() -> None:
+def test_an_idle_keeper_gets_the_next_trial_after_the_previous_trial_is_stored() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -120,7 +120,7 @@ def test_jobs_that_never_connected_are_drained_when_no_trial_is_left() -> None:
     assert search.drained in (["env-1", "env-0"], ["env-0", "env-1"])
 
 
-def test_start_and_end_times_are_those_of_the_trial_not_of_its_job() -> None:
+def test_start_and_end_times_of_a_trial_differ_from_those_of_its_job() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -173,7 +173,7 @@ def test_a_job_lost_during_a_trial_fails_only_that_trial() -> None:
     assert search.dispatched[-1] == ("env-1", "t1", None)
 
 
-def test_a_trial_dispatched_to_a_job_that_had_left_goes_to_the_next_job() -> None:
+def test_a_trial_dispatched_to_an_exited_job_is_dispatched_to_the_next_job() -> None:
     search = SimulatedReuse()
     search.idle()
     search.lose("env-0", is_clean=True)
@@ -182,7 +182,7 @@ def test_a_trial_dispatched_to_a_job_that_had_left_goes_to_the_next_job() -> Non
     assert search.dispatched == [("env-0", "t0", None), ("env-1", "t0", None)]
 
 
-def test_a_job_that_leaves_while_idle_fails_no_trial() -> None:
+def test_a_job_that_exits_while_idle_fails_no_trial() -> None:
     search = SimulatedReuse()
     search.idle()
     search.run("t0")
@@ -191,7 +191,7 @@ def test_a_job_that_leaves_while_idle_fails_no_trial() -> None:
     assert search.submitted == ["env-0", "env-1"]
 
 
-def test_a_job_that_dies_before_it_ever_connected_fails_one_queued_trial() -> None:
+def test_a_job_that_is_lost_before_its_first_connection_fails_one_queued_trial() -> None:
     search = SimulatedReuse(max_trials=2)
     search.lose("env-0")
     assert (search.trial("t0").state, search.trial("t0").run.message) == (
@@ -202,7 +202,7 @@ def test_a_job_that_dies_before_it_ever_connected_fails_one_queued_trial() -> No
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_a_job_that_dies_idle_after_it_had_connected_fails_no_trial() -> None:
+def test_an_idle_job_that_is_lost_after_its_first_connection_fails_no_trial() -> None:
     search = SimulatedReuse()
     search.idle()
     search.run("t0")
@@ -220,7 +220,7 @@ def test_a_dispatch_that_was_lost_with_the_connection_is_sent_again() -> None:
     assert len(search.dispatched) == 2
 
 
-def test_a_trial_that_its_dying_job_never_started_gets_one_more_job_and_then_fails() -> None:
+def test_a_trial_fails_after_two_jobs_were_lost_before_they_started_it() -> None:
     search = SimulatedReuse()
     search.idle("env-0")
     search.lose("env-0", "t0")
@@ -234,7 +234,7 @@ def test_a_trial_that_its_dying_job_never_started_gets_one_more_job_and_then_fai
     )
 
 
-def test_a_job_that_exits_cleanly_without_ever_connecting_fails_one_queued_trial() -> None:
+def test_a_job_that_exits_with_0_before_its_first_connection_fails_one_queued_trial() -> None:
     search = SimulatedReuse()
     search.lose("env-0", is_clean=True)
     assert search.trial("t0").state is TrialState.FAILED, "the number of submitted jobs is bounded"

@@ -47,7 +47,7 @@ def test_nothing_is_prefetched_if_the_tuner_learns_or_trials_may_be_long() -> No
     assert list(long.experiment.trials) == ["t0", "t1"]
 
 
-def test_a_prefetched_trial_starts_while_the_previous_one_is_still_closing(
+def test_a_prefetched_trial_starts_while_the_previous_trial_is_closing(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")
@@ -60,14 +60,14 @@ def test_a_prefetched_trial_starts_while_the_previous_one_is_still_closing(
     assert prefetched.submitted == ["env-0"]
 
 
-def test_one_job_gets_all_trials_and_is_drained_after_the_last(prefetched: SimulatedReuse) -> None:
+def test_one_job_runs_all_prefetched_trials_and_is_then_drained(prefetched: SimulatedReuse) -> None:
     for name in ("t1", "t2", "t3", "t4", "t5"):
         prefetched.run(name)
     assert [each[1] for each in prefetched.dispatched] == [f"t{number}" for number in range(6)]
     assert (prefetched.experiment.state, prefetched.drained) == (ExperimentState.DONE, ["env-0"])
 
 
-def test_a_prefetched_trial_may_end_before_the_previous_one_is_delivered(
+def test_a_prefetched_trial_may_end_before_the_previous_trial_is_stored(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")
@@ -125,7 +125,7 @@ def test_a_stopped_prefetched_trial_that_its_keeper_had_started_is_canceled(
     assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
 
 
-def test_results_of_a_prefetched_trial_count_that_ended_before_its_stop_was_received(
+def test_a_prefetched_trial_that_ended_before_its_stop_keeps_its_result(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -151,7 +151,7 @@ def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_r
     assert prefetched.trial("t2").run.message == STOPPED_BEFORE_START
 
 
-def test_an_idle_keeper_gets_the_trial_behind_a_stopped_one_that_it_never_received() -> None:
+def test_an_idle_keeper_gets_the_next_trial_if_it_never_received_a_stopped_trial() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -172,7 +172,7 @@ def test_a_stopped_prefetched_trial_ends_with_the_job_that_has_not_started_it(
     assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
 
 
-def test_the_next_manager_revokes_a_prefetched_trial_that_an_earlier_one_stopped(
+def test_the_next_manager_revokes_a_prefetched_trial_that_was_stopped_before(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -183,7 +183,7 @@ def test_the_next_manager_revokes_a_prefetched_trial_that_an_earlier_one_stopped
     assert search.revoked == [("env-0", "t2")]
 
 
-def test_a_prefetched_trial_goes_to_another_job_when_its_own_is_lost(prefetched: SimulatedReuse) -> None:
+def test_a_prefetched_trial_of_a_lost_job_is_dispatched_to_another_job(prefetched: SimulatedReuse) -> None:
     prefetched.lose("env-0", "t2")
     assert [prefetched.trial(name).state.value for name in ("t1", "t2")] == ["FAILED", "WAITING"]
     assert prefetched.submitted == ["env-0", "env-1"]
@@ -191,7 +191,7 @@ def test_a_prefetched_trial_goes_to_another_job_when_its_own_is_lost(prefetched:
     assert prefetched.dispatched[3:] == [("env-1", "t2", None), ("env-1", "t3", None)]
 
 
-def test_both_trials_of_a_job_that_left_return_to_the_queue_in_order() -> None:
+def test_the_running_and_the_prefetched_trial_of_an_exited_job_return_to_the_queue() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -235,7 +235,7 @@ def test_a_job_prefetches_several_very_short_trials_and_runs_them_in_order() -> 
     assert search.submitted == ["env-0"]
 
 
-def test_failed_trials_do_not_count_for_the_duration_that_sets_the_prefetch() -> None:
+def test_failed_trials_do_not_change_the_prefetch_depth() -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
     for number in range(2):
@@ -289,7 +289,7 @@ def four_prefetched() -> SimulatedReuse:
     return search
 
 
-def test_only_the_next_trial_of_a_crashed_job_is_suspected(four_prefetched: SimulatedReuse) -> None:
+def test_a_job_crash_is_charged_only_to_the_next_trial(four_prefetched: SimulatedReuse) -> None:
     four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
     assert [
         name for name in four_prefetched.experiment.trials if four_prefetched.trial(name).was_returned
@@ -307,7 +307,7 @@ def test_only_the_next_trial_of_a_crashed_job_is_suspected(four_prefetched: Simu
     assert not four_prefetched.trial("t2").was_returned
 
 
-def test_a_job_that_crashes_during_a_trial_makes_no_other_trial_suspect(
+def test_a_job_crash_during_a_trial_is_charged_to_no_prefetched_trial(
     four_prefetched: SimulatedReuse,
 ) -> None:
     four_prefetched.start("t1")
@@ -316,7 +316,7 @@ def test_a_job_that_crashes_during_a_trial_makes_no_other_trial_suspect(
     assert not any(trial.was_returned for trial in four_prefetched.experiment.trials.values())
 
 
-def test_a_job_that_leaves_cleanly_neither_adds_nor_clears_a_suspicion(
+def test_a_clean_job_exit_does_not_change_charged_crashes(
     four_prefetched: SimulatedReuse,
 ) -> None:
     four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
@@ -332,7 +332,7 @@ def test_a_job_that_leaves_cleanly_neither_adds_nor_clears_a_suspicion(
     )
 
 
-def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefetched: SimulatedReuse) -> None:
+def test_after_a_restart_a_job_keeps_its_running_and_prefetched_trials(prefetched: SimulatedReuse) -> None:
     after = prefetched.resumed()
     after.handle(KeeperConnected("env-0"))
     after.start("t1")
@@ -345,7 +345,7 @@ def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefet
     assert after.submitted == []
 
 
-def test_prefetch_respects_the_limit_of_trials_per_job_also_after_a_restart() -> None:
+def test_prefetch_respects_the_trial_limit_per_job_after_a_restart() -> None:
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.experiment.jobs.max_trials = 4
     search.idle()

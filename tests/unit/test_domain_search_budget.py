@@ -10,7 +10,7 @@ from nni_manager.domain.search_budget import Limits, SearchBudget
 LIMITS = Limits(concurrency=3, max_trials=5, max_duration_s=None)
 
 
-def test_each_free_slot_becomes_a_request() -> None:
+def test_each_free_concurrency_slot_becomes_a_request() -> None:
     budget = SearchBudget(LIMITS)
     assert budget.ask(0) == [0, 1, 2]
     assert budget.ask(0) == []
@@ -20,7 +20,7 @@ def test_each_free_slot_becomes_a_request() -> None:
     assert budget.ask(0) == [3]
 
 
-def test_prefetched_trials_are_requested_besides_the_concurrency() -> None:
+def test_prefetched_trials_are_requested_in_addition_to_the_concurrency() -> None:
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 
@@ -42,7 +42,7 @@ def test_a_tuner_that_is_not_ready_while_nothing_runs_is_exhausted() -> None:
     assert budget.is_exhausted
 
 
-def test_duration_grows_only_while_time_counts() -> None:
+def test_the_duration_grows_only_while_the_experiment_runs() -> None:
     budget = SearchBudget(replace(LIMITS, max_duration_s=10.0))
     budget.count_time(100.0, counts=True)
     assert budget.time_runs_out_at_s == 110.0

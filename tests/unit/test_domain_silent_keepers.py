@@ -49,12 +49,12 @@ def test_a_job_that_is_tracked_again_keeps_its_start_time(transports: TransportT
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_an_unknown_keeper_that_connects_changes_nothing(transports: TransportTracker) -> None:
+def test_the_connection_of_an_unknown_keeper_has_no_effect(transports: TransportTracker) -> None:
     transports.forget("unknown")
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_each_problem_is_reported_as_new_once(transports: TransportTracker) -> None:
+def test_each_problem_is_reported_once(transports: TransportTracker) -> None:
     assert transports.new_problem(100 + SOON) == ""
     assert "job first" in transports.new_problem(100 + LATE)
     assert transports.new_problem(1e6) == ""
@@ -66,7 +66,7 @@ def test_each_problem_is_reported_as_new_once(transports: TransportTracker) -> N
     assert "job first" in transports.new_problem(1e6 + LATE), "a problem that returns is new again"
 
 
-def test_jobs_seen_only_on_shared_storage_get_their_own_message_after_the_silent_ones(
+def test_jobs_seen_only_on_shared_storage_have_a_separate_message(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)

@@ -91,7 +91,7 @@ def test_a_keeper_that_stays_disconnected_is_polled_until_it_reconnects(transpor
     transports.connected(JOB, TASK, 211)
     assert not transports.polls_storage(JOB, TASK, 1e6)
     assert polls(transports, 211, 10_000) == []
-    transports.found(JOB, TASK, 212, has_new_data=True)  # by a poll that had started before
+    transports.found(JOB, TASK, 212, has_new_data=True)  # a poll that had started earlier returns these bytes
     assert transports.last_seen(JOB).transport is Transport.GRPC
 
 
@@ -133,7 +133,7 @@ def test_only_the_disconnected_tasks_of_a_job_are_polled() -> None:
     assert transports.last_seen(JOB) == LastSeen(Transport.GRPC, 150)
 
 
-def test_the_last_contact_is_the_last_new_data_not_the_last_poll(transports) -> None:
+def test_the_last_contact_is_the_time_of_the_last_new_data(transports) -> None:
     assert transports.last_seen(JOB) == LastSeen()
     transports.found(JOB, TASK, 110, has_new_data=True)
     transports.found(JOB, TASK, 120, has_new_data=False)
@@ -168,7 +168,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_every_silent_job_is_polled_and_no_other(steps) -> None:
+def test_exactly_the_silent_jobs_are_polled(steps) -> None:
     transports, now_s = TransportTracker(tasks=2), 0.0
     connected: dict[str, set[str]] = {}
     for passed_s, what, number, task_number in steps:

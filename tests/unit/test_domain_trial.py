@@ -129,14 +129,14 @@ def test_a_trial_is_started_ended_and_closed(a_trial) -> None:
     assert trial.state is TrialState.FAILED
 
 
-def test_the_requested_stop_is_the_reason_of_the_end(a_trial) -> None:
+def test_a_requested_stop_is_the_exit_reason_of_the_trial(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
     trial.apply(TrialEvent.CLOSED)
     assert (trial.run.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
-def test_a_command_that_exits_with_0_before_the_stop_reaches_it_has_succeeded(a_trial) -> None:
+def test_a_command_that_exits_with_0_before_the_stop_arrives_succeeds(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.STOPPED_BY_USER)
     trial.finished(an_end(ExitReason.SUCCEEDED))
     trial.apply(TrialEvent.CLOSED)
@@ -190,7 +190,7 @@ def test_a_final_record_after_the_stop_is_the_result_of_a_stopped_trial(
 
 
 @pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
-def test_a_trial_that_its_cluster_stops_after_the_final_record_succeeds(a_trial, size, state) -> None:
+def test_a_trial_that_the_cluster_stops_after_the_final_record_succeeds(a_trial, size, state) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)
@@ -212,7 +212,7 @@ def test_a_lost_trial_keeps_its_result_only_if_a_stop_was_requested(a_trial, sto
     assert trial.result == result
 
 
-def test_the_metrics_size_at_the_stop_is_that_of_the_reporting_task(a_trial) -> None:
+def test_the_metrics_size_at_the_stop_comes_from_the_reporting_task(a_trial) -> None:
     other = AttemptKey("abcde", attempt_id(0), "other")
     for sizes, state in (((101, 0), TrialState.SUCCEEDED), ((0, 101), TrialState.EARLY_STOPPED)):
         trial = with_result(a_trial, ExitReason.EARLY_STOPPED)
@@ -222,7 +222,7 @@ def test_the_metrics_size_at_the_stop_is_that_of_the_reporting_task(a_trial) -> 
         assert trial.state is state
 
 
-def test_a_reporter_stopped_because_another_task_failed_does_not_make_the_trial_succeed(a_trial) -> None:
+def test_a_trial_fails_if_another_task_failed_before_the_reporting_task_was_stopped(a_trial) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 1, AttemptKey("abcde", attempt_id(0), "other")))
     trial.ended_in(an_end(ExitReason.TRIAL_OVER, 143, metrics_size_at_stop=101))
@@ -247,7 +247,7 @@ def test_the_number_of_warnings_per_trial_is_bounded(a_trial) -> None:
     assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
 
 
-def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
+def test_the_message_of_a_trial_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
@@ -295,7 +295,7 @@ def test_a_trial_never_ends_before_its_start_whatever_the_clocks_say(
     assert ended.run.ended_at_s >= ended.run.started_at_s
 
 
-def test_the_current_attempt_of_a_task_is_the_one_that_started_last(a_trial) -> None:
+def test_the_current_attempt_of_a_task_is_the_latest_started_attempt(a_trial) -> None:
     assert a_trial().is_current(FIRST)
     trial = a_trial(state=R, attempt=1)
     assert [trial.is_current(AttemptKey("abcde", attempt_id(attempt), "main")) for attempt in (0, 1, 2)] == [
@@ -329,7 +329,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_one(a_trial) -> None:
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_start_resets_the_fields_too(a_trial) -> None:
+def test_an_attempt_that_could_not_start_resets_all_fields(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
@@ -359,7 +359,7 @@ def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stor
     assert trial.phase_of(SECOND) is not AttemptPhase.DELIVERED
 
 
-def test_the_successor_of_a_lost_attempt_resets_the_fields_also_after_a_resume(a_trial) -> None:
+def test_after_a_resume_the_successor_of_a_lost_attempt_resets_all_fields(a_trial) -> None:
     stored = a_trial(0, SPENT | {"started_at_s": 110.0}, state=R)
     registered = stored.registered
     registered.mark_lost(FIRST)
@@ -392,7 +392,7 @@ def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(
     )
 
 
-def test_the_ends_of_tasks_are_in_the_order_of_their_reports_and_not_of_their_starts(a_trial) -> None:
+def test_task_ends_are_ordered_by_their_reports(a_trial) -> None:
     trial = a_trial()
     first, second = (AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1"))
     for key in (first, second):

@@ -47,7 +47,7 @@ def test_metrics_of_an_old_attempt_do_not_count() -> None:
     assert (trial.run.final, trial.run.intermediate_count) == (None, 0)
 
 
-def test_the_end_of_an_old_attempt_does_not_end_the_trial_and_its_keeper_is_released() -> None:
+def test_the_end_of_an_old_attempt_does_not_end_the_trial() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)
@@ -56,7 +56,7 @@ def test_the_end_of_an_old_attempt_does_not_end_the_trial_and_its_keeper_is_rele
     assert search.trial("t0").state is TrialState.RUNNING
 
 
-def test_delivery_of_an_old_attempt_does_not_close_the_new_one() -> None:
+def test_stored_bytes_of_an_old_attempt_do_not_close_the_new_attempt() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)
@@ -77,7 +77,7 @@ def test_a_retry_that_starts_before_the_first_attempt_is_closed_keeps_the_trial_
     assert search.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_a_retry_that_could_not_start_decides_the_trial() -> None:
+def test_a_retry_that_could_not_start_fails_the_trial() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -92,7 +92,7 @@ def test_a_retry_that_could_not_start_decides_the_trial() -> None:
     )
 
 
-def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
+def test_reports_repeated_after_a_reconnection_have_no_effect() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -114,7 +114,7 @@ def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
 
 def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # at 20 by the keeper's clock
+    search.start(search.suggest())  # the keeper's clock shows 20 s
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")

@@ -82,7 +82,7 @@ def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
-def test_the_message_about_a_dict_without_a_default_names_how_its_metric_becomes_the_objective() -> None:
+def test_the_message_for_a_dict_without_a_default_explains_objectives() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), '{"note": "x", "loss": 1}')
     search.run(search.suggest(), '{"note": "x"}')
@@ -91,7 +91,7 @@ def test_the_message_about_a_dict_without_a_default_names_how_its_metric_becomes
     assert search.trial("t1").run.message.endswith('"default"')
 
 
-def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -> None:
+def test_a_succeeded_trial_without_a_final_result_has_a_message() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), None)
     search.run(search.suggest(), "0.5")
@@ -115,7 +115,7 @@ def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, bes
 
 
 @pytest.mark.parametrize("maximize", [True, False])
-def test_the_leaderboard_keeps_the_ten_best_trials_and_the_earlier_one_of_equals_first(
+def test_the_leaderboard_keeps_the_ten_best_trials_and_ranks_equal_trials_by_age(
     maximize: bool,
 ) -> None:
     search = new_search(concurrency=1, max_trials=None, objectives=MAXIMIZE if maximize else MINIMIZE)
@@ -135,7 +135,7 @@ def test_the_latest_failures_are_kept_newest_first() -> None:
     assert [trial.trial_id for trial in search.experiment.leaderboard.latest_failures] == ["t4", "t2", "t1"]
 
 
-def test_the_result_of_a_failed_trial_is_not_the_best() -> None:
+def test_the_result_of_a_failed_trial_never_counts_as_the_best() -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest(), "0.5")
     search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)

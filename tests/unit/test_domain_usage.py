@@ -38,7 +38,7 @@ def test_the_peak_of_each_resource_is_its_highest_sample(usages: list[Usage]) ->
 
 
 @given(USAGES)
-def test_usage_seen_before_does_not_raise_the_peak(usages: list[Usage]) -> None:
+def test_repeated_usage_samples_do_not_raise_the_peak(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert all(peak.merge_max(usage) == peak for usage in usages)
 

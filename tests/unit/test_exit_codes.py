@@ -19,7 +19,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_the_page_has_the_meaning_and_remedy_of_every_code(code: KeeperExit):
+def test_the_exit_code_page_has_the_meaning_and_remedy_of_every_code(code: KeeperExit):
     assert f"| {int(code)} | {code.name} | {code.meaning} | {code.remedy} |" in PAGE.read_text().splitlines()
 
 
@@ -37,7 +37,7 @@ def test_a_keeper_exit_code_has_a_one_line_description(code: KeeperExit):
 
 
 @pytest.mark.parametrize("code", [0, 1, 99, 119, 127, 137, 255, -9])
-def test_any_other_code_has_no_description(code: int):
+def test_a_code_of_the_command_has_no_description(code: int):
     assert known(code) is None
 
 
@@ -65,14 +65,14 @@ def test_every_error_has_one_of_the_keeper_exit_codes(kind: type[errors.KeeperEr
     assert kind.exit_code in set(KeeperExit)
 
 
-def test_every_code_has_an_error():
-    # A keeper without an error exits with these.
+def test_every_exit_code_has_an_error_class():
+    # A keeper exits with these codes without an error.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the job's script exits with it
+    without_a_keeper = {KeeperExit.MISSING}  # the job's script run.sh exits with this code
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
-def test_every_error_but_the_base_belongs_to_one_of_the_three_kinds():
+def test_every_error_class_belongs_to_one_of_three_kinds():
     kinds = (errors.KeeperUserError, errors.KeeperRetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 

@@ -16,7 +16,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# Far longer than the slow poll, so that a wait that was woken differs from one that timed out.
+# The timeout is far longer than the interval of the slow poll, so a timeout is distinguishable from a wake-up.
 NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 
@@ -140,14 +140,14 @@ def test_many_writes_cause_one_poll_per_cooldown(watcher, file, loop):
     assert 2 <= polls <= took_s / COOLDOWN_S + 1
 
 
-def test_a_file_in_its_cooldown_does_not_delay_reports_of_another(watcher, file, tmp_path, loop):
+def test_the_cooldown_of_one_file_does_not_delay_reports_of_another_file(watcher, file, tmp_path, loop):
     flooded = tmp_path / "stdout"
     flooded.touch()
     watcher.add(flooded, cooldown_s=NEVER_S)
 
     async def waiting():
         append(flooded)
-        await watcher.wait(grew=False, longest_s=0)  # in its cooldown, since it was just added
+        await watcher.wait(grew=False, longest_s=0)  # the file was just added, so its cooldown is running
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         append(flooded)
@@ -165,7 +165,7 @@ def test_a_thousand_writes_queue_one_inotify_event(watcher, file):
     assert waiting_bytes[0] == 2 * 16  # the write, and the removal of the watch
 
 
-def test_a_deleted_file_does_not_hide_writes_to_others(watcher, file, tmp_path, wait):
+def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
     watcher.add(other, cooldown_s=COOLDOWN_S)

@@ -48,7 +48,7 @@ def test_a_parameter_of_the_same_name_and_range_in_several_options_is_one_dimens
     assert linear[1] == rbf[1] == pytest.approx(0.5)
 
 
-def test_a_parameter_of_another_range_is_another_dimension():
+def test_equal_names_with_different_ranges_are_two_dimensions():
     wider = {**C, "_value": [0.001, 1e6]}
     assert flattened(kernels(("linear", {"C": C}), ("rbf", {"C": wider}))).width == 3
 
@@ -59,7 +59,7 @@ def test_parameters_of_two_choices_that_are_active_together_are_two_dimensions()
     assert flat.width == 4
 
 
-def test_equal_choices_in_several_options_are_one_dimension_with_their_nested_parameters():
+def test_equal_nested_choices_in_several_options_are_one_dimension():
     inner = {"_type": "choice", "_value": [{"_name": "a", "n": GAMMA}, "b"]}
     flat = flattened(kernels(("one", {"inner": inner}), ("two", {"inner": inner}), ("three", {})))
     assert flat.width == 3
@@ -84,15 +84,20 @@ def test_positions_of_inactive_dimensions_have_no_effect_on_features():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),  # 0 has half a cell: 0 to 0.5
+        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),  # the cell of the value 0 is 0 to 0.5
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
-        ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),  # up to 50 it is 1, then 100
+        # draws up to 50 give the value 1, larger draws give 100
+        ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
-        ({"_type": "qlognormal", "_value": [0, 1, 2]}, 0.2, 0.25),  # up to e^0: half of the probability
+        (
+            {"_type": "qlognormal", "_value": [0, 1, 2]},
+            0.2,
+            0.25,
+        ),  # draws up to e^0 have half of the probability
     ],
 )
-def test_a_quantised_value_stands_at_the_centre_of_its_cell(raw, position, centre):
+def test_a_quantised_value_is_at_the_centre_of_its_cell(raw, position, centre):
     assert flattened({"x": raw}).features(np.array([[position]]))[0, 0] == pytest.approx(centre, abs=1e-6)
 
 
@@ -105,7 +110,7 @@ def test_no_two_active_parameters_share_a_dimension(raw, seed):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_features_are_positions_or_options_and_inactive_ones_stand_at_the_centre(raw, seed):
+def test_features_of_inactive_dimensions_are_at_the_centre(raw, seed):
     flat, (_, draws) = flattened(raw), drawn(raw, seed)
     positions = flat.positions_of(draws)
     features = features_of(flat, draws)
@@ -120,14 +125,14 @@ def test_features_are_positions_or_options_and_inactive_ones_stand_at_the_centre
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_parameters_at_the_positions_of_draws_are_those_of_the_draws(raw, seed):
+def test_converting_parameters_to_positions_and_back_keeps_them(raw, seed):
     parameters, draws = drawn(raw, seed)
     again = parameters_at(raw, flattened(raw).positions_of(draws))
     assert leaves(again) == pytest.approx(leaves(parameters), rel=1e-6, abs=1e-6)
 
 
 @given(raw=spaces_raw, data=st.data())
-def test_features_are_equal_exactly_if_all_quantised_values_and_choices_are(raw, data):
+def test_equal_features_mean_equal_quantised_values_and_choices(raw, data):
     """Continuous parameters are made equal first."""
     flat = flattened(raw)
     one, two = (
@@ -139,7 +144,7 @@ def test_features_are_equal_exactly_if_all_quantised_values_and_choices_are(raw,
             two[index] = one[index]
     same_features = bool(np.all(flat.features(one[None]) == flat.features(two[None])))
     of_one, of_two = (json.dumps(parameters_at(raw, each)) for each in (one, two))
-    # Options of a choice may be equal values: {"_value": [1, 1]}.
+    # Two options of a choice may have equal values, such as {"_value": [1, 1]}.
     assert of_one == of_two if same_features else of_one != of_two or has_equal_options(raw)
 
 
@@ -151,7 +156,7 @@ def has_equal_options(raw):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_the_centre_of_a_cell_has_its_value(raw, seed):
+def test_the_centre_of_a_quantisation_cell_has_the_quantised_value(raw, seed):
     flat, (parameters, draws) = flattened(raw), drawn(raw, seed)
     positions = flat.positions_of(draws)
     centres = features_of(flat, draws)

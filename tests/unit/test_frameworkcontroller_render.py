@@ -106,7 +106,7 @@ def test_a_rendered_job_has_only_fields_of_kubernetes_and_frameworkcontroller(na
         assert read_and_written(client.V1Secret.from_dict(secret)) == secret
 
 
-def test_names_and_labels_are_those_of_nni():
+def test_names_and_labels_equal_those_of_nni():
     assert FrameworkController(ONE).name_of("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
     assert FrameworkController(ONE).name_of("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
     labels = rendered("one")["framework"]["metadata"]["labels"]
@@ -157,7 +157,7 @@ def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report()
     assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
 
 
-def test_completion_policies_are_those_of_the_roles_and_a_missing_one_is_minus_one():
+def test_a_missing_completion_policy_is_rendered_as_minus_one():
     assert FrameworkController(TEAM).completion.roles == (
         TaskRole("ps", 1, 1, -1),
         TaskRole("worker", 2, 1, 2),
@@ -183,7 +183,7 @@ def test_a_command_reaches_the_keeper_unchanged(command):
     assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
 
 
-def test_a_template_keeps_its_fields_and_gets_those_that_jobs_require():
+def test_a_template_keeps_its_fields_and_gets_the_required_fields():
     made = rendered("template")["framework"]
     template = json.loads(TEMPLATE.template_text)
     assert made["metadata"]["annotations"] == {"owner": "ada"}
@@ -204,7 +204,7 @@ def test_a_template_keeps_its_fields_and_gets_those_that_jobs_require():
     assert ports == ["7000"], "the port that the template sets"
 
 
-def test_a_template_with_its_own_barrier_keeps_it():
+def test_the_barrier_of_a_template_is_kept():
     template = json.loads(TEMPLATE.template_text)
     for pod in pods(template):
         pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
@@ -229,7 +229,7 @@ WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categori
 
 @example(["it's", "$HOME", "a b", "", "*", "$$(X)", "\n", "ü"])
 @given(WORDS)
-def test_the_command_of_a_template_runs_as_kubernetes_would_run_it(tmp_path_factory, words):
+def test_a_template_command_runs_with_the_same_arguments_as_in_kubernetes(tmp_path_factory, words):
     workspace = tmp_path_factory.getbasetemp() / "EXPTexpt"
     workspace.mkdir(exist_ok=True)
     (workspace / "run.sh").write_text('exec bash -c "$TRIAL_KEEPER_COMMAND"\n')
@@ -247,7 +247,7 @@ def test_the_command_of_a_template_runs_as_kubernetes_would_run_it(tmp_path_fact
     assert done.stdout == "".join(f"{word}\0" for word in wanted).encode()
 
 
-def test_run_sh_replaces_itself_with_the_keeper():
+def test_run_sh_execs_the_keeper():
     script = render_run_script()
     assert script.endswith('\nexec "${keeper[@]}"\n')
     assert "trap" not in script

@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
+def test_only_the_last_recorded_framework_state_is_terminal():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -75,7 +75,7 @@ def test_a_framework_that_succeeded_has_exit_code_0_and_no_message():
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
-def test_the_failure_of_a_framework_is_that_of_the_deciding_task():
+def test_a_failed_framework_has_the_failure_of_the_deciding_task():
     verdict = OPERATOR.verdict_of(FAILED, {})
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
     assert verdict.awaits_pod, "its pod may have a termination message"
@@ -94,12 +94,12 @@ def test_the_failure_of_a_framework_is_that_of_the_deciding_task():
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_the_exit_reason_tells_a_lost_task_from_one_out_of_memory(framework, reason, exit_code):
+def test_a_lost_task_and_an_out_of_memory_task_have_different_exit_reasons(framework, reason, exit_code):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
 
-def test_a_failure_without_a_status_is_still_reported():
+def test_a_failed_framework_without_a_task_status_is_reported():
     verdict = OPERATOR.verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
     assert "FrameworkController reports fw: failed" in verdict.message

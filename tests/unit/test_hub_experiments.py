@@ -15,7 +15,7 @@ MINIMIZE = Objective("default", "minimize")
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.sampled_from([MAXIMIZE, MINIMIZE]))
-def test_a_curve_has_exactly_the_improvements_and_its_last_point_is_the_best(values, objective):
+def test_a_best_so_far_curve_contains_exactly_the_improvements(values, objective):
     curve = curve_of([(100.0 + at, value) for at, value in enumerate(values)], 100.0, objective)
     sign = 1 if objective.mode == "maximize" else -1
     improved = [
@@ -80,7 +80,7 @@ def test_only_experiments_that_changed_are_read_again(an_experiment, monkeypatch
     assert first.database not in read
 
 
-def test_an_unreadable_experiment_hides_no_other(an_experiment):
+def test_an_unreadable_experiment_does_not_hide_other_experiments(an_experiment):
     an_experiment("abc11111")
     an_experiment("abc22222").database.write_bytes(b"no database")
     lines = {line["id"]: line for line in Experiments().lines()}
@@ -89,7 +89,7 @@ def test_an_unreadable_experiment_hides_no_other(an_experiment):
     assert [each["id"] for each in Experiments().curves(["abc11111", "abc22222", "absent"])] == ["abc11111"]
 
 
-def test_a_removed_experiment_leaves_the_list(an_experiment):
+def test_a_removed_experiment_disappears_from_the_list(an_experiment):
     folder = an_experiment("abc11111")
     experiments = Experiments()
     assert len(experiments.lines()) == 1

@@ -18,7 +18,7 @@ PARTS = st.sampled_from(["*", "**", "a", "b", "*.py", "a*", "?", "x.py", "[ab]",
 @st.composite
 def patterns(draw):
     parts = draw(st.lists(PARTS, min_size=1, max_size=4))
-    # Two in a row are equal to one, and unusual.
+    # Two consecutive `**` mean the same as one and are unusual, so the second is removed.
     parts = [part for i, part in enumerate(parts) if part != "**" or parts[i - 1 : i] != ["**"]]
     return (
         draw(st.sampled_from(["", "", "!", "/", "!/"])) + "/".join(parts) + draw(st.sampled_from(["", "/"]))
@@ -26,7 +26,7 @@ def patterns(draw):
 
 
 FILES = st.lists(patterns(), min_size=1, max_size=5).map("\n".join)
-# Paths of files; a file whose path is also a folder is left out.
+# These are paths of files. A path that is also a folder of another path is left out.
 PATHS = st.sets(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), min_size=5, max_size=25
 )
@@ -58,7 +58,7 @@ def kept_by_us(root: Path, folder: str = "", outer: tuple[IgnoreRules, ...] = ()
 @given(
     paths=PATHS, outer=FILES, inner=st.dictionaries(st.sampled_from(["a/", "b/", "a/b/"]), FILES, max_size=2)
 )
-def test_the_kept_files_are_those_that_git_keeps(tmp_path_factory, paths, outer, inner):
+def test_nniignore_keeps_the_same_files_as_git(tmp_path_factory, paths, outer, inner):
     root = tmp_path_factory.mktemp("tree")
     subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):

@@ -39,7 +39,7 @@ def version(pin: Requirement) -> str:
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("name", EXTRAS)
-def test_each_requirement_of_the_project_has_one_version_that_it_admits(name, python):
+def test_each_requirement_is_pinned_to_one_valid_version(name, python):
     wanted = [
         *PROJECT["dependencies"],
         *(item for extra in EXTRAS[name] for item in PROJECT["optional-dependencies"][extra]),
@@ -60,5 +60,5 @@ def test_all_images_have_the_same_versions(python):
         }
 
 
-def test_there_is_a_file_for_each_image_and_each_extra_of_an_image():
+def test_each_image_and_extra_has_a_requirements_file():
     assert {path.stem for path in FOLDER.iterdir()} == set(EXTRAS)

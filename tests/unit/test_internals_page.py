@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Module, prefix of the tables' names, heading, and the name of a state that the table leaves open.
+# Each entry has the module, the prefix of the tables' names, the heading, and the name of the state that is not in the table.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),
@@ -75,7 +75,7 @@ def meanings(states: type[Enum]) -> dict[str, str]:
     return {state.name: found.get(state.name) or by_value.get(state.name, "") for state in states}
 
 
-def test_the_diagrams_are_those_of_the_tables() -> None:
+def test_the_documented_diagrams_equal_the_transition_tables() -> None:
     before, _, written = PAGE.read_text().partition(MARK)
     generated = "\n" + "\n".join(section(*table) for table in TABLES)
     if os.environ.get("GOLDEN") == "write":
@@ -84,7 +84,7 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
         assert written == generated, "run `make golden` after a change of a table"
 
 
-def test_every_named_file_exists() -> None:
+def test_every_file_named_on_the_internals_page_exists() -> None:
     written_by_hand = PAGE.read_text().partition(MARK)[0]
     paths = re.findall(r"`([\w/]+/(?:[\w.]+)?)`", written_by_hand)
     assert len(paths) > 50
@@ -92,7 +92,7 @@ def test_every_named_file_exists() -> None:
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_every_state_is_explained(module: str, prefix: str) -> None:
+def test_every_state_is_explained_on_the_internals_page(module: str, prefix: str) -> None:
     changes = getattr(importlib.import_module(module), f"{prefix}CHANGES")
     states = {state for change, after in changes.items() for state in (change[0], after) if state}
     explained = meanings(type(next(iter(states))))
@@ -100,7 +100,7 @@ def test_every_state_is_explained(module: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_no_pair_both_changes_the_state_and_is_ignored(module: str, prefix: str) -> None:
+def test_no_pair_of_state_and_event_is_both_a_change_and_ignored(module: str, prefix: str) -> None:
     tables = importlib.import_module(module)
     changes, ignored = getattr(tables, f"{prefix}CHANGES"), getattr(tables, f"{prefix}IGNORED")
     assert not changes.keys() & ignored

@@ -32,7 +32,7 @@ def report(folder, path, version="3.11.2"):
     folder.python_json.write_text(json.dumps({"version": version, "path": path}))
 
 
-def test_the_packages_of_this_interpreter_are_those_that_the_standard_library_finds():
+def test_recorded_packages_equal_those_that_importlib_metadata_finds():
     found = dict(line.split("==") for line in installed(sys.path))
     for each in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
@@ -41,7 +41,7 @@ def test_the_packages_of_this_interpreter_are_those_that_the_standard_library_fi
     assert found["pytest"] == importlib.metadata.version("pytest")
 
 
-def test_of_two_versions_the_first_in_the_path_counts(tmp_path):
+def test_of_two_installed_versions_the_first_on_the_path_is_recorded(tmp_path):
     for place, version in (("a", "2.0"), ("b", "1.0")):
         (tmp_path / place / f"Some_Package-{version}.dist-info").mkdir(parents=True)
     (tmp_path / "b/old-0.1-py3.7.egg-info").touch()
@@ -49,7 +49,7 @@ def test_of_two_versions_the_first_in_the_path_counts(tmp_path):
     assert installed(paths) == ["old==0.1", "some-package==2.0"]
 
 
-def test_a_list_is_written_once_under_its_digest_and_again_only_if_it_changes(workspace, folder, tmp_path):
+def test_a_package_list_is_written_once_for_each_digest(workspace, folder, tmp_path):
     site = tmp_path / "site"
     (site / "numpy-1.26.4.dist-info").mkdir(parents=True)
     report(folder, [str(site)])
@@ -68,7 +68,7 @@ def test_a_list_is_written_once_under_its_digest_and_again_only_if_it_changes(wo
     assert len(list(workspace.packages.iterdir())) == 2
 
 
-def test_without_a_report_only_host_and_node_are_known(workspace, folder):
+def test_without_a_report_of_the_interpreter_only_host_and_node_are_recorded(workspace, folder):
     packages = Packages(workspace, {})
     assert packages.of(folder) == packages.here
     assert packages.here.host
@@ -79,13 +79,13 @@ def test_without_a_report_only_host_and_node_are_known(workspace, folder):
     st.none() | st.text() | st.integers() | st.just("version"), lambda of: st.lists(of) | st.dictionaries(
         st.sampled_from(["version", "path"]) | st.text(), of))))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_invalid_report_costs_only_the_record(workspace, folder, content):
+def test_an_invalid_interpreter_report_does_not_fail_the_trial(workspace, folder, content):
     folder.python_json.write_bytes(content)
     found = Packages(workspace, {}).of(folder)
     assert found.host == Packages(workspace, {}).here.host
 
 
-def test_an_unwritable_workspace_costs_only_the_list(folder, tmp_path):
+def test_an_unwritable_package_list_does_not_fail_the_trial(folder, tmp_path):
     report(folder, [str(tmp_path)])
     assert Packages(Workspace(Path("/proc/none")), {}).of(folder).packages
 
@@ -106,5 +106,5 @@ def test_an_unwritable_workspace_costs_only_the_list(folder, tmp_path):
         ),
     ],
 )
-def test_the_name_of_the_node_comes_from_the_cluster(environ, name):
+def test_the_node_name_comes_from_the_clusters_variable(environ, name):
     assert node_name(environ) == name

@@ -44,7 +44,7 @@ def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
 
 def row(key: Key, v1: str) -> str:
     declared = key.declared
-    # Roles are alike, and the keys of each follow its name, or the index of an item.
+    # All task roles have the same keys, below the role's name or below the index of a list item.
     is_of_role = key.path[:1] == SERVICE and key.path[1:2] != ("storage",) and len(key.path) > 2
     v2 = key_of(key.path[2 + (EACH in key.path) :] if is_of_role else key.path)
     about = declared.about + (f" (since {declared.since}, not in NNI)" if declared.since else "")
@@ -77,7 +77,7 @@ def table(found: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_tables_of_keys_are_those_of_the_declarations(page: str) -> None:
+def test_the_documented_key_tables_equal_the_declarations(page: str) -> None:
     written = (DOCS / page).read_text()
     generated = TABLE.sub(table, written)
     if os.environ.get("GOLDEN") == "write":
@@ -87,7 +87,7 @@ def test_the_tables_of_keys_are_those_of_the_declarations(page: str) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_key_is_declared_with_a_description_and_is_in_a_table(platform: str) -> None:
+def test_every_key_has_a_description_and_is_in_a_documented_table(platform: str) -> None:
     listed = {
         (key.path[-1], key.declared)
         for page in PAGES

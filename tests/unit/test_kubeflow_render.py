@@ -153,7 +153,7 @@ def test_the_api_version_is_that_of_the_experiment_file():
         ("job", (TaskRole("worker", 2, 1, 2),)),
     ],
 )
-def test_the_completion_policy_is_that_of_the_operator(operator_name, roles):
+def test_the_completion_policy_depends_on_the_operator(operator_name, roles):
     assert operator(operator_name).completion.roles == roles
 
 
@@ -205,7 +205,7 @@ TEMPLATE = {
 
 
 @pytest.mark.parametrize("operator_name", ["tf-operator", "pytorch-operator", "job"])
-def test_each_pod_has_what_the_template_adds_and_the_trial_keeps_what_it_needs(operator_name):
+def test_a_pod_template_adds_fields_and_keeps_those_of_the_trial(operator_name):
     client = pytest.importorskip("kubernetes.client")
     plain, made = rendered(operator_name), rendered(operator_name, template_text=json.dumps(TEMPLATE))
     for each in DEFINITIONS[operator_name]:

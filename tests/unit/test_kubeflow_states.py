@@ -71,7 +71,7 @@ def test_the_stage_of_a_job_follows_from_its_conditions_and_counts(word, documen
     assert operator(word).stage_of(document) is stage
 
 
-def test_the_verdict_is_that_of_the_pod_that_failed_first():
+def test_a_failed_job_has_the_cause_of_the_first_failed_pod():
     document = job(("Failed", "True", "PyTorchJob j is failed because 1 Master replica(s) failed."))
     pods = {"a": failed(143), "b": failed(3, ended_at="2026-01-01T00:00:01Z"), "c": {"status": {}}}
     verdict = operator("pytorch-operator").verdict_of(document, pods)
@@ -82,7 +82,7 @@ def test_the_verdict_is_that_of_the_pod_that_failed_first():
     assert not verdict.awaits_pod
 
 
-def test_a_pod_that_the_operator_deleted_in_the_same_second_does_not_decide():
+def test_a_pod_that_the_operator_deleted_is_not_the_cause_of_a_failed_job():
     ended = failed(143) | {"metadata": {"deletionTimestamp": "2026-01-01T00:00:32Z"}}
     verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": ended, "b": failed(3)})
     assert (verdict.exit_code, verdict.pod) == (3, "b")
@@ -107,7 +107,7 @@ def test_a_failure_without_a_failed_pod_waits_for_the_pod():
     assert (verdict.exit_code, verdict.pod, verdict.awaits_pod) == (None, None, True)
 
 
-def test_a_job_that_succeeded_has_an_empty_verdict():
+def test_a_succeeded_job_has_no_failure_cause():
     assert operator("tf-operator").verdict_of(job(("Succeeded", "True")), {"a": failed(1)}) == SUCCESS
 
 
@@ -143,7 +143,7 @@ PODS = st.dictionaries(
 
 @pytest.mark.parametrize("word", OPERATORS)
 @given(status=STATUSES, pods=PODS)
-def test_a_job_ends_only_by_a_true_terminal_condition_and_then_has_a_verdict(word, status, pods):
+def test_only_a_true_terminal_condition_ends_a_job(word, status, pods):
     document = {"metadata": {"name": "j"}, "status": status}
     met = {each["type"] for each in ((status or {}).get("conditions") or []) if each["status"] == "True"}
     ends = {"Failed", "Succeeded" if word.endswith("-operator") else "Complete"}

@@ -16,7 +16,7 @@ def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), *
     """`code`: that of its container, which has ended at `AT`. `deleted`: when its deletion was requested."""
     meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
     if deleted:
-        # 45 s later.
+        # This time is 45 s later.
         ends_at = (
             deleted.replace("00:00", "00:01")
             .replace(":30Z", ":15Z")
@@ -53,17 +53,17 @@ def disruption(reason, message="so"):
         ("ByANewerCluster", "is ended by the cluster"),
     ],
 )
-def test_a_disrupted_pod_has_the_reason_and_the_message_of_the_cluster(reason, how):
+def test_the_cause_of_a_disrupted_pod_is_the_clusters_condition(reason, how):
     assert why_ended(a_pod(conditions=[disruption(reason)])) == f"pod p-0 {how}: {reason}: so"
 
 
-def test_a_pod_that_failed_as_a_whole_has_the_reason_of_its_node():
+def test_the_cause_of_a_pod_that_the_node_failed_is_the_pods_reason():
     pod = a_pod("Failed", reason="Evicted", message="The node was low on\n resource: memory.")
     assert why_ended(pod) == "pod p-0 failed: Evicted: The node was low on resource: memory."
 
 
 @pytest.mark.parametrize("pod", [a_pod(), a_pod("Failed", 1), a_pod("Succeeded", 0), {"metadata": {}}])
-def test_a_pod_that_ends_by_itself_has_no_cause(pod):
+def test_a_pod_that_exits_by_itself_has_no_cluster_cause(pod):
     assert (why_ended(pod), deleted_at(pod)) == ("", None)
 
 
@@ -72,20 +72,21 @@ def test_a_pod_that_ends_by_itself_has_no_cause(pod):
     [
         ("Running", None, AT, AT),
         ("Failed", 143, BEFORE, BEFORE),
-        ("Failed", 1, BEFORE, BEFORE),  # training code that handles the signal in its own way
+        ("Failed", 1, BEFORE, BEFORE),  # the training code handles SIGTERM itself
         ("Failed", 143, AT, AT),
-        # An operator has deleted a pod that has ended; within the same second only a keeper's own code shows the signal.
+        # The operator deleted a pod that had ended. If both times are in the same second, only an exit code of the keeper
+        # itself shows that the signal came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),
         ("Succeeded", 0, AFTER, None),
     ],
 )
-def test_a_deletion_is_a_cause_only_if_it_precedes_the_end_of_the_containers(phase, code, deleted, at):
+def test_a_deletion_after_the_containers_ended_is_not_a_cause(phase, code, deleted, at):
     assert deleted_at(a_pod(phase, code, deleted)) == at
 
 
-def test_an_unreadable_time_is_none():
+def test_an_unreadable_timestamp_is_read_as_none():
     assert seconds_since("soon", 1.0) is None
     assert seconds_since("1970-01-01T00:00:40Z", 100.0) == 60.0
     assert seconds_since("1970-01-01T00:00:40Z", 0.0) == 0.0, "a clock that is behind"
@@ -100,19 +101,19 @@ def store(observed, pod, *, is_gone=False):
     observed.store_pod(pod, is_gone=is_gone, is_kept=True)
 
 
-def test_a_running_pod_that_vanishes_was_deleted_by_somebody():
+def test_the_cause_of_a_vanished_running_pod_is_its_deletion():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)
     assert observed.cause("aB3dE", None).startswith("pod p-0 was deleted, but not by this manager; ")
 
 
-def test_a_pod_that_vanishes_after_its_own_end_has_no_cause():
+def test_a_pod_that_vanishes_after_its_containers_exited_has_no_cause():
     observed = an_observer()
     store(observed, a_pod("Failed", 1), is_gone=True)
     assert observed.cause("aB3dE", "p-0") == ""
 
 
-def test_the_pods_that_an_operator_deletes_with_their_job_are_no_cause():
+def test_pods_deleted_by_the_operator_of_an_ended_job_are_no_cause():
     observed = an_observer()
     first, second = a_pod("Failed", 1), a_pod(deleted=AFTER)
     second["metadata"] |= {"name": "p-1", "uid": "u1"}

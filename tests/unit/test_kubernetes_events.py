@@ -17,7 +17,7 @@ def an_event(name, at="2026-01-01T00:00:05Z", reason="Failed", message="no", uid
     } | more
 
 
-def test_a_warning_belongs_to_its_pod_and_its_job_only():
+def test_an_event_is_shown_only_for_its_pod_and_job():
     warnings = WarningEventCache("EXPT")
     warnings.take(an_event("nniexpexpttrial1-ps-0"))
     assert warnings.of("nniexpexpttrial1-ps-0") == warnings.of("nniexpexpttrial1") == "Failed: no"

@@ -54,7 +54,7 @@ def test_a_submit_result_is_valid_only_while_submitting_ending_or_ended():
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING
 
 
-def test_every_follow_up_belongs_to_a_transition():
+def test_every_follow_up_action_belongs_to_a_transition():
     assert FOLLOW_UPS.keys() <= TRANSITIONS.keys()
 
 
@@ -81,7 +81,7 @@ def test_every_follow_up_belongs_to_a_transition():
     ],
     ids=lambda each: "-".join(event.name.lower() for event in each) if isinstance(each, tuple) else None,
 )
-def test_the_order_of_events_decides_the_follow_up(events, follow_up, state):
+def test_the_order_of_events_determines_the_follow_up_action(events, follow_up, state):
     assert follow_up_of(*events) == (follow_up, state)
 
 
@@ -101,7 +101,7 @@ def closing_events(state):
 
 
 @given(st.lists(st.sampled_from(E)), st.booleans())
-def test_every_job_reaches_its_end_and_is_reported_once(events, stop_is_asked):
+def test_the_end_of_every_job_is_reported_exactly_once(events, stop_is_asked):
     job, ends = a_job(), 0
 
     def apply(event):

@@ -30,11 +30,11 @@ def disrupted(reason, status="True"):
         ({}, False),
     ],
 )
-def test_only_the_condition_of_the_scheduler_is_a_preemption(pod, is_one):
+def test_only_a_pod_condition_of_the_scheduler_counts_as_preemption(pod, is_one):
     assert is_preempted(pod) is is_one
 
 
-def test_the_event_of_the_scheduler_counts_for_its_own_pod_and_not_for_a_new_one_of_that_name():
+def test_a_preemption_event_does_not_count_for_a_new_pod_of_the_same_name():
     observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
     observed.store_pod(a_pod(), is_gone=False, is_kept=True)
     assert observed.preempted_pod("aB3dE") is None
@@ -45,7 +45,7 @@ def test_the_event_of_the_scheduler_counts_for_its_own_pod_and_not_for_a_new_one
     assert observed.preempted_pod("aB3dE") is None
 
 
-def test_a_job_with_two_pods_is_more_than_the_preempted_one():
+def test_a_preempted_pod_of_a_job_with_two_pods_is_not_the_only_pod():
     observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
     observed.store_pod(disrupted("PreemptionByScheduler"), is_gone=False, is_kept=True)
     other = a_pod(uid="u2")

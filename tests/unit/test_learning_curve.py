@@ -42,21 +42,21 @@ def continued(attempt, offset, source, name="1", load="", task=TASK):
     return StoredMark(attempt, attempt_id(attempt), task, offset, name, source, load or f"{attempt}-{offset}")
 
 
-def test_without_checkpoint_marks_the_curve_consists_of_the_last_attempt_alone():
+def test_without_checkpoint_marks_the_curve_is_that_of_the_last_attempt():
     assert curve_of("t", [], 3, TASK) == LearningCurve((Segment(3, TASK),))
 
 
-def test_the_curve_is_the_predecessor_up_to_the_mark_and_then_the_successor():
+def test_the_curve_joins_both_attempts_at_the_checkpoint_mark():
     marks = [saved(0, 100), saved(0, 300, "2"), continued(2, 0, key_of(0))]
     assert curve_of("t", marks, 2, TASK) == LearningCurve((Segment(0, TASK, -1, 100), Segment(2, TASK, 0)))
 
 
-def test_a_process_that_returns_to_its_own_checkpoint_drops_what_it_reported_since():
+def test_loading_an_own_checkpoint_drops_the_results_reported_since():
     marks = [saved(0, 100), continued(0, 300, key_of(0))]
     assert curve_of("t", marks, 0, TASK).segments == (Segment(0, TASK, -1, 100), Segment(0, TASK, 300))
 
 
-def test_forked_processes_that_write_the_record_of_one_load_drop_nothing():
+def test_forked_processes_that_record_the_same_load_drop_no_results():
     source = key_of(0)
     marks = [saved(0, 9), continued(1, 0, source, load="a"), continued(1, 50, source, load="a")]
     assert curve_of("t", marks, 1, TASK).segments[-1] == Segment(1, TASK, 0)
@@ -85,7 +85,7 @@ MARKS = st.one_of(
 
 
 @given(st.lists(MARKS, max_size=12))
-def test_no_marks_make_a_curve_without_end_or_count_a_record_twice(marks):
+def test_any_marks_give_a_finite_curve_without_duplicate_records(marks):
     marks.sort(key=lambda mark: (mark.attempt, mark.offset))
     segments = curve_of("t", marks, 3, TASK).segments
     assert segments[-1].end_offset == NO_END
@@ -158,7 +158,7 @@ def store_streams(store, streams, size):
     st.integers(1, 500),
     st.booleans(),
 )
-def test_each_step_counts_once_however_often_the_training_was_killed(new_store, attempts, size, is_late):
+def test_each_step_counts_once_even_after_many_killed_attempts(new_store, attempts, size, is_late):
     training = Training()
     for number, actions in enumerate(attempts):
         reached = training.attempt(number, actions)
@@ -178,7 +178,7 @@ def test_each_step_counts_once_however_often_the_training_was_killed(new_store, 
     assert list(chain.from_iterable(reader.metric_pages(True))) == []
 
 
-def test_the_pages_of_other_trials_are_in_their_place(new_store):
+def test_metric_pages_of_continued_and_other_trials_are_in_trial_order(new_store):
     store, reader = new_store()
     training = Training()
     training.attempt(0, ["step"] * 150 + ["save", "step"])
@@ -210,7 +210,7 @@ def test_the_pages_of_other_trials_are_in_their_place(new_store):
     assert [row.attempt for row in rows if row.trial_id == "t"] == [0] * 150 + [1] * 150
 
 
-def test_only_the_marks_that_can_matter_are_stored(new_store):
+def test_only_the_newest_and_the_loaded_checkpoint_marks_are_stored(new_store):
     store, reader = new_store()
     training = Training()
     training.attempt(0, ["save", "step"])
@@ -221,7 +221,7 @@ def test_only_the_marks_that_can_matter_are_stored(new_store):
     store_streams(store, {0: first + loads + training.streams[0]}, 10_000)
     marks = reader.marks("t")
     saves = [int(mark.checkpoint) for mark in marks if mark.source is None]
-    # The first one, from which a process continued, and the newest.
+    # The store keeps the first mark, from which a process continued, and the newest marks.
     assert saves == [1, *range(52, 152)]
     assert len([mark for mark in marks if mark.source is not None]) == 1000
 
@@ -237,7 +237,7 @@ def running():
     return search, key
 
 
-def test_an_attempt_that_continues_has_the_results_before_its_checkpoint():
+def test_a_continued_attempt_has_the_results_before_its_checkpoint():
     search, key = running()
     effects = search.handle(events.AttemptContinued(key, InheritedResults(2, "0.2", (0.1, 0.2), "0.9")))
     trial = search.trial("t0")
@@ -248,7 +248,7 @@ def test_an_attempt_that_continues_has_the_results_before_its_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
-def test_results_that_are_stored_late_come_before_those_of_the_attempt():
+def test_late_results_of_the_previous_attempt_precede_those_of_the_new_attempt():
     search, key = running()
     source = AttemptKey("t0", attempt_id(0), key.task)
     effects = search.handle(events.AttemptContinued(key, InheritedResults(), missing=source))

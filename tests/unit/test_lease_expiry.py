@@ -33,25 +33,25 @@ def frozen(folder):
         yield path
 
 
-def test_the_last_renewal_of_a_holder_on_this_machine_shows_at_once_whether_its_lease_has_expired(tmp_path):
+def test_the_lease_of_a_holder_on_this_machine_is_judged_by_its_last_renewal(tmp_path):
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
-    assert not is_expired(path, LONG_S)  # without a poll of the file
+    assert not is_expired(path, LONG_S)  # the function returns without polling the file
     write_record(path, LeaseRecord(holder, 1, time.monotonic() - 2.0))
     assert is_expired(path, 1.0)
     assert not is_expired(path, LONG_S)
 
 
-def test_a_renewal_in_the_future_shows_nothing_so_the_holder_has_to_renew_again(tmp_path):
-    # The machine has restarted since, where its kernel provides no boot id.
+def test_a_renewal_time_in_the_future_does_not_keep_a_lease_valid(tmp_path):
+    # A renewal time in the future means that the machine has restarted, if the kernel provides no boot id.
     path = tmp_path / "owner.lock"
     path.touch()
     write_record(path, LeaseRecord(LeaseHolder.here(), 1, time.monotonic() + LONG_S))
     assert is_expired(path, 0.01)
 
 
-def test_a_holder_that_is_frozen_outside_of_a_write_is_replaced(folder, frozen):
+def test_a_suspended_holder_without_a_database_lock_is_replaced(folder, frozen):
     with folder.owned() as lease:
         assert folder.lease_holder() == lease.holder
 
@@ -73,7 +73,7 @@ def test_only_a_holder_that_locks_the_database_is_reported_as_suspended_in_a_wri
     database.close()
 
 
-def test_a_take_over_that_fails_for_another_reason_names_this_reason(folder, frozen):
+def test_a_failed_takeover_names_the_error(folder, frozen):
     folder.database.with_name(f"{folder.database.name}-shm").mkdir()
     with pytest.raises(StoreBusy, match="attempt to write a readonly database") as refused, folder.owned():
         pass

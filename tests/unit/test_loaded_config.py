@@ -12,7 +12,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import AliasHint, ExperimentConfig
 from nni_manager.experiment.aliases import NoSuchField
 
-# Keys that a configuration in Python does not have, or has elsewhere.
+# A configuration in Python does not have these keys, or has them in another section.
 ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
 
 
@@ -28,7 +28,7 @@ def fields_of(checked):
     for name in ELSEWHERE:
         del fields[name]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # as in a converted file
+        del fields["tuner"]["name"]  # a converted file has the location of the user's tuner here
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"
     return fields
@@ -43,7 +43,7 @@ def test_a_loaded_file_describes_the_same_experiment_in_any_folder(file, tmp_pat
         config = ExperimentConfig.load(file)
     checked = fields_of(config.checked())
     wanted = fields_of(expected)
-    if wanted["experiment_name"] == file.stem:  # the default of a file
+    if wanted["experiment_name"] == file.stem:  # the default value of an experiment file
         del wanted["experiment_name"], checked["experiment_name"]
     assert checked == wanted
 

@@ -19,10 +19,10 @@ def test_the_least_loaded_gpus_are_assigned_first():
     assert shares.take("d", 2) == (0, 1)
 
 
-def test_gpus_of_other_programs_are_not_assigned_and_those_of_own_jobs_are_shared():
+def test_gpus_used_by_other_programs_are_not_assigned():
     shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
     assert shares.take("a", 1, in_use={0}) == (1,)
-    # Now the job computes on GPU 1, which a second job may share.
+    # The first job now runs on GPU 1, which a second job may share.
     assert shares.used_by_others({0, 1}) == [0]
     assert shares.take("b", 3, in_use={0, 1}) is None
     assert shares.take("b", 2, in_use={0, 1}) == (1, 2)
@@ -48,7 +48,7 @@ def test_trials_without_gpus_require_none():
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.frozensets(st.integers(0, 4))), max_size=40),
     st.integers(1, 3),
 )
-def test_no_gpu_ever_has_more_jobs_than_its_limit_or_a_job_beside_another_program(moves, most):
+def test_no_gpu_has_more_jobs_than_its_limit_or_shares_with_other_programs(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
     for job, count, others in moves:

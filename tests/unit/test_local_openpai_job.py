@@ -59,7 +59,7 @@ def test_every_state_has_a_name_in_the_api(sub_state, code):
     assert (found in (State.STOPPED, State.STOPPING)) <= (code in (-210, -220))
 
 
-def test_no_task_of_a_gang_starts_before_all_have_an_allocation():
+def test_a_gang_starts_when_every_task_has_an_allocation():
     played = Played(a_plan(a_role(tasks=3)))
     played.happens(Submitted())
     (asked,) = played.of(Request)
@@ -70,7 +70,7 @@ def test_no_task_of_a_gang_starts_before_all_have_an_allocation():
     assert len(played.of(StartContainer)) == 3
 
 
-def test_without_a_gang_each_task_starts_alone_and_lacks_unallocated_tasks():
+def test_without_gang_allocation_each_task_starts_alone():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
     assert len(played.of(Request)) == 2
@@ -123,7 +123,7 @@ def test_the_first_failure_fails_the_job_once_the_other_tasks_are_stopped():
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
-def test_a_killed_helper_of_a_job_that_succeeded_counts_as_stopped():
+def test_a_task_killed_after_the_job_succeeded_counts_as_stopped():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")
@@ -131,7 +131,7 @@ def test_a_killed_helper_of_a_job_that_succeeded_counts_as_stopped():
     assert played.states() == [State.STOPPED, State.SUCCEEDED]
 
 
-def test_a_stopped_job_is_never_failed_whatever_its_exit_codes():
+def test_a_stopped_job_never_becomes_failed():
     played = Played(a_plan(job_retries=3)).begin()
     played.happens(StopAsked())
     assert (played.job.attempt.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
@@ -152,7 +152,7 @@ def test_a_queued_job_is_stopped_at_once():
     assert not played.of(StopContainer)
 
 
-def test_a_job_that_is_stopped_after_it_failed_stays_failed():
+def test_a_stop_after_a_failure_keeps_the_job_failed():
     played = Played(a_plan()).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -160,7 +160,7 @@ def test_a_job_that_is_stopped_after_it_failed_stays_failed():
     assert (played.job.attempt.state, played.job.attempt.code) == (State.FAILED, 255)
 
 
-def test_a_job_that_is_stopped_after_it_failed_is_not_retried():
+def test_a_failed_job_that_is_stopped_is_not_retried():
     played = Played(a_plan(job_retries=5)).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -193,7 +193,7 @@ def test_a_job_is_retried_with_new_containers():
     assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
 
 
-def test_a_task_without_a_gang_is_retried_alone():
+def test_without_gang_allocation_a_task_is_retried_alone():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
@@ -238,7 +238,7 @@ def test_a_gang_without_free_ports_gets_exit_code_253_and_is_retried():
     assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
-    # Its allocations are free again.
+    # The allocations of the ended job are free again.
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 

@@ -95,7 +95,7 @@ def test_a_stopped_job_is_never_retried(code, most, is_fancy):
     assert retried(RetryPolicy(is_fancy, most), code, RetryCounts(), 10) is None
 
 
-def test_platform_failures_are_retried_without_a_retry_count_and_not_counted_as_the_users():
+def test_platform_failures_are_retried_and_do_not_use_up_the_retry_count():
     assert retried(JOB, 137, RetryCounts(), 10) == RetryCounts(platform=1)
     assert retried(JOB, 253, RetryCounts(platform=9), 10) == RetryCounts(platform=10)
     assert retried(JOB, 251, RetryCounts(), 10) == RetryCounts(resource=1)
@@ -146,14 +146,14 @@ def judged(min_failed, min_succeeded, tasks, found):
     return verdict([("worker", CompletionPolicy(min_failed, min_succeeded))], tasks, found)
 
 
-def test_enough_failed_tasks_fail_the_job_with_the_last_of_them():
+def test_the_job_fails_with_the_task_that_reaches_min_failed_instances():
     decided = judged(2, -1, 4, ends(255, 0, 232))
     assert decided.exit.code == 232
     assert decided.trigger.message == "FailedTaskCount 2 has reached MinFailedTaskCount 2 in the TaskRole"
     assert (decided.trigger.role, decided.trigger.index) == ("worker", 2)
 
 
-def test_enough_succeeded_tasks_make_the_job_succeed_while_others_run():
+def test_the_job_succeeds_at_min_succeeded_instances_while_other_tasks_run():
     decided = judged(1, 1, 3, ends(0))
     assert decided.exit.code == 0
     assert (
@@ -161,7 +161,7 @@ def test_enough_succeeded_tasks_make_the_job_succeed_while_others_run():
     )
 
 
-def test_the_earliest_task_end_that_fulfils_a_policy_decides():
+def test_the_earliest_task_end_that_fulfils_a_policy_ends_the_job():
     assert judged(1, 1, 2, ends(0, 255)).exit.code == 0
     assert judged(1, 1, 2, ends(255, 0)).exit.code == 255
 
@@ -172,11 +172,11 @@ def test_a_job_that_tolerates_failures_succeeds_even_if_all_tasks_failed():
     assert "CompletedTaskCount 2 has reached TotalTaskCount 2" in decided.trigger.message
 
 
-def test_there_is_no_verdict_while_no_policy_is_fulfilled_and_tasks_run():
+def test_the_job_runs_until_a_policy_is_fulfilled():
     assert judged(2, -1, 3, ends(255, 0)) is None
 
 
-def test_each_role_is_counted_separately():
+def test_each_task_role_is_counted_separately():
     policies = [("ps", CompletionPolicy(1, 1)), ("worker", CompletionPolicy(2, 2))]
     found = [*ends(255, 0), *ends(role="ps")]
     assert verdict(policies, 4, found) is None
@@ -188,9 +188,7 @@ def test_each_role_is_counted_separately():
     st.integers(-1, 4),
     st.lists(st.sampled_from([0, 255, 137]), min_size=1, max_size=6),
 )
-def test_a_verdict_never_changes_and_exists_at_the_latest_after_the_last_task(
-    min_failed, min_succeeded, codes
-):
+def test_the_job_result_never_changes_and_exists_after_the_last_task(min_failed, min_succeeded, codes):
     found = ends(*codes)
     verdicts = [
         judged(min_failed, min_succeeded, len(codes), found[:count]) for count in range(len(codes) + 1)
@@ -210,13 +208,13 @@ def test_a_verdict_never_changes_and_exists_at_the_latest_after_the_last_task(
 # ---- ports
 
 
-def test_ports_are_those_that_openpai_computes():
+def test_ports_equal_those_that_openpai_computes():
     uid = "2320bc0d-db98-4969-965f-077953c6aee9"
     chosen = chosen_ports(uid, {"ssh": 1, "http": 1, "nni": 3}, 15000, 40000, lambda _: True)
     assert chosen == {"ssh": (26055,), "http": (25895,), "nni": (38675, 32000, 20803)}
 
 
-def test_a_port_in_use_is_replaced_by_the_next_one():
+def test_a_used_port_is_replaced_by_the_next_free_port():
     start = hashed_port("c", "http", 0, 15000, 40000)
     taken = {start, start + 1}
     assert chosen_ports("c", {"http": 1}, 15000, 40000, lambda port: port not in taken) == {
@@ -284,7 +282,7 @@ def test_each_gpu_is_assigned_once_and_only_within_its_virtual_cluster():
     assert second.grants()[0].gpus == {"c": (2,)}
 
 
-def test_a_request_that_leaves_the_queue_unblocks_the_next_one():
+def test_removing_a_request_from_the_queue_unblocks_the_next_request():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(9, 1, 0)))
     cluster.enqueue(a_request(2, b=(1, 1, 0)))

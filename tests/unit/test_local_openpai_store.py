@@ -108,7 +108,7 @@ def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
 
 
 def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
-    # Large enough for database pages of its own, which SQLite frees without erasing unless configured to.
+    # The secret fills whole database pages. SQLite frees such pages without erasing them, unless secure_delete is on.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
     store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
@@ -122,7 +122,7 @@ def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_plan_survives_a_round_trip_through_the_database(store):
+def test_a_job_plan_survives_a_round_trip_through_the_database(store):
     plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
     store.add_job(plan, "masked", 0.5)
     assert [job.plan for job in store.unfinished(str, 3)] == [plan]
@@ -151,7 +151,7 @@ def test_a_database_of_a_newer_version_is_not_opened(tmp_path):
         JobStore(tmp_path / "db")
 
 
-def test_a_file_that_is_no_database_is_an_error_with_a_remedy(tmp_path):
+def test_an_invalid_database_file_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "db").write_bytes(b"no database" * 100)
     with pytest.raises(StateDirUnusable, match="choose another state directory"):
         JobStore(tmp_path / "db")

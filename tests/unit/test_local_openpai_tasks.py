@@ -106,7 +106,7 @@ def test_variables_of_an_outer_platform_are_not_inherited():
     }
 
 
-def test_tasks_have_their_own_retries_only_without_a_gang():
+def test_tasks_have_a_retry_count_only_without_gang_allocation():
     gang = a_plan(((*WORKER, "taskRetryCount"), 3), jobRetryCount=2).plan
     assert (gang.job_retry.is_fancy, gang.job_retry.max_retries) == (True, 2)
     assert (gang.task_retry["worker"].is_fancy, gang.task_retry["worker"].max_retries) == (False, 0)
@@ -129,7 +129,7 @@ def test_tasks_have_their_own_retries_only_without_a_gang():
         ),
     ],
 )
-def test_a_job_gets_its_named_storages_or_the_default_ones(extras, mounts):
+def test_a_job_mounts_its_named_storages_or_the_default_storages(extras, mounts):
     found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
     assert found == mounts
 
@@ -225,6 +225,6 @@ def test_the_kept_log_files_are_contiguous(tmp_path):
     assert b"".join(file.read_bytes() for file in files) == text
 
 
-def test_a_container_is_claimed_once(tmp_path):
+def test_a_container_can_be_claimed_only_once(tmp_path):
     assert claim(tmp_path, {"pid": None})
     assert not claim(tmp_path, {"pid": os.getpid()})

@@ -18,7 +18,7 @@ async def guess(throttle, source):
     assert caught.value.code == "IncorrectPasswordError"
 
 
-def test_sources_whose_cooldown_has_passed_are_forgotten_before_there_are_too_many(monkeypatch):
+def test_expired_sources_are_removed_before_the_table_is_full(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
 
     async def scenario():
@@ -30,7 +30,7 @@ def test_sources_whose_cooldown_has_passed_are_forgotten_before_there_are_too_ma
     asyncio.run(scenario())
 
 
-def test_however_many_sources_come_one_that_waits_or_has_guessed_is_remembered(monkeypatch):
+def test_a_throttled_source_is_kept_even_if_many_other_sources_log_in(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 1)
     monkeypatch.setattr(login_throttle, "FAILURE_COOLDOWN_S", 3600.0)
 

@@ -36,7 +36,7 @@ def test_the_final_result_is_the_last_or_the_best_value_and_is_reported_once(fol
     assert reported(folder) == [("PERIODICAL", 3), ("PERIODICAL", 1), ("PERIODICAL", 2), ("FINAL", final)]
 
 
-def test_another_best_is_refused():
+def test_an_invalid_value_of_best_is_refused():
     with pytest.raises(ValueError, match=r"cannot use best='maximum'.*write 'min', 'max', or None"):
         MetricReporter("auc", "maximum")
 
@@ -61,7 +61,7 @@ def test_a_metric_that_is_absent_or_ambiguous_is_refused(folder, metric, metrics
     assert reported(folder) == []
 
 
-def test_only_new_values_of_a_history_are_reported_and_of_a_cross_validation_the_means(folder):
+def test_only_new_values_of_a_metric_history_are_reported(folder):
     reporter, log = MetricReporter("auc"), []
     for value in (0.5, (0.25, 0.125), 0.75):
         log.append(value)
@@ -71,7 +71,7 @@ def test_only_new_values_of_a_history_are_reported_and_of_a_cross_validation_the
 
 
 @pytest.mark.parametrize("reason", ["early stopped", "stopped by user", "time limit", "job lost"])
-def test_a_stopped_trial_has_a_final_result_unless_the_assessor_stopped_it(folder, reason):
+def test_a_trial_that_the_assessor_stopped_reports_no_final_result(folder, reason):
     reporter = MetricReporter("auc")
     reporter.report({"auc": 0.5})
     (folder / "stop_notice.json").write_text(json.dumps({"reason": reason}))

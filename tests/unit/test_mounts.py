@@ -31,7 +31,7 @@ TABLE = """\
         ("10.0.0.2", "/var/nfs", None),
     ],
 )
-def test_an_export_is_found_at_its_mount_or_below_that_of_a_parent(server, path, folder):
+def test_an_export_is_found_at_its_own_mount_or_below_a_parent_mount(server, path, folder):
     assert export_in(TABLE, server, path) == (None if folder is None else Path(folder))
 
 

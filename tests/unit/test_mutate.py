@@ -37,7 +37,7 @@ def changes(source):
         ("raise a", "pass"),
     ],
 )
-def test_a_small_bug_is_planted_into_a_line(before, after):
+def test_each_kind_of_mutation_changes_one_line(before, after):
     lines = [before, "    pass"] if before.endswith(":") else [before]
     source = "async def f(a, b):\n" + "".join(f"    {line}\n" for line in lines)
     assert (before, after) in changes(source)
@@ -61,7 +61,7 @@ def test_texts_names_and_settings_are_not_mutated(source):
     assert changes(source) == []
 
 
-def test_a_seed_always_draws_the_same_sample_and_another_seed_another_one(tmp_path):
+def test_the_sample_of_mutants_depends_only_on_the_seed(tmp_path):
     (tmp_path / "m.py").write_text("".join(f"a{number} = f({number})\n" for number in range(200)))
     one, again, other = (mutate.sampled(tmp_path, ["."], 10, seed) for seed in (1, 1, 2))
     assert one == again
@@ -81,13 +81,13 @@ def test_an_explained_survivor_is_recognised_by_its_lines():
         mutate.explanations("m.py\n- a < b\n+ a <= b\n")
 
 
-def test_each_explanation_is_about_code_that_exists():
+def test_each_explained_survivor_refers_to_existing_code():
     for path, before, after in mutate.explanations(mutate.EXPLAINED.read_text()):
         source = (mutate.ROOT / path).read_text()
         assert (before, after) in {mutant.diff(source) for mutant in mutate.mutants_of(path, source)}
 
 
-def test_the_modules_own_tests_come_first_and_slow_ones_last():
+def test_tests_of_the_mutated_module_run_first_and_slow_tests_last():
     quick, slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
     assert quick[0] == "tests/unit/test_importance.py"
     assert "tests/integration/test_engine.py" in quick
@@ -95,7 +95,7 @@ def test_the_modules_own_tests_come_first_and_slow_ones_last():
 
 
 @pytest.mark.parametrize("folder", mutate.TARGETS)
-def test_every_folder_and_each_of_its_tests_exists(folder):
+def test_every_configured_folder_and_test_file_exists(folder):
     assert list((mutate.ROOT / folder).glob("*.py"))
     for pattern in [*mutate.TARGETS[folder][0], *mutate.TARGETS[folder][1]]:
         assert list((mutate.ROOT / "tests").glob(pattern)), pattern

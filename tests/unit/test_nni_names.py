@@ -31,7 +31,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("version", NAMES)
-def test_each_public_name_of_nni_is_there_or_refused_with_a_remedy(version):
+def test_each_public_name_of_nni_exists_or_is_refused_with_a_remedy(version):
     command = [sys.executable, "-c", CODE, REPOSITORY / "nni_sdk" / "fallback", json.dumps(NAMES[version])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     refused = json.loads(done.stdout)
@@ -49,7 +49,7 @@ def test_each_public_name_of_nni_is_there_or_refused_with_a_remedy(version):
         assert name not in refused
 
 
-def test_a_name_that_nni_has_neither_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     for module in (
         "nni_sdk",
         "nni_sdk.utils",

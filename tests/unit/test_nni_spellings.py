@@ -73,7 +73,7 @@ def test_each_command_and_option_of_nni_is_known(command, options):
 
 
 @pytest.mark.parametrize(("line", "remedy"), REFUSED.items(), ids=REFUSED)
-def test_each_other_command_of_nni_is_refused_with_what_to_write(capsys, line, remedy):
+def test_each_unsupported_nni_command_is_refused_with_an_alternative(capsys, line, remedy):
     with pytest.raises(CommandOfNni, match=f"cannot run nnictl {line.split()[0]}"):
         translated(cli, line.split())
     assert run(line.split()) == 1
@@ -95,7 +95,7 @@ def test_each_other_command_of_nni_is_refused_with_what_to_write(capsys, line, r
         ("stop all", "stop --all"),
         ("resume ID --experiment_dir /a_b", "resume ID --experiment_dir /a_b"),
         ("experiment save ID --saveC", "experiment save ID --saveCodeDir"),
-        # Ambiguous, unknown, after --, and no option.
+        # The cases are: an ambiguous option, an unknown option, an option after `--`, and no option.
         ("trial ls --h", "trial ls --h"),
         ("trial ls --heat", "trial ls --heat"),
         ("experiment delete -- --al", "experiment delete -- --al"),
@@ -106,11 +106,11 @@ def test_each_other_command_of_nni_is_refused_with_what_to_write(capsys, line, r
         ("", ""),
     ],
 )
-def test_a_command_line_is_translated_into_our_spelling(written, ours):
+def test_an_nni_command_line_is_translated(written, ours):
     assert translated(cli, written.split()) == ours.split()
 
 
-def test_our_own_command_lines_stay_as_they_are():
+def test_other_command_lines_are_not_translated():
     def lines(command, path):
         if isinstance(command, click.Group):
             for name, each in command.commands.items():

@@ -57,24 +57,24 @@ def helper(parameters):
     return SafeLoader.get_data, [json for _ in parameters]
 
 
-def test_a_function_that_its_name_leads_to_is_imported(module):
+def test_an_importable_function_is_imported_by_name(module):
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
         made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
-        # All that the module imports, and not the module itself.
+        # The warm imports are all modules that the function's module imports, without that module itself.
         assert made.modules == ("json", "numpy")
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        lambda module: module.original,  # its name leads to another function
+        lambda module: module.original,  # another function has this name in the module
         lambda module: lambda parameters: 4,
         lambda module: functools.partial(int, 5),
         lambda module: collections.Counter,
     ],
 )
-def test_any_other_callable_is_copied_unless_it_can_be_imported(module, of):
+def test_a_callable_that_cannot_be_imported_is_pickled(module, of):
     function = of(module)
     made = ObjectiveFunction.of(function)
     if made.pickled is None:
@@ -85,7 +85,7 @@ def test_any_other_callable_is_copied_unless_it_can_be_imported(module, of):
     assert callable(copied)
 
 
-def test_a_copied_function_finds_the_installed_modules_that_it_uses_imported():
+def test_the_modules_of_a_pickled_function_are_warm_imports():
     made = ObjectiveFunction.of(lambda parameters: 1 + through_a_helper(parameters))
     assert set(made.modules) == {"cloudpickle", "numpy", "yaml.loader", "json"}
 
@@ -107,7 +107,7 @@ def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module)
         applied.checked()
 
 
-def test_a_script_beside_a_function_is_not_taken_for_a_misspelt_command(module, tmp_path):
+def test_a_function_with_a_script_of_a_similar_name_is_accepted(module, tmp_path):
     (tmp_path / "train.py").write_text("the script of the user, such as the one that calls search()")
     config = ExperimentConfig(
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1
@@ -116,7 +116,7 @@ def test_a_script_beside_a_function_is_not_taken_for_a_misspelt_command(module, 
     platform_of(ObjectiveFunction.of(module.whole).applied_to(config).checked()).check_offline()
 
 
-def test_annotations_and_a_command_contradict_a_function(module):
+def test_an_objective_function_excludes_annotations_and_a_command(module):
     made = ObjectiveFunction.of(module.whole)
     for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
         experiment = Experiment("local")

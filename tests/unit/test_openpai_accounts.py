@@ -112,7 +112,7 @@ def test_a_login_token_expires_and_an_application_token_does_not():
     assert store.caller(application, 1e12).token.is_application
 
 
-def test_stored_values_do_not_authenticate():
+def test_stored_password_and_token_hashes_do_not_authenticate():
     store = accounts()
     texts = [store.issue("ada", 1000, None), store.issue("bob", 1000, 60)]
     stored = store.to_json()
@@ -154,12 +154,12 @@ def test_a_user_keeps_the_newest_login_tokens_and_all_application_tokens():
     assert len(store.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
     assert [code_of(store.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
     assert all(store.caller(text, 2100) for text in (application, texts[5], texts[-1]))
-    # Expired tokens are removed when the next one is issued.
+    # Expired tokens are removed when the next token is issued.
     store.issue("bob", 1e9, 60)
     assert len(json.loads(store.to_json())["tokens"]) == 2
 
 
-def test_removing_a_user_revokes_all_its_tokens_and_the_last_administrator_stays():
+def test_the_last_administrator_cannot_be_removed():
     store = accounts()
     text = store.issue("bob", 1000, None)
     store.remove_user("bob")

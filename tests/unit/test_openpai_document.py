@@ -68,7 +68,7 @@ def read_or_refused(text):
         ("# nothing", None),
     ],
 )
-def test_a_text_has_the_value_that_js_yaml_returns(text, value):
+def test_a_yaml_text_has_the_value_that_js_yaml_returns(text, value):
     assert read_document(text).value == value
 
 
@@ -166,7 +166,7 @@ def test_aliases_cannot_expand_a_small_text_to_a_huge_value():
     assert time.monotonic() - started < scaled_s(5)
 
 
-def test_an_alias_has_the_value_of_its_anchor():
+def test_a_yaml_alias_has_the_value_of_its_anchor():
     document = read_document("a: &a [1, 2]\nb: *a\n")
     assert document.value == {"a": [1, 2], "b": [1, 2]}
 
@@ -174,7 +174,7 @@ def test_an_alias_has_the_value_of_its_anchor():
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "a: " + "9" * 90_000, "a: 1:" + "0" * 90_000, "'" * 99_999, "&a " * 30_000]
 )
-def test_a_hostile_text_is_read_or_rejected_soon(text):
+def test_a_hostile_text_is_read_or_rejected_within_a_time_limit(text):
     started = time.monotonic()
     assert read_or_refused(text)
     assert time.monotonic() - started < scaled_s(20)
@@ -201,7 +201,7 @@ def test_json_is_read_as_json(value):
     assert read_document(json.dumps(value, indent="\t")).value == value
 
 
-def test_the_position_of_an_error_is_its_key_or_the_nearest_parent():
+def test_an_error_is_positioned_at_its_key_or_the_nearest_parent():
     document = read_document("a:\n  - b: 1\n  - 2\n", "f")
     assert str(document.diagnostic(("a", 0, "b"), "m")) == "f:2:5: m"
     assert str(document.diagnostic(("a", 1), "m")) == "f:3:5: m"

@@ -140,7 +140,7 @@ def test_any_value_is_read_back_unchanged_by_every_parser(value):
     assert yaml.safe_load(dumped({"k": value})) == {"k": value}
 
 
-def test_a_date_stays_a_date():
+def test_a_yaml_date_is_exported_as_a_date():
     moment = Date(datetime(2020, 1, 2, 3, 4, 5, 678000, tzinfo=timezone.utc))
     assert read_document(dumped({"k": moment})).value == {"k": moment}
 

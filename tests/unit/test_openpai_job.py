@@ -79,7 +79,7 @@ def environ_of(script, folder):
 # ---- the job
 
 
-def test_the_job_of_a_trial_is_the_one_that_nni_creates():
+def test_a_trial_job_equals_the_job_that_nni_creates():
     job = rendered(pai())
     assert job.name == "nni_exp_EXPT_trial_trial1"
     assert (job.virtual_cluster, job.job_retry_count, job.gang_allocation) == ("default", 0, True)
@@ -113,7 +113,7 @@ def test_jobs_are_named_as_nni_names_them():
 def test_the_token_is_only_in_a_secret_of_the_job():
     text = render_job(template_of(pai()), "name", SETTINGS)
     assert text.count("c0ffee") == 1
-    # OpenPAI masks lines: from this one to the next line that starts with a word.
+    # OpenPAI masks the lines from `secrets:` to the next line that starts with a word.
     (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
     assert line == "secrets:"
     assert "c0ffee" not in without_secrets(parse(text))
@@ -233,7 +233,7 @@ def test_a_job_file_that_does_not_mount_the_workspace_is_rejected(extras, expect
         template_of(with_job_file(job))
 
 
-def test_the_experiment_file_fills_gaps_of_a_job_file_and_unused_keys_cause_warnings():
+def test_the_experiment_file_fills_missing_keys_of_a_job_file():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
@@ -249,7 +249,7 @@ def test_the_experiment_file_fills_gaps_of_a_job_file_and_unused_keys_cause_warn
     assert template_of(with_job_file(own, virtual_cluster="vc1")).job.virtual_cluster == "own"
 
 
-def test_a_job_that_exceeds_openpais_size_limit_is_rejected_at_once():
+def test_a_job_larger_than_openpais_size_limit_is_rejected():
     job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
     with pytest.raises(UserError, match="exceeds 96 kB"):
         template_of(with_job_file(job))
@@ -321,7 +321,7 @@ def test_the_keeper_runs_in_the_workspace(tmp_path):
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
 )
-def test_exit_codes_that_openpai_retries_are_replaced_by_1(tmp_path, code, expected):
+def test_run_sh_replaces_exit_codes_that_openpai_would_retry_by_1(tmp_path, code, expected):
     assert run_script(tmp_path, f"exit {code}").returncode == expected
 
 
@@ -359,7 +359,7 @@ def test_a_container_without_a_keeper_reports_an_error_with_a_remedy(tmp_path):
 
 
 @pytest.mark.parametrize(("has_mount", "code"), [(False, 105), (True, 101)])
-def test_a_container_without_the_storage_exits_with_the_code_for_it(tmp_path, has_mount, code):
+def test_a_container_without_the_storage_exits_with_the_code_for_a_missing_mount(tmp_path, has_mount, code):
     mount = tmp_path / "mount"
     if has_mount:
         mount.mkdir()

@@ -39,7 +39,7 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # user bob, and virtual cluster big
+        ({"keyword": "b"}, "ba"),  # the query selects user bob and virtual cluster big
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),
@@ -57,13 +57,13 @@ def names(**query):
         ({"order": "vc,ASC"}, "acb"),
         ({"order": "totalGpuNumber,DESC"}, "cba"),
         ({"order": "state,ASC"}, "bca"),
-        # In ascending order, unfinished jobs come last.
+        # Unfinished jobs have no completion time and come last in ascending order.
         ({"order": "completionTime,ASC"}, "acb"),
         ({"order": "completionTime,DESC"}, "bca"),
         ({"unknown": "1"}, "cba"),
     ],
 )
-def test_a_query_filters_and_orders(query, found):
+def test_a_job_query_filters_and_sorts(query, found):
     assert names(**query) == found
 
 
@@ -133,7 +133,7 @@ def test_all_pages_together_are_the_whole_list_without_duplicates(items, order, 
 
 
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
-def test_the_two_tag_filters_divide_the_list(items, tags):
+def test_the_tag_filters_with_and_without_tags_partition_the_list(items, tags):
     words = ",".join(sorted(tags))
     has = listed({"tagsContain": words}, items)
     has_not = listed({"tagsNotContain": words}, items)

@@ -84,7 +84,7 @@ extra: {}
         "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
         "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
         "extraContainerOptions, resourcePerInstance, commands)",
-        # never contains the secret
+        # no error message may contain the secret
         "line 16, column 1: cannot use secrets: its value is not a mapping; write e.g. secrets: {key: value}",
         "line 17, column 1: cannot use extra: there is no such key here; did you mean extras? (known: protocolVersion, name, "
         "version, contributor, description, type, prerequisites, parameters, secrets, jobRetryCount, taskRoles, deployments, "
@@ -123,7 +123,7 @@ def test_the_servers_response_to_a_semantic_error_is_plain_text():
     assert "there is no deployment named" in str(caught.value)
 
 
-def test_a_cycle_of_requirements_is_named():
+def test_a_cycle_of_prerequisites_is_named_in_the_error():
     job = a_job(
         (("prerequisites", 1, "require"), ["s"]),
         (("prerequisites", 2, "require"), ["o"]),
@@ -145,7 +145,7 @@ def test_a_cycle_of_requirements_is_named():
     ],
     ids=["unknown names", "a long chain", "wrong roles", "one key"],
 )
-def test_a_job_with_thousands_of_errors_is_rejected_soon_with_a_bounded_message(text):
+def test_a_job_with_thousands_of_errors_has_a_bounded_error_message(text):
     started = time.monotonic()
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text)
@@ -242,11 +242,11 @@ def test_missing_null_and_zero_counts_mean_the_default_completion_policy(complet
         ),
     ],
 )
-def test_storages_come_from_their_key_or_from_the_old_plugin(extras, storages):
+def test_storages_are_read_from_the_extras_or_the_teamwise_storage_plugin(extras, storages):
     assert parse(text_of(a_job(extras=extras))).storages == storages
 
 
-def test_the_last_prerequisite_of_a_name_counts_unless_a_type_is_requested():
+def test_of_prerequisites_with_the_same_name_the_last_is_used():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
     assert job.prerequisite("i").values["uri"] == "u"
     assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"
@@ -287,7 +287,7 @@ def test_a_key_without_effect_causes_a_warning():
     ]
 
 
-def test_an_image_with_a_template_and_a_role_name_that_clusters_change_cause_warnings():
+def test_templated_images_and_mangled_role_names_cause_warnings():
     role = a_job()["taskRoles"]["worker"]
     job = a_job(
         (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),
@@ -366,7 +366,7 @@ RICH = a_job(
 
 
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
-def test_a_job_with_any_value_anywhere_is_read_or_rejected(path, value):
+def test_a_job_with_any_value_at_any_key_is_read_or_rejected(path, value):
     job = json.loads(json.dumps(RICH))
     place = job
     for step in path[:-1]:

@@ -80,7 +80,7 @@ def test_every_script_is_valid_bash(path):
             assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_commands_are_one_script_that_stops_at_the_first_failure():
+def test_task_commands_become_one_script_that_stops_at_the_first_failure():
     script = scripts(
         ((*WORKER, "commands"), ["  a=1  # comment", "echo $a", "cat <<END\n$a\nEND", "false", "echo never"])
     ).user
@@ -104,7 +104,7 @@ def test_commands_are_one_script_that_stops_at_the_first_failure():
     assert (piped.stdout, piped.returncode) == ("", 1)
 
 
-def test_a_deployment_wraps_the_commands_of_its_roles():
+def test_a_deployment_adds_commands_before_and_after_those_of_its_roles():
     deployments = [
         {"name": "a", "taskRoles": {"worker": {"preCommands": ["never"]}}},
         {"name": "b", "taskRoles": {"worker": {"preCommands": [" before "], "postCommands": ["after"]}}},
@@ -119,14 +119,14 @@ def test_secrets_are_inserted_into_the_script():
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 
 
-def test_the_login_of_an_image_is_filled_in_from_secrets_only():
+def test_only_secrets_are_filled_into_the_login_of_an_image():
     auth = {"username": "<% $parameters.u %>", "password": "<% $secrets.p %>", "other": 5}
     job = rendered((("prerequisites", 0, "auth"), auth), secrets={"p": 1.0}, parameters={"u": "x"})
     assert job.roles[0].image_auth == {"username": "<% $parameters.u %>", "password": "1", "other": "5"}
     assert [warning.key for warning in job.warnings] == ["prerequisites[0].auth.username"]
 
 
-def test_an_undefined_reference_stays_as_text_and_causes_one_warning_per_place():
+def test_an_undefined_reference_stays_as_text_and_causes_a_warning():
     text = text_of(
         a_job(((*WORKER, "commands"), ["echo <% $parameters.x %> <%$parameters.x%>", "<% $secrets.y %>"]))
     )
@@ -156,7 +156,7 @@ def test_an_invalid_template_is_rejected_with_its_command(commands, message):
     assert caught.value.diagnostics[0].line > 1
 
 
-def test_an_invalid_template_in_a_deployment_is_reported_there():
+def test_an_invalid_template_is_reported_at_its_key_in_the_deployment():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
@@ -201,7 +201,7 @@ def test_plugins_of_prerequisites_precede_those_of_extras_and_post_scripts_run_i
     assert [script.splitlines()[-1] for script in made.post] == ["echo x post", "echo s post", "echo d post"]
 
 
-def test_the_name_of_a_prerequisite_is_a_parameter_and_an_unknown_plugin_is_ignored():
+def test_an_unknown_prerequisite_plugin_is_ignored():
     item = {"name": "s", "type": "script", "plugin": f"{PLUGINS}.cmd", "failurePolicy": "IGNORE", "a": 1}
     job = parse(text_of(a_job((("prerequisites", 2), item), ((*WORKER, "prerequisites"), ["s"]))))
     (call,) = calls_of(job, job.task_roles[0])
@@ -226,7 +226,7 @@ def run(script, **environ):
 @pytest.mark.parametrize(
     ("policy", "output", "code"), [("ignore", "a\nb\n", 0), ("fail", "a\n", 1), ("other", "a\n", 1)]
 )
-def test_a_failing_line_of_a_plugin_ends_it_unless_failures_are_ignored(policy, output, code):
+def test_a_plugin_ends_at_the_first_failing_line_unless_failures_are_ignored(policy, output, code):
     call = {
         "plugin": "cmd",
         "failurePolicy": policy,
@@ -255,7 +255,7 @@ def test_callbacks_become_pre_and_post_commands_and_an_unsupported_event_causes_
     assert warning.message.endswith('does nothing on event "containerStarts"; use taskStarts or taskSucceeds')
 
 
-def test_git_clones_before_the_task_starts_and_copies_when_it_starts(tmp_path):
+def test_the_git_plugin_clones_before_the_task_starts(tmp_path):
     source = tmp_path / "source dir"
     source.mkdir()
     (source / "train.py").write_text("print(1)")
@@ -337,7 +337,7 @@ def ssh(**parameters):
     return with_plugins({"plugin": "ssh", "parameters": parameters})
 
 
-def test_ssh_has_no_effect_by_default():
+def test_the_ssh_plugin_has_no_effect_by_default():
     assert scripts(**ssh()).pre == []
     assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == []
     assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == []
@@ -348,7 +348,7 @@ def test_ssh_has_no_effect_by_default():
     )
 
 
-def test_ssh_authorizes_the_keys_of_the_job_and_of_the_profile():
+def test_the_ssh_plugin_authorizes_the_keys_of_the_job_and_of_the_user():
     environment = TaskEnvironment(ssh_public_keys=("profile's key",))
     (script,) = scripts(environment=environment, **ssh(userssh={"type": "custom", "value": "job key"})).pre
     assert "printf '%s\\n' 'profile'\"'\"'s key' >> \"$ssh_dir/authorized_keys\"" in script
@@ -356,7 +356,7 @@ def test_ssh_authorizes_the_keys_of_the_job_and_of_the_profile():
     assert "job_key" not in script
 
 
-def test_ssh_between_tasks_waits_for_the_configured_time():
+def test_the_ssh_barrier_waits_for_the_configured_time():
     (plain,) = scripts(**ssh(jobssh=True)).pre
     (waiting,) = scripts(**ssh(jobssh="true", sshbarrier=True)).pre
     (shorter,) = scripts(
@@ -369,14 +369,14 @@ def test_ssh_between_tasks_waits_for_the_configured_time():
         scripts(**ssh(jobssh=True, sshbarrier=True, sshbarrierTimeout="soon"))
 
 
-def test_ssh_between_tasks_requires_the_gang():
+def test_ssh_between_tasks_requires_gang_allocation():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == []
     assert "ignores jobssh: without gangAllocation" in job.warnings[-1].message
 
 
-def test_ssh_hosts_are_the_tasks_of_the_job(tmp_path):
+def test_the_ssh_configuration_lists_the_tasks_of_the_job(tmp_path):
     """Runs the part of the script that requires neither root nor sshd."""
     (script,) = scripts(environment=TaskEnvironment(str(tmp_path)), **ssh(jobssh=True)).pre
     loop = script[script.index("for task in") : script.index('chmod 600 "$user_dir/config"')]
@@ -398,7 +398,7 @@ def test_ssh_hosts_are_the_tasks_of_the_job(tmp_path):
     ]
 
 
-def test_each_requirement_comes_once_and_before_its_dependants():
+def test_each_prerequisite_is_listed_once_before_its_dependants():
     requires = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
     assert in_order(["e", "a", "c", "e"], requires) == ("e", "d", "b", "c", "a")
     chain = {str(n): [str(n + 1)] for n in range(50_000)}
@@ -415,5 +415,5 @@ def test_each_requirement_comes_once_and_before_its_dependants():
         ({str(n): [str(n + 1), str(n + 2)] for n in range(300)}, []),
     ],
 )
-def test_a_cycle_is_found(requires, cycle):
+def test_a_cycle_of_prerequisites_is_detected(requires, cycle):
     assert cycle_in(requires) == cycle

@@ -127,7 +127,7 @@ def test_the_history_of_a_task_has_each_attempt_with_its_log():
     assert attempt["containerExitCode"] == 255
 
 
-def test_an_event_of_a_task_names_the_task_and_an_event_of_the_job_names_none():
+def test_only_events_of_a_task_name_a_task():
     job = a_summary()
     of_task = JobEvent(EventType.WARNING, "Failed", "ended with 3", 0, "worker1", 4, "pod-0", 1, 2.5)
     document = response_bodies.event(of_task, job)
@@ -141,7 +141,7 @@ def test_an_event_of_a_task_names_the_task_and_an_event_of_the_job_names_none():
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
-def test_shares_of_virtual_clusters_are_computed_by_gpus_or_else_by_cpus():
+def test_shares_of_virtual_clusters_are_computed_from_gpus_or_cpus():
     half = VirtualCluster("a", ResourceCounts(1, 10, 2), (0, 1), used=ResourceCounts(1, 5, 1))
     for job_id in range(3):
         half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
@@ -161,7 +161,7 @@ def test_shares_of_virtual_clusters_are_computed_by_gpus_or_else_by_cpus():
     )
 
 
-def test_a_storage_has_its_path_and_whether_it_is_mounted():
+def test_a_storage_response_has_the_path_and_whether_it_is_mounted():
     document = response_bodies.storage_detail(
         StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
     )

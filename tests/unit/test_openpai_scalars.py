@@ -18,7 +18,8 @@ from nni_manager.training_services.openpai.scalars import (
     resolved,
 )
 
-# [text, JavaScript's typeof ("null" and "date" apart), String(value)], recorded from js-yaml 3.14.1 on Node 20.
+# Each entry is [text, type, String(value)], recorded from js-yaml 3.14.1 on Node 20. The type is JavaScript's typeof, or "null"
+# or "date".
 JS_YAML = json.loads((Path(__file__).parents[1] / "golden/openpai/js_yaml_scalars.json").read_text())
 
 
@@ -54,12 +55,12 @@ def test_a_plain_scalar_has_the_value_of_js_yaml(text, kind, written):
         ("", None),
     ],
 )
-def test_scalars_that_pyyaml_reads_differently(text, value):
+def test_scalars_that_pyyaml_reads_differently_are_read_as_in_js_yaml(text, value):
     assert resolved(text) == value
     assert type(resolved(text)) is type(value)
 
 
-def test_a_date_is_neither_text_nor_a_number():
+def test_a_date_scalar_is_read_as_neither_text_nor_number():
     assert resolved("2020-01-01") == Date(datetime(2020, 1, 1, tzinfo=timezone.utc))
 
 
@@ -103,7 +104,7 @@ def test_a_whole_number_is_written_in_full(number):
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_survives_a_round_trip(number):
+def test_a_number_survives_a_round_trip_through_yaml(number):
     assert resolved(javascript_text(as_number(number))) == as_number(number)
 
 

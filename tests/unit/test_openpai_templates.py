@@ -17,7 +17,7 @@ from nni_manager.training_services.openpai.templates import (
     fill_secrets,
 )
 
-# The output of mustache.js 2.3.2 with the server's loop over its tokens; None: an error.
+# The expected output was recorded from mustache.js 2.3.2 with the OpenPAI server's loop over its tokens. None means an error.
 MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
 
 
@@ -38,7 +38,7 @@ def test_undefined_names_except_secrets_are_reported():
     assert filled.unknown == ("$parameters.x.1", "$deployment")
 
 
-def test_an_error_has_the_position_of_its_tag():
+def test_a_template_error_has_the_position_of_its_tag():
     with pytest.raises(TemplateInvalid) as caught:
         fill_at_submission("echo 1\necho <% $parameters.x", {})
     assert caught.value.index == 12
@@ -46,7 +46,7 @@ def test_an_error_has_the_position_of_its_tag():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
-def test_a_method_of_the_language_and_what_only_looks_like_an_index_have_no_value(name):
+def test_javascript_methods_and_invalid_indexes_have_no_value_in_templates(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (
         f"<% $parameters.{name} %>",
@@ -88,7 +88,7 @@ def test_plugin_parameters_may_refer_to_all_variables_and_to_numbers():
 
 
 @given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
-def test_any_text_is_filled_in_or_rejected(text):
+def test_any_template_text_is_filled_in_or_rejected(text):
     assert filled_or_refused(text)
 
 
@@ -107,7 +107,7 @@ def test_a_text_without_tags_is_only_trimmed(text):
 
 
 BLANKS = 100_000
-FAST_S = 5  # quadratic time would be minutes
+FAST_S = 5  # an algorithm of quadratic time would take minutes
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ FAST_S = 5  # quadratic time would be minutes
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_the_time_grows_linearly_with_the_length_of_the_text(text):
+def test_the_time_to_expand_a_template_grows_linearly_with_its_length(text):
     started_s = time.process_time()
     for fill in (fill_at_submission, fill_secrets, fill_parameter):
         with contextlib.suppress(TemplateInvalid):
@@ -140,8 +140,8 @@ def test_the_time_grows_linearly_with_the_length_of_the_text(text):
 
 
 @given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
-def test_references_are_found_where_a_plain_pattern_finds_them(text):
-    # Correct but slow: the reference implementation.
+def test_references_are_found_as_by_a_regular_expression(text):
+    # This reference implementation is correct and slow.
     pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
     values = {"$a": "1", "$ax": "2"}
     by_pattern = pattern.sub(lambda match: values.get(match["name"], match[0]), text)

@@ -65,7 +65,7 @@ def test_appended_bytes_are_forwarded_while_the_file_grows_and_at_the_end(pipe, 
     assert read_exactly(pipe[0], 5) == b" last"
 
 
-def test_bytes_written_before_the_start_are_forwarded_too(pipe, source):
+def test_bytes_written_before_the_forwarder_started_are_forwarded(pipe, source):
     append(source, b"early")
     end_of(following(pipe[1], source))
     assert read_exactly(pipe[0], 5) == b"early"
@@ -79,7 +79,7 @@ def test_more_bytes_than_a_pipe_holds_are_forwarded_completely(pipe, source):
     end_of(forwarder)
 
 
-def test_lines_are_forwarded_in_order_without_any_file(pipe):
+def test_without_files_lines_are_forwarded_in_order(pipe):
     forwarder = OutputForwarder(pipe[1])
     forwarder.write("one\n")
     assert read_exactly(pipe[0], 4) == b"one\n"
@@ -106,7 +106,9 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     writer.join(DEADLINE_S)
     assert not writer.is_alive()
     finish([forwarder])
-    assert forwarder._thread.is_alive()  # blocked in its write until the pipe is read or the process ends
+    assert (
+        forwarder._thread.is_alive()
+    )  # this write blocks until the test reads the pipe, or the process exits
     os.close(pipe[0])
     pipe[0] = None
     forwarder._thread.join(DEADLINE_S)

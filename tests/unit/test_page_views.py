@@ -91,7 +91,7 @@ def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
     assert of_a_view[0]["state"] == "unknown"
 
 
-def test_a_running_trial_says_what_the_cluster_warns_of_and_how_long_its_keeper_has_been_silent(played):
+def test_a_running_trial_shows_cluster_warnings_and_the_silence_of_its_keeper(played):
     snapshot = played.snapshot()
     trial = Trial("t", 0, {"x": 1}, {}, 1.0, job_id="job")
     assert message_of(dataclasses.replace(snapshot, warning_of=lambda _: "node n1 is down"), trial) == ""
@@ -106,7 +106,7 @@ def test_a_running_trial_says_what_the_cluster_warns_of_and_how_long_its_keeper_
     assert "(node n1 is down; its keeper has been silent for 38 s)" in trial_cells(shown)[2]
 
 
-def test_a_storage_that_does_not_answer_delays_no_other_request(played, monkeypatch):
+def test_a_hanging_storage_does_not_delay_other_requests(played, monkeypatch):
     monkeypatch.setattr(backend_reads, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
     monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(DEADLINE_S) and [])
@@ -172,13 +172,13 @@ def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, 
         (json.dumps({f"m{number}": number for number in range(30)}), {f"m{n}": float(n) for n in range(20)}),
     ],
 )
-def test_a_row_has_the_numbers_beside_the_default_metric(final, metrics):
+def test_a_table_row_has_the_metrics_beside_the_default_metric(final, metrics):
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final = final
     assert row_view(trial).get("metrics") == metrics
 
 
-def test_a_row_has_the_numbers_of_all_objectives_however_many_others_a_result_has():
+def test_a_table_row_has_the_metrics_of_all_objectives():
     final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
@@ -209,7 +209,7 @@ Note: See 'pyenv help global' for tips on allowing both
         ("step 1\nstep 2\n", "step 2"),
     ],
 )
-def test_the_summary_names_the_command_that_was_not_found(message, line):
+def test_the_summary_of_a_message_names_a_missing_command(message, line):
     assert message_summary("non-zero exit", message, 127).partition(";")[0] == line
     assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
 
@@ -256,7 +256,7 @@ def test_a_command_that_cannot_be_run_has_a_hint(tmp_path, command, hint):
     assert bool(found) == bool(hint)
 
 
-def test_the_configuration_shows_letters_of_any_language_as_they_were_written(played):
+def test_the_configuration_shows_non_ascii_letters_unescaped(played):
     config = played.snapshot().config.replace(trial_command="python größe.py")
     snapshot = dataclasses.replace(played.snapshot(), config=config)
     assert "größe.py" in configuration_view(snapshot)["text"]

@@ -19,7 +19,7 @@ from nni_manager.training_services.platform import platform_of
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
-# What experiments on a platform need besides its own package.
+# These modules are needed by experiments on a platform, besides the platform's own package.
 SHARED = {"kubeflow": {"kubernetes"}, "frameworkcontroller": {"kubernetes"}}
 READ = """
 import json, sys
@@ -148,7 +148,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_folder_and_a_row_of_the_table_are_a_platform(folder):
+def test_a_platform_consists_of_a_folder_and_a_table_row(folder):
     configs = {name: read_experiment_file(folder / f"{name}.yml") for name in FILES}
     Path("converted.yml").write_text(convert(folder / "v1.yml", folder).text)
     configs["converted"] = read_experiment_file(folder / "converted.yml")
@@ -169,7 +169,7 @@ def test_a_folder_and_a_row_of_the_table_are_a_platform(folder):
         assert platform_of(stored).check().where == "echo, which says hi", name
 
 
-def test_a_key_of_a_platform_is_checked_like_any_other(folder):
+def test_a_key_of_an_installed_platform_is_checked_like_any_other_key(folder):
     (folder / "v1.yml").write_text(FILES["v1"].replace("greeting: hi", "greting: hi"))
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(folder / "v1.yml")
@@ -220,7 +220,7 @@ def test_the_platform_of_an_installed_package_is_read_in_both_schemas_stored_and
         assert json.loads(config.to_json())["echoConfig"] == {"greeting": "hi"}
 
 
-def test_an_experiment_of_an_absent_package_is_shown_without_secrets_and_cannot_run(install, monkeypatch):
+def test_an_experiment_of_a_removed_platform_package_is_shown_without_secrets(install, monkeypatch):
     install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     text = read_experiment_file(Path("v2.yml")).to_json()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(Path.cwd())])
@@ -244,14 +244,14 @@ def test_an_experiment_of_an_absent_package_is_shown_without_secrets_and_cannot_
         ({}, "ModuleNotFoundError"),
     ],
 )
-def test_a_package_that_fails_is_named_with_its_error(install, broken, error):
+def test_a_platform_package_that_fails_to_import_is_named_with_its_error(install, broken, error):
     install("a", **broken)
     message = rf"cannot use platform echo: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
     with pytest.raises(PlatformUnusable, match=message):
         read_experiment_file(Path("v2.yml"))
 
 
-def test_a_platform_of_two_packages_is_refused(install):
+def test_a_platform_name_registered_by_two_packages_is_refused(install):
     install("a")
     install("b")
     message = r"cannot choose platform echo: a 1\.2 and b 1\.2 provide it; uninstall one of them"
@@ -259,7 +259,7 @@ def test_a_platform_of_two_packages_is_refused(install):
         read_experiment_file(Path("v2.yml"))
 
 
-def test_a_built_in_platform_takes_precedence_over_an_installed_one(install):
+def test_a_built_in_platform_takes_precedence_over_an_installed_platform(install):
     install("a", provides="local", __init__="1 / 0")
     Path("v2.yml").write_text(FILES["v2"].replace("platform: echo, greeting: hi", "platform: local"))
     assert read_experiment_file(Path("v2.yml")).training_service == "local"

@@ -11,7 +11,7 @@ def trial(number, value, **parameters):
     return TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, value, "", parameters)
 
 
-def test_a_history_leaves_out_trials_without_a_number_and_follows_the_direction():
+def test_the_history_plot_omits_trials_without_a_number():
     trials = [
         trial(0, 2.0, x=1),
         trial(1, None, x=2),
@@ -24,7 +24,7 @@ def test_a_history_leaves_out_trials_without_a_number_and_follows_the_direction(
         assert (results.x, results.y, so_far.y) == ((0, 3, 4), (2, 3, 1), best)
 
 
-def test_parallel_coordinates_place_choices_decades_and_absent_parameters():
+def test_parallel_coordinates_have_ticks_for_choices_decades_and_missing_parameters():
     trials = [
         trial(0, 1.0, kind="b", lr=0.001, layer={"size": 3}),
         trial(1, 2.0, kind="a", lr=1.0, layer={}),
@@ -57,9 +57,7 @@ def both(number, *values):
 
 
 @pytest.mark.parametrize(("is_maximized", "shape"), [(True, "vh"), (False, "hv")])
-def test_the_front_is_a_line_of_steps_through_its_results_in_the_order_of_the_first_objective(
-    is_maximized, shape
-):
+def test_the_front_plot_is_a_step_line_ordered_by_the_first_objective(is_maximized, shape):
     trials = [both(0, 3.0, 1.0), both(1, 2.0, 5.0), both(2, 1.0, 2.0), trial(3, None)]
     plots = Plots(trials, is_maximized=is_maximized, objectives=("loss", "ms"), front={"t0", "t2"})
     others, front = plots.front().data
@@ -70,7 +68,7 @@ def test_the_front_is_a_line_of_steps_through_its_results_in_the_order_of_the_fi
     assert (layout.xaxis.title.text, layout.yaxis.title.text) == ("loss", "ms")
 
 
-def test_the_front_of_three_objectives_is_a_chart_for_each_pair_and_one_objective_has_none():
+def test_the_front_plot_of_three_objectives_has_a_chart_for_each_pair():
     trials = [both(0, 3.0, 1.0, 9.0), both(1, 2.0, 5.0, 8.0)]
     plots = Plots(trials, is_maximized=False, objectives=("loss", "ms", "mb"), front={"t1"})
     others, front = plots.front().data
@@ -84,7 +82,7 @@ def test_the_front_of_three_objectives_is_a_chart_for_each_pair_and_one_objectiv
         Plots(trials, is_maximized=False, objectives=("loss",)).front()
 
 
-def test_importances_need_ten_results_and_put_the_highest_on_top():
+def test_the_importance_plot_requires_ten_results():
     few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
     with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):
         few.importances()

@@ -24,17 +24,17 @@ def thread_id() -> Iterator[int]:
     thread.join()
 
 
-def test_a_thread_with_the_pid_of_an_ended_process_is_not_that_process(thread_id: int) -> None:
+def test_a_thread_with_the_pid_of_an_exited_process_is_not_mistaken_for_it(thread_id: int) -> None:
     assert open_pidfd(thread_id) is None
-    stat = ProcessStat.of(thread_id)  # /proc has the thread, too
+    stat = ProcessStat.of(thread_id)  # /proc also lists the thread
     assert stat is not None
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    wait_for_ends([thread_id], time.monotonic() + 3600)  # does not wait for the thread
+    wait_for_ends([thread_id], time.monotonic() + 3600)  # the call returns although the thread is still alive
 
 
-def test_a_pidfd_shows_the_end_of_a_process() -> None:
+def test_waiting_on_a_pidfd_returns_when_the_process_exits() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         descriptor = open_pidfd(process.pid)
         assert descriptor is not None

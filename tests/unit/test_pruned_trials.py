@@ -62,21 +62,23 @@ def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
         ),
     ],
 )
-def test_early_stops_teach_the_tuner(config, tuner, assessor, has_intermediates, is_reported, lesson):
+def test_early_stops_are_reported_to_tuners_that_learn_from_them(
+    config, tuner, assessor, has_intermediates, is_reported, lesson
+):
     chosen = with_algorithms(config, tuner, assessor, has_intermediates=has_intermediates)
     assert (reports_pruned(chosen), lesson_of_early_stops(chosen)) == (is_reported, lesson)
 
 
-def test_without_an_assessor_there_is_nothing_to_say(config):
+def test_without_an_assessor_no_pruning_message_is_printed(config):
     assert (reports_pruned(config), lesson_of_early_stops(config)) == (False, "")
 
 
-def test_a_users_assessor_is_no_pruner_of_optuna(config):
+def test_a_user_assessor_has_no_optuna_pruner(config):
     own = AssessorConfig("MedianPruner", {}, own=UserClass("mine.MedianPruner"))
     assert not reports_pruned(config.replace(assessor=own))
 
 
-def test_nnis_own_assessors_are_none_of_optunas():
+def test_nni_assessors_have_no_optuna_pruner():
     pruners = {name for name, each in ASSESSORS.items() if each.origin == "Optuna"}
     assert {"Medianstop", "Curvefitting"}.isdisjoint(pruners)
     assert all(name.endswith("Pruner") for name in pruners)

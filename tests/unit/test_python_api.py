@@ -27,7 +27,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
-# those of NNI v2.10
+# these are the names of NNI v2.10
 NAMES = """
     Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
     FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig
@@ -158,7 +158,7 @@ def test_an_id_in_use_is_rejected_even_in_another_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "second").exists()
 
 
-def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, monkeypatch):
+def test_errors_about_command_and_port_use_python_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -285,7 +285,7 @@ def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
         frame_of(RESULTS)
 
 
-def test_a_value_that_is_not_json_stays_text():
+def test_a_result_that_is_not_json_stays_text():
     document = {
         "trialJobId": "a",
         "parameterId": "0",
@@ -296,7 +296,7 @@ def test_a_value_that_is_not_json_stays_text():
     assert TrialMetricData.of(document).data == 'it\'s "fine"'
 
 
-def test_the_log_is_printed_from_its_current_end_line_by_line(tmp_path, capsys):
+def test_the_managers_log_is_printed_from_its_current_end(tmp_path, capsys):
     log = tmp_path / "manager.log"
     log.write_text("before\n")
     tail = progress_module.LogTail(log)
@@ -306,7 +306,7 @@ def test_the_log_is_printed_from_its_current_end_line_by_line(tmp_path, capsys):
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_a_trial_that_is_enqueued_before_the_start_is_refused_with_the_field_for_first_trials():
+def test_enqueue_trial_before_the_start_is_refused_with_the_field_for_initial_trials():
     with pytest.raises(
         NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
     ):

@@ -94,10 +94,10 @@ def kubeflow():
 
 
 @pytest.mark.parametrize("make", [local, framework, openpai, kubeflow])
-def test_a_configuration_in_python_equals_that_of_the_same_file(place, make):
+def test_a_python_configuration_equals_the_same_experiment_file(place, make):
     config = make()
     (place / "digits.yml").write_text(as_yaml(config.document()))
-    # Warnings have the names of their source.
+    # A warning uses the key names of the source, here of Python.
     differs = {"config_path": Path(), "expansions": (), "warnings": ()}
     from_file = read_experiment_file(place / "digits.yml").replace(**differs)
     assert config.checked().replace(**differs) == from_file
@@ -122,12 +122,12 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# keys that the reader handles outside its tables
+# the reader handles these keys outside of its key tables
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 
 @pytest.mark.parametrize("platform", SERVICES)
-def test_the_fields_are_the_keys_of_the_second_schema(platform):
+def test_python_fields_correspond_to_keys_of_the_second_schema(platform):
     places = {key.path for key in keys_of_v2(platform)}
     places |= {place for place in aliases_on(platform) if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
@@ -243,7 +243,7 @@ def test_neither_an_error_nor_a_representation_contains_a_secret():
     assert "12345" not in repr(config)
 
 
-def test_a_value_that_contains_itself_is_rejected():
+def test_a_configuration_value_that_contains_itself_is_rejected():
     space = {}
     space["lr"] = space
     assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
@@ -282,7 +282,7 @@ def test_a_field_may_be_written_as_in_files_and_causes_a_hint():
     with pytest.warns(AliasHint, match="dockerImage"):
         assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NNI's alternative names are not misspelled
+        warnings.simplefilter("error")  # NNI's alternative names do not count as misspelled
         assert K8sStorageConfig(storage="nfs").storage_type == "nfs"
 
 
@@ -319,7 +319,7 @@ def test_an_unknown_field_raises_when_it_is_set(write, expected):
         (["local", "remote"], "an experiment runs on one platform; use one of local,"),
     ],
 )
-def test_an_unknown_platform_is_an_error_that_lists_the_supported_ones(platform, expected):
+def test_an_unknown_platform_is_an_error_that_lists_supported_platforms(platform, expected):
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
     assert expected in str(caught.value)

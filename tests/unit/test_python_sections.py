@@ -55,7 +55,7 @@ class Section:
         self.keys: dict[str, list[Key]] = {}
         self.aliases: dict[str, str] = {}
         self.platform = ""
-        # Keys that NNI has, and that the check refuses with a hint.
+        # NNI has these keys; the configuration check refuses them with a hint.
         self.refused: list[str] = []
 
     def add(self, key: Key) -> None:
@@ -116,7 +116,7 @@ def part_of(key: Key) -> str:
 
 def type_of(key: Key) -> str:
     """The type of the values that a key accepts, before they are checked."""
-    if key.inner is not None:  # a list of mappings without a class
+    if key.inner is not None:  # this field is a list of mappings, for which no class exists
         return "list[dict[str, Any]]"
 
     def named(kind: Any) -> Iterator[str]:
@@ -246,7 +246,7 @@ def generated() -> str:
     )
 
 
-def test_the_classes_are_those_of_the_declarations() -> None:
+def test_the_generated_python_classes_equal_the_declarations() -> None:
     if os.environ.get("GOLDEN") == "write":
         FILE.write_text(generated())
     else:
@@ -254,12 +254,12 @@ def test_the_classes_are_those_of_the_declarations() -> None:
 
 
 def test_help_describes_every_field_of_every_class() -> None:
-    # Imported here: `make golden` writes the module also where it cannot be imported.
+    # The import is here because `make golden` must be able to write the module while it cannot be imported.
     from nni_manager.experiment import config, sections
 
     for made in (config.ExperimentConfig, *(getattr(sections, name) for name in sections.__all__)):
         text = pydoc.plain(pydoc.render_doc(made))
-        # Those of all platforms are described with their base.
+        # Fields of all platforms are described in the help of the base class.
         inherited = () if made is config.ExperimentConfig else made.__base__.field_names()
         refused = ("openpai_config", "shared_storage")
         for name in (each.name for each in dataclasses.fields(made)):

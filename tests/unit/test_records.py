@@ -83,7 +83,7 @@ def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, l
     return records, consumed, garbage
 
 
-def test_a_frame_is_identical_to_one_of_nni():
+def test_a_frame_is_identical_to_a_frame_of_nni():
     assert encode(3, "aBcDe", "PERIODICAL", 7, 0.25) == (
         b'ME000099{"parameter_id": 3, "trial_job_id": "aBcDe", "type": "PERIODICAL", "sequence": 7, "value": "0.25"}\n'
     )
@@ -106,7 +106,7 @@ def test_an_encoded_record_is_decoded_unchanged(parameter_id, trial_job_id, sequ
 
 
 @given(json_values)
-def test_the_payload_is_that_of_json(value):
+def test_the_payload_of_a_record_equals_json_dumps(value):
     expected = json.dumps(metric(value=json.dumps(value)))
     assert encode(1, "aBcDe", "PERIODICAL", 0, value) == frame_of(expected)
 
@@ -128,9 +128,9 @@ plain_frames = st.builds(
 
 
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
-def test_plain_frames_are_read_as_by_the_json_parser(content, data):
+def test_plain_frames_are_decoded_as_by_the_json_parser(content, data):
     if content:
-        # Changes one byte of any frame: a length, a digit, a quote.
+        # This strategy changes one byte of any frame, such as a digit of the length or a quote.
         place = data.draw(st.integers(0, len(content) - 1))
         content = (
             content[:place]
@@ -146,7 +146,7 @@ def test_plain_frames_are_read_as_by_the_json_parser(content, data):
 
 
 @given(st.lists(plain_frames, min_size=1, max_size=5).map(b"".join), st.data())
-def test_many_plain_frames_are_read_together_as_one_by_one(content, data):
+def test_a_batch_of_plain_frames_is_decoded_like_single_frames(content, data):
     """The same for typical chunks, with at most one digit of a length changed."""
     place = content.index(b"ME", data.draw(st.integers(0, content.rindex(b"ME")))) + data.draw(
         st.integers(2, 7)
@@ -281,7 +281,7 @@ def test_bytes_that_are_not_utf8_are_garbage():
     assert "UTF-8" in span.reason
 
 
-def test_a_frame_without_an_end_hides_no_other_frame():
+def test_a_frame_without_an_end_does_not_hide_the_next_frame():
     broken = b'ME900000{"parameter_id": 1, "trial'
     good = encode(1, "t", "FINAL", 0, 1)
     decoded = decode(broken + good, 0)
@@ -289,9 +289,11 @@ def test_a_frame_without_an_end_hides_no_other_frame():
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_an_incomplete_frame_whose_length_fits_the_line_hides_no_other_frame():
+def test_an_incomplete_frame_of_matching_length_does_not_hide_the_next_frame():
     good = encode(1, "t", "FINAL", 0, 1)
-    broken = b"ME%06d{" % (1 + len(good))  # declares exactly the remaining length of the line
+    broken = b"ME%06d{" % (
+        1 + len(good)
+    )  # the incomplete frame declares exactly the remaining length of the line
     decoded = decode(broken + good, 0)
     assert [r.offset for r in decoded.records] == [len(broken)]
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
@@ -307,14 +309,14 @@ def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
     line = headers_that_fit(111_000, tail)
     started_s = time.process_time()
     decoded = decode(line, 0)
-    # 0.1 s; it was 40 s when the JSON after each header was parsed.
+    # Decoding takes 0.1 s. It took 40 s when the decoder parsed the JSON after each header.
     assert time.process_time() - started_s < 4
     assert (decoded.records, decoded.consumed) == ([], len(line))
     assert spans(line, decoded.garbage) == set(range(len(line)))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
-def test_any_number_of_matching_headers_hides_no_frame_after_them(count):
+def test_matching_headers_do_not_hide_the_frames_after_them(count):
     good = encode(1, "t", "FINAL", 0, 1)
     broken = headers_that_fit(count, good)[: -len(good)]
     decoded = decode(broken + good, 0)
@@ -336,7 +338,7 @@ def test_an_endless_line_does_not_accumulate_in_memory():
         assert kept < MAX_FRAME_BYTES
 
 
-def test_the_longest_frame_is_read_however_late_its_newline_arrives():
+def test_a_frame_of_maximum_length_is_read_when_the_newline_arrives_late():
     overhead = len(encode(1, "t", "FINAL", 0, "")) - 8
     data = encode(1, "t", "FINAL", 0, "x" * (MAX_PAYLOAD_BYTES - overhead))
     assert len(data) == MAX_FRAME_BYTES
@@ -350,11 +352,13 @@ def test_a_longer_value_is_rejected_with_its_size():
         MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
     ):
         encode(1, "t", "FINAL", 0, "x" * 1_000_000)
-    assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000  # escaped twice: \\\"
+    assert (
+        len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000
+    )  # the text has a quote that is escaped twice: \\\"
 
 
 def test_records_of_the_nni_sdk_are_read():
-    # nni 2.x: ids of custom trials are text, keys have another order, json_tricks writes an array as a dict.
+    # In nni 2.x, ids of custom trials are text, keys have another order, and json_tricks writes an array as a dict.
     asked = frame_of(
         '{"trial_job_id": "aBcDe", "type": "REQUEST_PARAMETER", "sequence": 0, "parameter_index": 0}'
     )
@@ -365,7 +369,7 @@ def test_records_of_the_nni_sdk_are_read():
     assert (decoded.consumed, decoded.garbage) == (len(data), [])
 
 
-def test_a_record_survives_a_file(tmp_path):
+def test_a_record_survives_a_round_trip_through_a_file(tmp_path):
     path = tmp_path / "metrics"
     path.write_bytes(encode("ä", "t", "FINAL", 0, {"default": 0.5, "note": 'it\'s "ok"\n\\'}))
     [record] = decode(path.read_bytes(), 0).records

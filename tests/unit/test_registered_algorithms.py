@@ -42,7 +42,7 @@ def test_an_algorithm_is_found_by_kind_and_name_until_it_is_unregistered(home):
         unregister("demo")
 
 
-def test_a_name_can_be_registered_once():
+def test_an_algorithm_name_can_be_registered_only_once():
     register(DEMO, {"TPE"})
     with pytest.raises(
         AlgorithmTaken, match="registered already; choose another name, or `nnictl algo unreg"

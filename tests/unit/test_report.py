@@ -35,7 +35,7 @@ def test_every_import_of_a_module_is_a_module_of_the_report():
         (("-f", "absent/r.html"), "ERROR: cannot use absent/r.html: No such file or directory; "),
     ],
 )  # fmt: skip
-def test_a_report_that_cannot_be_written_is_one_line_with_a_remedy(
+def test_a_report_that_cannot_be_written_is_a_one_line_error(
     nnictl, an_experiment, tmp_path, monkeypatch, options, error
 ):
     monkeypatch.chdir(tmp_path)

@@ -344,7 +344,7 @@ def final_states() -> list[TrialState]:
     return [state for state in TrialState if state.is_terminal]
 
 
-def test_prefetched_trials_behind_a_long_one_are_moved_to_idle_jobs() -> None:
+def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     world = World(concurrency=4, max_trials=56)
     world.settle()
     for container in world.running():
@@ -354,7 +354,7 @@ def test_prefetched_trials_behind_a_long_one_are_moved_to_idle_jobs() -> None:
     assert [len(job.prefetched_ids) for job in jobs] == [MAX_PREFETCH] * 4
     long, *others = world.running()
     while any(other.keeper.current is not None for other in others):
-        for other in others:  # they run their whole queue before any message is delivered
+        for other in others:  # both keepers run all queued trials before any message is delivered
             while other.keeper.current is not None:
                 other.end_trial(0.01)
         world.settle()
@@ -370,7 +370,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     for container in (unlucky, other):
         container.end_trial(0.5)
         world.settle()
-    # Its next dispatch goes to a stream that it has lost.
+    # The manager sends the next dispatch to a stream that the keeper has lost.
     unlucky.end_trial(0.5)
     while not world.outbox.get(unlucky.job_id):
         if world.requests:
@@ -386,7 +386,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     current = unlucky.keeper.current
     assert current is not None
     (undelivered_id,) = set(job.trial_ids) - {current.key.trial_id, *unlucky.keeper._queue}
-    # The trials behind it start, and the first of them is long.
+    # The keeper starts the next queued trials. The first of them is long.
     while job.trial_id != undelivered_id:
         unlucky.end_trial(0.5)
         world.settle()
@@ -397,7 +397,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_manager_too() -> None:
+def test_the_next_manager_revokes_a_trial_prefetched_behind_a_later_trial() -> None:
     """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0

@@ -69,7 +69,7 @@ def test_calls_of_a_tuner_become_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_that_owes_parameters_is_not_asked_again_and_delivers_them_later():
+def test_an_advisor_may_deliver_requested_parameters_later():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):
@@ -114,7 +114,7 @@ def test_intermediate_results_are_metrics_with_their_sequence_in_their_trial():
     ]
 
 
-def test_a_stopped_trial_is_named_once_and_ends_as_early_stopped():
+def test_an_advisor_stops_a_trial_only_once():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -127,7 +127,7 @@ def test_a_stopped_trial_is_named_once_and_ends_as_early_stopped():
     assert [data["event"] for name, data in made.handled if name == "end"] == ["EARLY_STOPPED", "FAILED"]
 
 
-def test_an_error_is_raised():
+def test_an_error_of_an_advisor_is_raised():
     made = Recording()
     made.send(CommandType.Error, "it broke")
     with pytest.raises(RuntimeError, match="it broke"):
@@ -136,17 +136,17 @@ def test_an_error_is_raised():
 
 @pytest.mark.parametrize("name", ["initialize", "request_trial_jobs", "update_search_space", "import_data",
                                   "report_metric_data", "trial_end"])  # fmt: skip
-def test_a_missing_handler_is_named(name):
+def test_the_base_class_names_a_missing_handler_method(name):
     with pytest.raises(NotImplementedError, match=f"handle_{name}"):
         getattr(MsgDispatcherBase(), f"handle_{name}")({})
 
 
-def test_a_handler_that_the_class_lacks_is_named_with_the_remedy():
+def test_a_missing_initialize_method_is_named_with_a_remedy():
     with pytest.raises(NotImplementedError, match="its class has no handle_initialize; define this method"):
         MsgDispatcherBase().update_search_space({"x": 1})
 
 
-def test_owed_parameters_are_delivered_on_any_later_command():
+def test_requested_parameters_may_be_delivered_during_any_later_command():
     delivered = []
     made = Recording(answers=False)
     made.update_search_space({"x": 1})

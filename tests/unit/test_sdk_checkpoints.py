@@ -68,7 +68,7 @@ def saving(text):
     return save
 
 
-def test_a_file_a_folder_and_what_a_function_writes_are_returned_as_they_were_saved(attempt, tmp_path):
+def test_a_saved_file_folder_or_writer_function_is_loaded_unchanged(attempt, tmp_path):
     attempt()
     model = tmp_path / "model.pt"
     model.write_text("weights")
@@ -85,7 +85,7 @@ def test_a_file_a_folder_and_what_a_function_writes_are_returned_as_they_were_sa
     assert loaded() == "written"
 
 
-def test_without_a_checkpoint_there_is_nothing_to_load(attempt):
+def test_loading_without_a_checkpoint_returns_none(attempt):
     folder = attempt()
     assert nni.load_checkpoint() is None
     nni.report_intermediate_result(1)
@@ -111,7 +111,7 @@ def test_the_next_attempt_continues_from_the_mark_and_names_it_before_its_first_
     assert saved.attempt_id is None
 
 
-def test_a_trial_that_continues_another_one_counts_its_own_results(attempt):
+def test_a_continued_trial_numbers_its_own_results_from_0(attempt):
     folder = attempt()
     nni.report_intermediate_result(0.1)
     nni.save_checkpoint(saving("parent's"))
@@ -122,14 +122,14 @@ def test_a_trial_that_continues_another_one_counts_its_own_results(attempt):
     assert stream(folder) == ["000001", (0, "0.2")]
 
 
-def test_a_process_that_loads_and_reports_nothing_leaves_no_record(attempt):
+def test_a_load_without_a_report_writes_no_record(attempt):
     sources = sign_of_one(attempt)
     folder = attempt(SECOND, sources)
     assert nni.load_checkpoint()
     assert not (folder / ".nni/metrics").exists()
 
 
-def test_a_process_may_return_to_its_own_checkpoint(attempt):
+def test_a_process_may_load_its_own_checkpoint(attempt):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("good"))
@@ -146,7 +146,7 @@ def sign_of_one(attempt):
     return sign(folder)
 
 
-def test_changed_files_are_refused_and_the_checkpoint_before_is_loaded(attempt, capfd):
+def test_a_checkpoint_with_changed_files_is_skipped_for_the_previous_checkpoint(attempt, capfd):
     sources = sign_of_one(attempt)
     with open(os.path.join(sources[0]["folder"], "000002/model"), "a") as file:
         file.write("!")
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
     assert nni.load_checkpoint() is None
 
 
-def test_the_newest_checkpoints_stay_and_always_a_signed_one(attempt):
+def test_the_newest_checkpoints_and_the_newest_signed_checkpoint_are_kept(attempt):
     folder = attempt()
 
     def names():
@@ -195,7 +195,7 @@ def test_the_newest_checkpoints_stay_and_always_a_signed_one(attempt):
     nni.save_checkpoint(saving("1"), keep=1)
     sign(folder)
     nni.save_checkpoint(saving("2"), keep=1)
-    assert names() == ["000001", "000002"]  # the second is not signed yet
+    assert names() == ["000001", "000002"]  # the keeper has not signed the second checkpoint yet
     sign(folder)
     nni.save_checkpoint(saving("3"), keep=1)
     assert names() == ["000002", "000003"]
@@ -203,7 +203,7 @@ def test_the_newest_checkpoints_stay_and_always_a_signed_one(attempt):
     assert names() == ["000002", "000003", "000004"]
 
 
-def test_the_checkpoints_of_earlier_attempts_go_once_there_are_enough_new_ones(attempt):
+def test_checkpoints_of_earlier_attempts_are_deleted_once_enough_new_checkpoints_exist(attempt):
     sources = sign_of_one(attempt)
     old = sources[0]["folder"]
     folder = attempt(SECOND, sources)
@@ -223,7 +223,7 @@ def test_a_checkpoint_above_the_limit_is_not_saved(attempt):
     assert nni.load_checkpoint() is None
 
 
-def test_an_error_of_the_training_code_leaves_nothing(attempt):
+def test_an_exception_during_a_save_leaves_no_files(attempt):
     folder = attempt()
 
     def fails(path):
@@ -235,13 +235,13 @@ def test_an_error_of_the_training_code_leaves_nothing(attempt):
     assert os.listdir(folder / "checkpoints") == []
 
 
-def test_a_source_that_does_not_exist_is_named(attempt, tmp_path):
+def test_saving_a_missing_file_is_an_error_with_its_path(attempt, tmp_path):
     attempt()
     with pytest.raises(CheckpointNotSaved, match=r"cannot save a checkpoint: .*/absent: No such file"):
         nni.save_checkpoint(tmp_path / "absent")
 
 
-def test_a_link_cannot_be_part_of_a_checkpoint(attempt):
+def test_a_checkpoint_with_a_link_is_refused(attempt):
     attempt()
     with pytest.raises(CheckpointInvalid, match="cannot save 'model': it is a link"):
         nni.save_checkpoint(lambda folder: os.symlink("/etc/passwd", os.path.join(folder, "model")))
@@ -265,10 +265,10 @@ def test_no_other_user_may_write_to_a_checkpoint(attempt):
     assert modes == [0o755, 0o644]
 
 
-def test_a_save_that_was_killed_is_not_loaded(attempt):
+def test_a_checkpoint_of_a_killed_save_is_not_loaded(attempt):
     folder = attempt()
     nni.save_checkpoint(saving("whole"))
-    # After the rename of the files and before that of the manifest.
+    # The process is killed after the rename of the files and before the rename of the manifest.
     shutil.copytree(folder / "checkpoints/000001", folder / "checkpoints/000002")
     (folder / "checkpoints/.new-1-3").mkdir()
     assert nni.load_checkpoint().endswith("000001")
@@ -296,7 +296,7 @@ def test_threads_that_save_at_the_same_time_save_different_checkpoints(attempt):
     assert sorted(stream(folder)[1:]) == ["000001", "000002"]
 
 
-def test_a_save_that_ends_before_its_manifest_is_named_by_no_attempt(attempt, monkeypatch):
+def test_a_save_without_a_manifest_is_not_offered_to_any_attempt(attempt, monkeypatch):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("whole"))
@@ -311,7 +311,7 @@ def test_a_save_that_ends_before_its_manifest_is_named_by_no_attempt(attempt, mo
     assert loaded() == "whole"
 
 
-def test_a_trial_has_a_folder_for_files_of_its_own(attempt, tmp_path):
+def test_a_trial_has_a_checkpoint_folder_for_its_own_files(attempt, tmp_path):
     attempt()
     assert nni.checkpoint_dir() == str(tmp_path / "checkpoints")
 

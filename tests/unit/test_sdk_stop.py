@@ -21,14 +21,14 @@ def folder(tmp_path, monkeypatch):
     return AttemptFolder(tmp_path)
 
 
-def test_a_trial_stops_when_its_notice_is_there(folder):
+def test_should_stop_is_true_once_the_stop_notice_exists(folder):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.EARLY_STOPPED))
     assert (nni.should_stop(), nni.stop_reason()) == (True, "early stopped")
 
 
 @pytest.mark.parametrize("ask", [nni.should_stop, nni.stop_reason])
-def test_the_first_question_tells_the_keeper_that_the_code_awaits_a_notice(folder, ask):
+def test_the_first_call_of_should_stop_announces_that_the_code_polls(folder, ask):
     assert not folder.awaits_stop_notice.exists()
     ask()
     assert folder.awaits_stop_notice.exists()
@@ -38,24 +38,24 @@ def test_the_first_question_tells_the_keeper_that_the_code_awaits_a_notice(folde
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_the_reason_is_the_one_that_the_keeper_records(folder, reason):
+def test_stop_reason_returns_the_reason_that_the_keeper_records(folder, reason):
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(reason))
     assert nni.stop_reason() == reason.value
 
 
-def test_a_folder_that_cannot_be_written_still_shows_the_stop(folder):
+def test_should_stop_works_in_a_read_only_folder(folder):
     os.rmdir(folder.path / ".nni")
     assert not nni.should_stop()
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.TIME_LIMIT))
     assert nni.stop_reason() == "time limit"
 
 
-def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
+def test_outside_an_experiment_should_stop_is_false(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 
 
-def test_a_missing_variable_is_named(monkeypatch):
+def test_should_stop_names_a_missing_variable(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
     with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
         nni.should_stop()

@@ -121,7 +121,7 @@ def test_the_first_process_that_reads_the_parameters_reports_its_interpreter(
     assert path.read_text() == "kept"
 
 
-def test_parameters_are_returned_once(trial):
+def test_get_next_parameter_returns_the_parameters_once(trial):
     assert nni.get_current_parameter() is None
     assert nni.get_next_parameter() == PARAMETERS
     assert nni.get_next_parameter() is None
@@ -140,7 +140,7 @@ def test_an_unknown_tag_is_a_key_error(trial):
         nni.get_current_parameter("dropout")
 
 
-def test_ids_come_from_the_environment(trial):
+def test_trial_and_experiment_ids_come_from_the_environment(trial):
     assert (nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id()) == ("eXpId", "tRiAl", 12)
 
 
@@ -213,7 +213,7 @@ def test_no_file_is_created_before_the_first_report(trial, tmp_path):
     assert os.listdir(tmp_path) == ["parameter.cfg"]
 
 
-def test_threads_share_one_sequence(trial):
+def test_threads_share_one_sequence_of_record_numbers(trial):
     def report():
         for _ in range(200):
             nni.report_intermediate_result(0.5)
@@ -236,7 +236,7 @@ def test_the_metrics_descriptor_is_not_inherited_by_child_programs(trial):
 def _path_of(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # the descriptor that listed the folder
+    except FileNotFoundError:  # this descriptor was open while the folder was listed
         return ""
 
 
@@ -305,7 +305,7 @@ def test_a_metrics_file_that_cannot_be_opened_is_an_error_with_its_cause(trial_o
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_a_full_disk_is_an_error_that_says_so(trial_of, environ, tmp_path):
+def test_a_report_on_a_full_disk_is_an_error_that_names_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
     trial_of(environ)
@@ -316,8 +316,8 @@ def test_a_full_disk_is_an_error_that_says_so(trial_of, environ, tmp_path):
     assert e.value.errno == errno.ENOSPC
 
 
-def test_storage_that_accepts_half_a_record_loses_only_that_record(environ):
-    # A limit on file size causes real short writes: half of the second record still fits.
+def test_a_partly_written_record_does_not_damage_other_records(environ):
+    # A limit on the file size causes a real short write: only half of the second record fits.
     code = (
         "import os, resource, signal, nni_sdk as nni\n"
         "from nni_sdk.errors import MetricNotWritten\n"
@@ -385,7 +385,7 @@ def test_values_are_written_as_plain_json(value, text):
 
 
 @given(st.floats() | st.integers())
-def test_a_number_is_written_as_json_writes_it(number):
+def test_a_number_is_written_as_by_json_dumps(number):
     assert value_json(number) == json.dumps(number)
 
 
@@ -414,14 +414,14 @@ def test_a_value_that_json_cannot_represent_is_an_error_with_its_path(value, pla
     assert isinstance(error.value, SdkError)
 
 
-def test_an_int_that_python_does_not_print_is_rejected():
+def test_an_int_beyond_pythons_digit_limit_is_rejected():
     with pytest.raises(MetricInvalid, match=r"value\[0\] is an int with more digits"):
         value_json([10**5000])
     with pytest.raises(MetricInvalid, match="value is an int with more digits"):
         value_json(10**5000)
 
 
-def test_a_value_that_contains_itself_is_rejected():
+def test_a_metric_that_contains_itself_is_rejected():
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(MetricInvalid, match="contains itself or is nested too deeply"):
@@ -454,7 +454,7 @@ def test_outside_an_experiment_results_are_printed_and_no_file_is_written(platfo
     assert os.listdir(tmp_path) == []
 
 
-def test_results_are_printed_whatever_the_logging_configuration():
+def test_outside_an_experiment_results_are_printed_with_any_logging_configuration():
     code = (
         "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
         "import nni_sdk as nni; nni.report_final_result(1)\n"
@@ -503,7 +503,7 @@ def test_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind,
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
-def test_errors_of_merge_parameter_are_the_built_in_ones_of_nni():
+def test_merge_parameter_raises_the_same_errors_as_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
 
@@ -558,7 +558,7 @@ def test_an_unknown_name_is_an_attribute_error():
         ("list(range(100))", "...: it is no number"),
     ],
 )
-def test_a_result_without_a_usable_number_has_one_warning_when_it_is_reported(environ, metric, said):
+def test_reporting_a_result_without_a_usable_number_warns_once(environ, metric, said):
     code = (
         ASKED
         + f"[nni.report_intermediate_result({metric}) for _ in range(3)]; nni.report_final_result({metric})"
@@ -570,7 +570,7 @@ def test_a_result_without_a_usable_number_has_one_warning_when_it_is_reported(en
 
 
 @pytest.mark.parametrize("metric", ["1", "0.5", "{'default': 1, 'loss': None}", "-10 ** 9"])
-def test_a_usable_result_has_no_warning(environ, metric):
+def test_reporting_a_usable_result_causes_no_warning(environ, metric):
     code = ASKED + f"nni.report_intermediate_result({metric}); nni.report_final_result({metric})"
     assert run_python(code, environ).stderr == ""
 

@@ -147,7 +147,7 @@ def test_choices_nest_to_any_depth():
         ),
     ],
 )
-def test_an_invalid_space_is_one_clear_sentence(raw, message):
+def test_an_invalid_search_space_is_a_one_sentence_error(raw, message):
     (found,) = refused(raw)
     assert message in found
 
@@ -190,7 +190,7 @@ def test_a_quantised_range_has_the_documented_values(quantised, values):
     assert {quantised.quantised(quantised.low + width * step / steps) for step in range(steps + 1)} == values
 
 
-def test_a_multiple_of_q_keeps_rounding_noise_and_loses_the_sign_of_zero():
+def test_a_multiple_of_q_is_not_rounded_and_zero_is_positive():
     assert multiple_of(0.31, 0.1) == 0.30000000000000004
     assert math.copysign(1, multiple_of(-0.2, 1)) == 1
     assert [multiple_of(u, 1) for u in (0.5, 1.5, 2.5)] == [0, 2, 2]
@@ -233,7 +233,7 @@ SPACE = parse_search_space(
 GOOD = {"lr": 0.1, "n": 3, "net": {"_name": "conv", "size": 9.0}}
 
 
-def test_parameters_in_the_support_have_no_problems():
+def test_parameters_inside_the_search_space_have_no_problems():
     assert contains(SPACE, GOOD) == []
     assert contains(SPACE, GOOD | {"net": "none"}) == []
 
@@ -254,7 +254,7 @@ def test_parameters_in_the_support_have_no_problems():
         ({"other": 1}, "other is not in the space"),
     ],
 )
-def test_a_parameter_outside_the_support_has_a_reason(change, problem):
+def test_a_parameter_outside_the_search_space_has_a_reason(change, problem):
     (found,) = contains(SPACE, GOOD | change)
     assert found.startswith(problem)
 

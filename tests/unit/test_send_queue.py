@@ -39,7 +39,7 @@ def test_only_the_latest_ack_of_each_attempt_is_queued():
     assert all_of(outgoing) == [durable(1000)]
 
 
-def test_an_ack_that_says_closed_is_never_replaced_by_an_open_one():
+def test_a_closing_acknowledgement_is_never_replaced():
     outgoing = CoalescingQueue()
     for message in (durable(1), durable(2, closed=True), durable(2)):
         outgoing.put_nowait(message)

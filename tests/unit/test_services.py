@@ -55,19 +55,19 @@ def test_keepers_on_this_machine_connect_over_loopback(config):
     assert Platform.address_to_listen_on("127.0.0.1") == "127.0.0.1"
 
 
-def test_keepers_elsewhere_use_the_address_that_the_user_configured(config):
+def test_keepers_on_other_machines_use_the_configured_address(config):
     experiment = config("127.0.0.1").replace(nni_manager_ip="192.0.2.7")
     assert platform_of(experiment).address_for_keepers() == "192.0.2.7"
     assert Platform.address_to_listen_on("192.0.2.7") == "0.0.0.0"
 
 
-def test_keepers_elsewhere_use_this_machines_address_on_the_route_to_the_cluster(config):
+def test_keepers_on_other_machines_use_the_address_of_the_route_to_the_cluster(config):
     try:
         address = platform_of(config("192.0.2.1")).address_for_keepers()
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
-        pass  # the address belongs to this machine
+        pass  # the address is one of this machine
 
 
 def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):
@@ -77,7 +77,7 @@ def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):
         platform_of(config("no.such.host.invalid")).address_for_keepers()
 
 
-def test_an_experiment_uses_the_login_that_its_file_contains_now(config):
+def test_an_experiment_uses_the_login_that_the_file_contains_at_present(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
     today = platform_of(stored).current_login(stored.cluster)
@@ -94,13 +94,13 @@ def test_an_experiment_uses_the_login_that_its_file_contains_now(config):
     ("storage", "mount", "shown"),
     [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
 )
-def test_the_local_storage_is_the_common_parent_of_both_paths(config, storage, mount, shown):
+def test_the_local_storage_path_is_the_common_parent_of_both_mount_paths(config, storage, mount, shown):
     pai = replace(config().cluster, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
     assert parent_shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
-def test_paths_that_cannot_be_the_same_folder_are_an_error(config):
+def test_mount_paths_that_cannot_be_the_same_folder_are_an_error(config):
     pai = replace(config().cluster, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
         parent_shown_at(pai, Storage("s", "/mnt/s"))

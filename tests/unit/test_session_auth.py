@@ -100,7 +100,7 @@ def test_a_changed_expiry_invalidates_the_session(new_session_auth, clock):
     assert not session_auth.is_authenticated(longer, session.key)
 
 
-def test_a_session_is_valid_for_one_experiment(new_session_auth):
+def test_a_session_is_valid_only_for_its_experiment(new_session_auth):
     here, elsewhere = new_session_auth(), new_session_auth(b"another secret")
     session = here.begin(here.new_login_code())
     assert not elsewhere.is_authenticated(session.cookie, session.key)
@@ -156,6 +156,6 @@ def test_an_unreadable_list_of_ended_sessions_ends_all_earlier_sessions(
     later = session_auth.begin(session_auth.new_login_code())
     assert session_auth.is_authenticated(later.cookie, later.key)
     session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
-    for each in (new_session_auth(), new_session_auth()):  # a restart, and another one
+    for each in (new_session_auth(), new_session_auth()):  # the manager restarts twice
         assert not each.is_authenticated(session.cookie, session.key)
         assert each.is_authenticated(later.cookie, later.key)

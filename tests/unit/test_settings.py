@@ -10,7 +10,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import Stream
 
-# valid values of an environment variable
+# the drawn texts are valid values of environment variables
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
 SETTINGS = st.builds(
@@ -94,7 +94,7 @@ def test_all_errors_are_reported_together() -> None:
 
 
 @given(st.dictionaries(TEXT, TEXT), SETTINGS)
-def test_a_trial_inherits_none_of_the_settings(others: dict[str, str], settings: KeeperSettings) -> None:
+def test_a_trial_inherits_no_keeper_settings(others: dict[str, str], settings: KeeperSettings) -> None:
     passed_on = without_settings(others | settings.to_environ())
     assert not passed_on.keys() & settings.to_environ().keys()
     assert passed_on == without_settings(others)

@@ -183,7 +183,7 @@ def test_a_keeper_whose_trial_ends_in_time_gets_a_margin_to_exit() -> None:
     assert search.state() is TrialState.USER_CANCELED
 
 
-def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_of_the_running_one() -> None:
+def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_period_of_the_running_trial() -> None:
     search = SimulatedStops(reuses_jobs=True)
     job = search.experiment.jobs.live["env-0"]
     search.handle(ParametersSuggested("t9", 9, {}, {}, 1.0))
@@ -199,7 +199,7 @@ def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_of_the_running_o
     assert search.state() is TrialState.STOPPING
 
 
-def test_an_experiment_whose_remaining_bytes_cannot_be_stored_finishes_and_records_no_end() -> None:
+def test_an_experiment_finishes_although_remaining_bytes_cannot_be_stored() -> None:
     search = SimulatedStops()
     search.stop()
     search.handle(JobProcessesEnded("t0"))
@@ -228,7 +228,7 @@ def test_draining_a_job_has_no_deadline_unless_a_stop_was_requested() -> None:
     assert [effect.is_recorded for _, effect in search.timed_effects if isinstance(effect, Finish)] == [False]
 
 
-def test_a_stopping_job_of_an_earlier_manager_has_a_deadline_too() -> None:
+def test_a_stopping_job_of_an_earlier_manager_has_a_deadline() -> None:
     before = SimulatedStops()
     before.stop()
     search = SimulatedStops()
@@ -244,7 +244,7 @@ def test_a_stopping_job_of_an_earlier_manager_has_a_deadline_too() -> None:
     assert (KILL_S, "KILLED") in search.steps()
 
 
-def test_the_grace_of_the_cluster_extends_the_deadline() -> None:
+def test_the_grace_period_of_the_cluster_extends_the_deadline() -> None:
     search = SimulatedStops()
     search.experiment.stops.cluster_grace_s = 45.0
     search.stop()

@@ -36,7 +36,7 @@ def test_a_call_returns_the_result_or_raises_the_exception() -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_call_that_hangs_does_not_block_others_and_is_reported(
+def test_a_hanging_storage_call_does_not_block_other_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -50,7 +50,7 @@ def test_a_call_that_hangs_does_not_block_others_and_is_reported(
         assert threads.stalled_s() == 0, "it may only be slow"
         monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
         assert threads.stalled_s() > 0
-        with open(pipe, "w"):  # the storage answers again
+        with open(pipe, "w"):  # the storage responds again
             for file in await asyncio.gather(*hanging):
                 file.close()
         assert await threads.call(int, "7") == 7

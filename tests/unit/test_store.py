@@ -148,7 +148,7 @@ def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, rea
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_remarks_are_stored_unchanged_apart_from_the_rows_of_trials(store, reader, tags, note):
+def test_remarks_are_stored_in_a_separate_table(store, reader, tags, note):
     ours, its = Remarks((), note), Remarks(tuple(tags), note)
     store.commit([trial_row(a_trial()), remarks_row(None, ours), remarks_row(KEY.trial_id, its)], 1.0)
     store.commit([trial_row(a_trial({"message": "later"}))], 2.0)
@@ -169,7 +169,7 @@ def test_a_duplicate_record_fails_the_whole_transaction(store, reader):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
-    store.commit([a_commit(2, offset=offset)], 3.0)  # the store still works
+    store.commit([a_commit(2, offset=offset)], 3.0)  # the store accepts writes after the failure
     assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
@@ -234,7 +234,7 @@ def test_records_are_selected_by_kind_and_by_range(store, reader):
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
-def test_a_trial_is_read_back_as_it_was_stored(store, reader):
+def test_a_trial_survives_a_round_trip_through_the_store(store, reader):
     run = {"started_at_s": 2.0, "ended_at_s": 3.0, "reason": ExitReason.SIGNAL, "exit_code": 137}
     run |= {"message": "last words", "final": "NaN"}
     trial = a_trial(run, state=TrialState.FAILED, stop_reason=ExitReason.STOPPED_BY_USER)
@@ -251,14 +251,14 @@ def test_a_row_contains_the_trial_as_of_its_creation(store, reader):
     assert reader.trials()[0].state is TrialState.WAITING
 
 
-def test_the_row_of_the_experiment_is_read_back_as_stored(store, reader):
+def test_the_experiment_row_survives_a_round_trip_through_the_store(store, reader):
     store.commit([experiment_row(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
     stored = reader.experiment()
     assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
     assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
 
 
-def test_log_bytes_are_stored_at_their_offsets_however_often_they_are_written(store, tmp_path, reader):
+def test_repeated_log_bytes_are_stored_once_at_their_offset(store, tmp_path, reader):
     pieces = [
         StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),
         StreamWrite(KEY, Stream.STDOUT, 5, 7, data=b", "),
@@ -299,7 +299,9 @@ def test_the_error_for_a_read_only_database_suggests_write_permission(store):
 def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")  # in this mode, readers and the writer block each other
+        other.execute(
+            "PRAGMA journal_mode = DELETE"
+        )  # in this journal mode, readers and the writer block each other
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
             other.execute("BEGIN EXCLUSIVE")
@@ -308,7 +310,7 @@ def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
 
 
 @pytest.mark.any_machine
-def test_the_error_for_a_reader_without_write_access_to_the_folder_says_so(tmp_path):
+def test_a_reader_without_write_access_to_the_folder_gets_a_clear_error(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experiment.sqlite"
         Store.create(path, tmp_path, "EXPERIMT", "{}", b"secret", 1.0).close()
@@ -372,7 +374,7 @@ def shape(path):
         }
 
 
-def test_there_is_a_sample_database_of_each_earlier_format():
+def test_a_sample_database_exists_for_each_earlier_format():
     assert [path.stem for path in EARLIER_FORMATS] == [f"format-{n}" for n in range(1, SCHEMA_VERSION)]
 
 
@@ -384,7 +386,7 @@ def test_a_database_of_an_earlier_format_is_migrated_to_the_current_one(store, d
 
 def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchanged(earlier):
     as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
-    with StoreReader(earlier) as reader:  # `nnictl` may be the first to read it
+    with StoreReader(earlier) as reader:  # nnictl may read the database before a manager migrates it
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
         metrics = [(m.trial_id, m.attempt, m.value) for m in reader.metrics()]
@@ -525,7 +527,7 @@ def test_the_write_ahead_log_stays_small_despite_constant_readers(store, databas
     assert largest < 6 << 20
 
 
-def test_a_reader_that_never_ends_is_reported_long_before_the_disk_is_full(store, database, monkeypatch):
+def test_an_endless_reader_is_reported_before_the_disk_is_full(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
     monkeypatch.setattr(writer_module, "_WAL_ALARM_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
@@ -550,7 +552,7 @@ def test_a_reader_that_never_ends_is_reported_long_before_the_disk_is_full(store
     )
 
 
-def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path, reader):
+def test_the_truncation_notice_of_a_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)

@@ -70,7 +70,7 @@ def test_one_submission_at_a_time_retries_a_rejected_login_until_it_is_valid(mon
     run(scenario)
 
 
-def test_a_cancelled_submission_passes_the_retry_to_the_next_one(monkeypatch):
+def test_a_cancelled_submission_passes_the_retry_to_the_next_submission(monkeypatch):
     monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
 
     async def scenario():

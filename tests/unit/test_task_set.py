@@ -12,7 +12,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_the_exception_of_a_task_is_reported_and_its_end_removes_it() -> None:
+def test_the_exception_of_a_background_task_is_reported_once() -> None:
     failures: list[BaseException] = []
 
     async def fail() -> None:
@@ -29,7 +29,7 @@ def test_the_exception_of_a_task_is_reported_and_its_end_removes_it() -> None:
     assert [str(error) for error in failures] == ["broken"]
 
 
-def test_a_cancelled_set_ends_its_tasks_and_each_task_that_is_spawned_later() -> None:
+def test_a_cancelled_task_set_cancels_present_and_later_tasks() -> None:
     failures: list[BaseException] = []
     steps: list[str] = []
 
@@ -56,14 +56,14 @@ def test_a_cancelled_set_ends_its_tasks_and_each_task_that_is_spawned_later() ->
     assert (steps, failures) == (["cancelled"], [])
 
 
-def test_joining_waits_also_for_tasks_that_the_tasks_spawn() -> None:
+def test_joining_also_waits_for_nested_tasks() -> None:
     steps: list[str] = []
 
     async def scenario() -> None:
         tasks = TaskSet()
 
         async def second() -> None:
-            for _ in range(5):  # longer than the first task
+            for _ in range(5):  # this task runs longer than the first task
                 await asyncio.sleep(0)
             steps.append("second")
 

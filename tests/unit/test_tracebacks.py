@@ -122,7 +122,7 @@ def test_the_exception_that_ended_a_program_is_found(tmp_path, name):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups and no notes")
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_exception_line_of_a_group_is_that_of_the_group(tmp_path, name):
+def test_an_exception_group_is_summarised_by_the_line_of_the_group(tmp_path, name):
     program, line = GROUPS[name]
     assert exception_line(stderr_of(program, tmp_path)) == line
 
@@ -136,7 +136,7 @@ def a_traceback(line="ValueError: bad"):
     [
         ("", ""),
         ("loss: 0.3\nValueError: not raised\n", ""),
-        # The end of stderr, truncated in the middle of a frame.
+        # The keeper stores only the end of stderr, here cut in the middle of a traceback frame.
         (a_traceback().partition("recent")[2], "ValueError: bad"),
         (a_traceback().replace("\n", "\r\n"), "ValueError: bad"),
         (textwrap.indent(a_traceback(), "[rank0]: "), "ValueError: bad"),
@@ -152,7 +152,7 @@ def a_traceback(line="ValueError: bad"):
         (a_traceback().replace("    raise x\n", "    x = (Foo\n        | Bar\n        ^^^^^\n"), "ValueError: bad"),
     ],
 )  # fmt: skip
-def test_an_exception_is_found_if_there_is_one(stderr, line):
+def test_any_exception_in_stderr_is_found(stderr, line):
     assert exception_line(stderr) == line
 
 

@@ -108,7 +108,7 @@ def a_trial() -> Trial:
     return Trial("abcde", 0, {"lr": 0.1}, {}, 1.0, "job")
 
 
-def test_a_trial_is_written_again_over_an_earlier_attempt_to_write_it(tmp_path: Path) -> None:
+def test_trial_files_overwrite_those_of_an_interrupted_write(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.trials.mkdir()
     for command in ("first", "second"):
@@ -250,7 +250,7 @@ def test_the_exit_file_of_another_attempt_is_ignored(tmp_path: Path, running_fol
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "folder link", "folder", "nothing", "no attempt"])
-def test_a_poll_neither_blocks_nor_leads_outside_the_workspace(
+def test_a_poll_neither_blocks_nor_follows_links_out_of_the_workspace(
     tmp_path: Path, running_folder: AttemptFolder, what: str
 ) -> None:
     metrics = running_folder.stream(Stream.METRICS)
@@ -279,7 +279,7 @@ def test_a_folder_that_the_manager_may_not_read_is_an_error_with_its_path(
 ) -> None:
     running_folder.path.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read everything
+    if user == 0:  # root can read any file
         os.seteuid(_NOBODY)
     try:
         with pytest.raises(PermissionError, match=str(running_folder.path)):
@@ -335,7 +335,7 @@ def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_reported(
     assert found.rejected == (f"ignored {path}: {why}; check who may write to the shared storage",)
 
 
-def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_silently(
+def test_an_attempt_of_an_earlier_job_is_ignored_without_a_warning(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -365,7 +365,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
     shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
     shut.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read everything
+    if user == 0:  # root can read any file
         os.seteuid(_NOBODY)
     try:
         found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -375,7 +375,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
         shutil.rmtree(own.parent)
         if user == 0:
             os.seteuid(_NOBODY)
-        # The unreadable one may be the keeper's own.
+        # The unreadable attempt may be one of this keeper.
         with pytest.raises(PermissionError):
             SharedFiles(workspace).find_attempts("abcde", SIGNER)
     finally:
@@ -391,7 +391,9 @@ def test_a_signed_attempt_is_valid_only_in_its_own_folder(tmp_path: Path) -> Non
     assert "attempt.json names another attempt" in found.rejected[0]
 
 
-def test_a_directory_is_ignored_until_it_is_signed(tmp_path: Path, running_folder: AttemptFolder) -> None:
+def test_an_attempt_directory_is_ignored_until_it_is_signed(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
     workspace = Workspace(tmp_path)
     running_folder.stream(Stream.METRICS).write_bytes(b"")
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -432,7 +434,7 @@ def test_an_exit_file_that_was_not_signed_with_the_jobs_token_is_ignored(
     assert poll(tmp_path).ended is None
 
 
-def test_an_attempt_that_is_only_displayed_may_be_signed_by_a_keeper_of_any_job(tmp_path: Path) -> None:
+def test_displayed_attempts_may_be_signed_by_a_keeper_of_any_job(tmp_path: Path) -> None:
     workspace, secret = Workspace(tmp_path), b"secret"
     sign(workspace, key_of(1), job_id="j7", token=token_of(secret, "j7"))
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))
@@ -440,9 +442,7 @@ def test_an_attempt_that_is_only_displayed_may_be_signed_by_a_keeper_of_any_job(
     assert signed == [True, False, False]
 
 
-def test_the_last_byte_before_the_end_is_read_and_none_after_it(
-    tmp_path: Path, running_folder: AttemptFolder
-) -> None:
+def test_a_poll_reads_exactly_up_to_the_reported_end(tmp_path: Path, running_folder: AttemptFolder) -> None:
     end(running_folder, metrics=10, stdout=4)
     assert poll(tmp_path, {Stream.METRICS: 9}).pieces == ((Stream.METRICS, 9, FRAME[9:10]),)
     assert poll(tmp_path, {Stream.METRICS: 10, Stream.STDOUT: 5}).pieces == ()

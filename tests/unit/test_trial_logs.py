@@ -93,7 +93,7 @@ def test_an_incomplete_character_at_the_end_waits_for_its_remaining_bytes(folder
     assert read(folder, is_whole=True).text == "a\ufffd"
 
 
-def test_the_larger_one_of_the_collected_and_the_written_log_is_shown(folder):
+def test_the_larger_of_collected_and_written_log_is_shown(folder):
     key = AttemptKey("t1", attempt_id(1), "main-0")
     write(folder, b"written, all of it", key)
     write(folder, b"collected", key, collected=True)
@@ -103,7 +103,7 @@ def test_the_larger_one_of_the_collected_and_the_written_log_is_shown(folder):
     assert sizes_of(folder, RegisteredAttempt(key, 1)) == {Stream.STDOUT: 35}
 
 
-def test_the_newest_attempt_is_shown_by_default_and_each_can_be_selected(folder):
+def test_the_log_of_the_newest_attempt_is_shown_by_default(folder):
     write(folder, b"first", KEY)
     write(folder, b"second", AttemptKey("t1", attempt_id(2), "main-0"))
     write(folder, b"worker", AttemptKey("t1", attempt_id(2), "worker-0"))

@@ -58,7 +58,7 @@ def query_of(case: dict[str, Any]) -> Query:
     return Query(frozenset(case["states"]), case["text"], conditions, case["column"], case["descending"])
 
 
-def test_the_rows_of_the_cases_are_rows_of_the_api() -> None:
+def test_the_rows_of_the_test_cases_have_the_api_format() -> None:
     for row, trial in zip(CASES["rows"], TRIALS, strict=True):
         shown = row_view(trial)
         shown.pop("why", None)
@@ -66,16 +66,16 @@ def test_the_rows_of_the_cases_are_rows_of_the_api() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["queries"], ids=lambda case: json.dumps({**case, "ids": []})[:90])
-def test_a_query_finds_what_the_page_finds(case: dict[str, Any]) -> None:
+def test_a_query_finds_the_same_trials_as_the_page(case: dict[str, Any]) -> None:
     query = query_of(case)
     assert [trial.trial_id for trial in query.arranged(TRIALS)] == case["ids"]
-    # The order does not depend on that of the trials.
+    # The result does not depend on the order in which the trials are given.
     assert [trial.trial_id for trial in query.arranged(reversed(TRIALS))] == case["ids"]
-    # An insertion, one by one, uses the same order.
+    # Inserting the trials one by one gives the same order.
     assert [trial.trial_id for trial in sorted(filter(query.matches, TRIALS), key=query.key)] == case["ids"]
 
 
-def test_the_cases_cover_each_column_and_each_operator() -> None:
+def test_the_test_cases_cover_each_column_and_each_operator() -> None:
     assert {case["column"] for case in CASES["queries"]} > set(COLUMNS)
     conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
     compared = {each.operator for each in conditions if isinstance(each, Comparison)}
@@ -84,21 +84,21 @@ def test_the_cases_cover_each_column_and_each_operator() -> None:
 
 
 @pytest.mark.parametrize(("value", "text", "shown"), CASES["numbers"])
-def test_numbers_are_written_as_the_page_writes_them(value: float, text: str, shown: str) -> None:
+def test_numbers_are_formatted_as_on_the_page(value: float, text: str, shown: str) -> None:
     assert (number_text(value), shown_number(value)) == (text, shown)
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": value}
     assert parameter_text(trial) == f"x={text}\n{shown}".lower()
 
 
-def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_a_script() -> None:
+def test_numbers_beyond_the_float_range_are_infinite_as_in_javascript() -> None:
     assert (number_text(10**400), shown_number(-(10**400))) == ("Infinity", "\u2212∞")
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": 10**400}
     assert Query(conditions=(Comparison("x", ">", "1e300"),), column="p:x").arranged([trial]) == [trial]
 
 
-def test_a_script_reads_these_texts_as_numbers() -> None:
+def test_texts_are_converted_to_numbers_as_in_javascript() -> None:
     for text, number in {
         "1": 1,
         " 1e3 ": 1000,
@@ -114,7 +114,7 @@ def test_a_script_reads_these_texts_as_numbers() -> None:
     assert words_of(" a\u00a0B\ufeffc\x1cd ") == ["a", "b", "c\x1cd"]
 
 
-def test_values_that_json_does_not_have_are_missing() -> None:
+def test_nan_and_infinity_count_as_missing_values() -> None:
     parameters = {"lr": float("nan"), "net": {"_name": "a", "units": float("inf")}}
     assert flat(parameters) == {"lr": None, "net": "a", "net/units": None}
 

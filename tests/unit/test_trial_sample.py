@@ -51,7 +51,7 @@ def test_a_sample_has_the_best_and_every_improvement_in_order(
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
-def test_even_places_have_the_same_distances_and_the_last_one(count: int, most: int) -> None:
+def test_an_even_sample_has_equal_distances_and_includes_the_last_item(count: int, most: int) -> None:
     places = even(count, most)
     assert len(places) == min(count, most)
     assert places == sorted(set(places))
@@ -63,7 +63,7 @@ def test_even_places_have_the_same_distances_and_the_last_one(count: int, most: 
         assert max(gaps) - min(gaps) <= 1
 
 
-def test_a_sample_has_the_front_and_no_infeasible_trial_as_an_improvement():
+def test_a_sample_has_the_pareto_front_and_only_feasible_improvements():
     trials = [Trial(f"t{number}", number, {}, {}, 0.0, "job") for number in range(1000)]
     for trial in trials:
         trial.run.value, trial.run.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0

@@ -40,7 +40,7 @@ def numbers(trials):
     return [each["sequenceId"] for each in trials]
 
 
-def test_states_are_chosen_in_any_case_and_an_unknown_one_is_named():
+def test_the_state_option_is_case_insensitive_and_refuses_unknown_states():
     assert numbers(trial_table.in_states(TRIALS, ["failed", "Running"])) == [1, 2]
     assert numbers(trial_table.in_states(TRIALS, [])) == [0, 1, 2, 3, 4]
     with pytest.raises(UserError, match=r"cannot use --state lost: .*; write one of WAITING, .*FAILED"):
@@ -48,7 +48,7 @@ def test_states_are_chosen_in_any_case_and_an_unknown_one_is_named():
 
 
 @pytest.mark.parametrize(("maximize", "expected"), [(True, [3, 0, 4]), (False, [0, 4, 3])])
-def test_the_best_trials_come_first_without_failed_ones(maximize, expected):
+def test_the_best_option_lists_the_best_trials_without_failed_trials(maximize, expected):
     objectives = MAXIMIZE if maximize else MINIMIZE
     finals = [(TRIALS[number]["id"], str(TRIALS[number]["value"])) for number in (0, 3, 4)]
     assert numbers(trial_table.best(TRIALS, finals, 9, objectives)) == expected
@@ -56,7 +56,7 @@ def test_the_best_trials_come_first_without_failed_ones(maximize, expected):
     assert numbers(trial_table.best(TRIALS[:3], finals, 1, objectives)) == [0], "of the filtered ones"
 
 
-def test_with_several_objectives_the_best_are_the_front_with_a_column_for_each(capsys):
+def test_with_several_objectives_the_best_option_lists_the_pareto_front(capsys):
     two = Objectives((Objective("acc", "maximize"), Objective("ms", "minimize")))
     points = {0: (0.9, 20), 3: (0.8, 10), 4: (0.8, 11)}
     finals = [(f"t{number}", json.dumps({"acc": acc, "ms": ms})) for number, (acc, ms) in points.items()]
@@ -73,7 +73,7 @@ def test_with_several_objectives_the_best_are_the_front_with_a_column_for_each(c
     ]
 
 
-def test_an_entry_of_results_is_a_column_also_beside_a_parameter_or_a_column_of_its_name(capsys):
+def test_a_metric_with_the_name_of_a_parameter_can_be_a_column(capsys):
     results = [("t0", '{"lr": 7, "state": "good", "loss": 2}'), ("t3", '{"loss": 1}'), ("t4", "0.5")]
     trials = trial_table.with_metrics(TRIALS, results)
     assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False))[:2] == [3, 0]
@@ -92,16 +92,16 @@ def test_an_entry_of_results_is_a_column_also_beside_a_parameter_or_a_column_of_
         ("value", [0, 4, 3, 1, 2], [1, 3, 0, 4, 2]),
         ("time", [3, 1, 0, 4, 2], [4, 0, 1, 3, 2]),
         ("state", [4, 1, 2, 0, 3], [0, 3, 2, 1, 4]),
-        # Numbers come before text, and trials without the parameter last.
+        # Numbers come before text. Trials without the parameter come last.
         ("lr", [0, 2, 1, 3, 4], [1, 2, 0, 3, 4]),
     ],
 )
-def test_trials_are_sorted_by_a_column_and_those_without_a_value_come_last(column, ascending, descending):
+def test_sorted_trials_without_a_value_come_last(column, ascending, descending):
     assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=False)) == ascending
     assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=True)) == descending
 
 
-def test_an_unknown_column_is_named_with_the_known_ones():
+def test_an_unknown_column_is_an_error_that_lists_the_known_columns():
     known = "no., trial, state, value, time, started, ended, tags, note, parameters, lr"
     with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
         trial_table.columns_of("no.,units", TRIALS)
@@ -109,8 +109,8 @@ def test_an_unknown_column_is_named_with_the_known_ones():
         trial_table.sorted_by(TRIALS, "units", is_descending=False)
 
 
-def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "72")  # some shells export it
+def test_output_to_a_pipe_is_tab_separated_and_not_wrapped(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")  # some shells export COLUMNS
     trials = [
         a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
         a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),
@@ -124,7 +124,7 @@ def test_a_pipe_gets_lines_separated_by_tabs_without_wraps(capsys, monkeypatch):
     ]
 
 
-def test_a_trial_that_is_being_stopped_shows_since_when(capsys):
+def test_a_stopping_trial_shows_the_time_since_the_stop_request(capsys):
     at_ms = 1_700_000_000_000.0
     trial_table.show([a_trial(2, "STOPPING", took_s=None) | {"stoppingSince": at_ms}], ["state"])
     assert f"STOPPING since {output.moment(at_ms)}" in capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
     ]
 
 
-def test_parameters_of_a_nested_choice_follow_its_name_with_six_digits():
+def test_nested_parameters_are_listed_after_the_name_of_their_choice():
     assert (
         output.parameters(
             {

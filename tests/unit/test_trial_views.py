@@ -72,7 +72,7 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
     return computed
 
 
-def test_windows_join_to_the_view(sorts: list[Query]) -> None:
+def test_consecutive_windows_join_to_the_whole_view(sorts: list[Query]) -> None:
     made = Made(1234)
     query = Query(conditions=(Comparison("x", "<", "3"),), column="value", is_descending=True)
     wanted = [trial.trial_id for trial in query.arranged(made.trials.values())]
@@ -86,7 +86,7 @@ def test_windows_join_to_the_view(sorts: list[Query]) -> None:
     assert len(sorts) == 1, "the view is kept"
 
 
-def test_a_window_around_a_trial_has_its_place() -> None:
+def test_a_window_around_a_trial_contains_the_index_of_the_trial() -> None:
     made = Made(300)
     query = Query(column="value")
     wanted = [trial.trial_id for trial in query.arranged(made.trials.values())]
@@ -101,7 +101,7 @@ def test_a_window_around_a_trial_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("column", ["seq", "value", "p:x", "state", "duration"])
-def test_changes_are_inserted_and_many_changes_sort_again(column: str, sorts: list[Query]) -> None:
+def test_few_changed_trials_are_inserted_and_many_cause_a_new_sort(column: str, sorts: list[Query]) -> None:
     made = Made(500)
     query = Query(text="n1", column=column, is_descending=True)
     made.window(query)

@@ -21,7 +21,7 @@ from nni_manager.training_services.local.client import _parse_identity
 # ---- documents
 
 
-def test_a_complete_file_is_read_and_kept_and_a_missing_one_is_none(tmp_path):
+def test_a_complete_file_is_read_and_a_missing_file_is_none(tmp_path):
     path = tmp_path / "state.json"
     assert read_state(path, json.loads) is None
     path.write_text('{"pid": 1}')
@@ -104,7 +104,7 @@ def test_a_truncated_write_ahead_log_is_an_error_with_a_remedy_and_is_kept(kille
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # the first attempt has not hidden it
+    for _ in range(2):  # the first attempt to open the database has not hidden the error
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
@@ -113,7 +113,7 @@ def test_a_truncated_write_ahead_log_is_an_error_with_a_remedy_and_is_kept(kille
         )
         assert f"or remove {killed}-shm and resume" in str(refused.value)
     assert files_of(killed) == before
-    # the remedy of the message
+    # the test follows the remedy of the message
     killed.with_name("experiment.sqlite-shm").unlink()
     with StoreReader(killed) as reader:
         assert reader.experiment().experiment_id == "EXPERIMT"
@@ -144,7 +144,7 @@ def test_a_truncated_database_is_readable_only_if_the_log_has_the_missing_pages(
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
     ):
         Store(folded, tmp_path)
-    # The state after an interrupted checkpoint.
+    # These files are in the state after an interrupted checkpoint of the log.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
 

@@ -39,7 +39,7 @@ class Slow(BaseAssessor):
         self.received.append((trial_id, "end"))
 
 
-def test_results_reported_while_the_assessor_is_busy_are_assessed_together_before_the_end(tmp_path):
+def test_results_reported_while_the_assessor_is_busy_are_assessed_together(tmp_path):
     slow, posted = Slow(), []
 
     async def scenario():
@@ -70,7 +70,7 @@ def test_results_reported_while_the_assessor_is_busy_are_assessed_together_befor
     ]
 
 
-# Trials for which the tuner below blocks or raises.
+# The tuner below blocks for the first of these trials and raises for the second.
 WAITS, RAISES = 98, 99
 
 
@@ -140,7 +140,7 @@ def test_a_fast_tuner_that_does_not_learn_is_called_without_a_thread(tmp_path, g
     assert "not this one" in failed.message
 
 
-def test_a_tuner_that_becomes_slow_gets_its_thread_back(tmp_path, generous_limit):
+def test_a_tuner_that_becomes_slow_is_called_in_a_thread_again(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -167,7 +167,7 @@ def test_a_tuner_is_never_called_on_two_threads_at_once(tmp_path, generous_limit
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, WAITS, 4]
 
 
-def test_a_tuner_that_learns_has_a_thread_however_fast_it_is(tmp_path, generous_limit):
+def test_a_learning_tuner_is_always_called_in_a_thread(tmp_path, generous_limit):
     tuner = Noting(learns=True)
 
     async def scenario(algorithms):
@@ -178,7 +178,7 @@ def test_a_tuner_that_learns_has_a_thread_however_fast_it_is(tmp_path, generous_
     assert tuner.on_main_thread == [False] * 8
 
 
-def test_a_tuner_that_is_fast_only_with_results_keeps_its_thread(tmp_path, generous_limit):
+def test_a_tuner_with_slow_requests_and_fast_results_is_called_in_a_thread(tmp_path, generous_limit):
     tuner = Noting()
     tuner.is_slow = True
 
@@ -192,7 +192,7 @@ def test_a_tuner_that_is_fast_only_with_results_keeps_its_thread(tmp_path, gener
     assert tuner.on_main_thread == [False] * 15
 
 
-def test_a_tuner_must_prove_its_speed_again_after_an_import_of_results(tmp_path, generous_limit):
+def test_after_an_import_of_results_the_speed_of_a_tuner_is_measured_again(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -206,12 +206,12 @@ def test_a_tuner_must_prove_its_speed_again_after_an_import_of_results(tmp_path,
     assert tuner.on_main_thread == ([False] * 3 + [True]) * 2
 
 
-def test_requests_from_before_an_import_do_not_count_for_the_speed_after_it(tmp_path, generous_limit):
+def test_requests_before_an_import_do_not_count_for_the_tuners_speed(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
         asking = [asyncio.ensure_future(algorithms.ask(number)) for number in range(4)]
-        await asyncio.sleep(0)  # all requests are in the thread
+        await asyncio.sleep(0)  # the thread has received all requests
         await algorithms.teach([])
         await asyncio.gather(*asking)
         await algorithms.ask(4)

@@ -63,7 +63,7 @@ def result(value):
     )
 
 
-def test_without_a_change_the_tuner_gets_all_results_and_its_own_metadata(tuners):
+def test_an_unchanged_tuner_is_restored_with_all_results_and_metadata(tuners):
     session, (tuner,) = tuners
     assert session.ask(0) == Suggestion({"x": 0}, {"own": 0})
     session.tell_result(0, result(0.5))
@@ -71,13 +71,13 @@ def test_without_a_change_the_tuner_gets_all_results_and_its_own_metadata(tuners
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_an_answer_without_parameters_is_passed_on(tuners, answer):
+def test_a_deferred_response_of_a_tuner_is_passed_on(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer
 
 
-def test_after_a_change_the_next_tuner_gets_each_result_once_whenever_it_arrives(tuners, config):
+def test_after_a_search_space_change_the_new_tuner_gets_each_result_once(tuners, config):
     session, made = tuners
     for key in range(4):
         session.ask(key)
@@ -99,7 +99,7 @@ def test_after_a_change_the_next_tuner_gets_each_result_once_whenever_it_arrives
     assert second.is_closed
 
 
-def test_the_next_managers_tuner_restores_its_own_trials_and_imports_the_others(config):
+def test_a_resumed_tuner_restores_its_own_trials_and_imports_other_results(config):
     now = config.replace(search_space_revision=1)
     session = TunerSession(now, Recorder)
     earlier = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
@@ -114,7 +114,7 @@ def test_the_next_managers_tuner_restores_its_own_trials_and_imports_the_others(
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 
-def test_a_new_tuner_that_fails_on_known_results_is_closed_and_the_current_one_stays(tuners, config):
+def test_a_new_tuner_that_fails_on_known_results_does_not_replace_the_current_tuner(tuners, config):
     session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):
         session.change_space(

@@ -64,14 +64,14 @@ def a_device(folder: Path) -> None:
 OBSTACLES = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
 
 
-def test_links_above_the_folder_are_followed(folder: Path) -> None:
+def test_links_in_the_path_to_the_folder_are_followed(folder: Path) -> None:
     link = folder.parent / "mount"
     link.symlink_to(folder)
     assert content(link, link / "output" / "stdout") == b"mine"
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_anything_but_a_regular_file_inside_the_folder_is_not_opened(folder: Path, obstacle) -> None:
+def test_only_regular_files_inside_the_folder_are_opened(folder: Path, obstacle) -> None:
     obstacle(folder)
     with pytest.raises(UnsafePath, match="stdout"):
         content(folder, folder / "output" / "stdout")
@@ -84,7 +84,7 @@ def test_a_path_that_leads_outside_the_folder_is_rejected(folder: Path, path: st
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_a_keeper_sends_no_bytes_of_anything_that_replaced_a_stream_file(folder: Path, obstacle) -> None:
+def test_a_keeper_sends_no_bytes_of_a_replaced_stream_file(folder: Path, obstacle) -> None:
     obstacle(folder)
     tail = Tail(AttemptFolder(folder))
     assert tail.sizes((Stream.STDOUT,)) == {Stream.STDOUT: 0}

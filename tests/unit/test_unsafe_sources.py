@@ -20,8 +20,8 @@ UNSAFE_YAML = {
     "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
     "unsafe_load_all",
 }  # fmt: skip
-# A trial loads the function that the user of its process has passed to `Experiment.run`, from a file of this user alone; and a
-# model of scikit-learn, from a checkpoint that a keeper has signed.
+# Two places unpickle files. A trial loads the function passed to `Experiment.run`, from a file that only its user can write.
+# The scikit-learn callback loads a model from a checkpoint that a keeper has signed.
 ALLOWED = {"nni_sdk/objective.py": ["pickle"], "integrations/sklearn.py": ["pickle"]}
 
 
@@ -45,7 +45,7 @@ def unsafe_in(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_no_source_can_execute_the_content_of_a_file(path: Path) -> None:
+def test_no_source_file_calls_eval_exec_or_pickle_on_file_content(path: Path) -> None:
     assert list(unsafe_in(path.read_text())) == ALLOWED.get("/".join(path.parts[-2:]), [])
 
 
@@ -61,7 +61,7 @@ GATES = [path for path in SOURCES if path.parent.name in ("engine", "web", "serv
 
 
 @pytest.mark.parametrize("path", GATES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_no_token_is_compared_in_time_that_depends_on_its_content(path: Path) -> None:
+def test_no_source_file_compares_tokens_with_the_equality_operator(path: Path) -> None:
     assert list(timed_comparisons_in(path.read_text())) == []
 
 
@@ -82,5 +82,5 @@ def test_tokens_are_compared_in_constant_time() -> None:
         "import pickle",
     ],
 )
-def test_the_scan_finds_each_unsafe_call(source: str) -> None:
+def test_the_source_scan_finds_each_unsafe_call(source: str) -> None:
     assert list(unsafe_in(source))

@@ -29,7 +29,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_pipe, a_device, a_socket])
-def test_something_else_in_the_place_of_a_file_is_named_with_the_remedy(
+def test_a_folder_or_pipe_in_place_of_a_file_is_an_error_with_a_remedy(
     tmp_path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "x.json"
@@ -58,13 +58,15 @@ def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch
     assert why_unusable(path, "remove it") == ""
 
 
-def test_a_closed_file_is_named_with_the_remedy(tmp_path, monkeypatch) -> None:
+def test_a_file_without_access_rights_is_an_error_with_a_remedy(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)  # as for other users than root
+    monkeypatch.setattr(
+        unusable_files.os, "access", lambda *_, **__: False
+    )  # the check runs as for a user other than root
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 
 
-def test_something_else_in_the_place_of_a_folder_is_named(tmp_path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path) -> None:
     (tmp_path / "x").touch()
     assert (
         why_no_folder(tmp_path / "x", "move it away")

@@ -10,7 +10,7 @@ def test_an_open_gpu_device_counts_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 
-def test_other_devices_keep_no_state():
+def test_devices_without_state_do_not_prevent_warm_starts():
     assert warm_interpreter._impurity_of(["/dev/urandom", "/dev/null"]) is None
 
 
@@ -34,5 +34,5 @@ def test_an_open_descriptor_that_trials_would_share_is_reported(target):
         (KeyboardInterrupt(), None),
     ],
 )
-def test_an_exception_has_the_exit_code_of_python(error, code):
+def test_an_exception_in_a_warm_trial_has_pythons_exit_code(error, code):
     assert warm_interpreter._code_of(error) == code

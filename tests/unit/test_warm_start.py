@@ -83,7 +83,7 @@ def test_the_best_point_of_each_named_experiment_comes_first(an_earlier, chosen)
     assert chosen([two, one]) == ([(0.1, 4.0), (0.5, 9.0)], [])
 
 
-def test_the_best_point_is_that_of_the_new_direction(an_earlier, chosen):
+def test_the_best_point_is_chosen_in_the_direction_of_the_new_experiment(an_earlier, chosen):
     tuner = {"builtinTunerName": "Random", "classArgs": {"optimize_mode": "minimize"}}
     earlier = an_earlier(tuner=tuner).folder.experiment_id
     assert chosen([earlier], mode="minimize") == ([(0.75, 1.0)], [])
@@ -92,8 +92,8 @@ def test_the_best_point_is_that_of_the_new_direction(an_earlier, chosen):
     assert f"experiment {earlier}: it has to minimize default, and this one to maximize it; " in warning
 
 
-def test_a_front_gives_its_ends_and_what_is_between(an_earlier, chosen):
-    # Accuracy costs size; the last result is worse in both.
+def test_a_pareto_front_contributes_its_ends_and_points_between(an_earlier, chosen):
+    # A higher accuracy needs a larger size. The last result is worse in both metrics.
     results = [({"lr": n / 100, "net": NET}, {"accuracy": n / 100, "size": n}) for n in range(1, 41)]
     results.append(({"lr": 0.9, "net": NET}, {"accuracy": 0.01, "size": 99}))
     tuner = {"builtinTunerName": "NSGAII"}
@@ -103,7 +103,7 @@ def test_a_front_gives_its_ends_and_what_is_between(an_earlier, chosen):
     assert (points[0], points[-1]) == ((0.4, 0.4), (0.01, 0.01))
 
 
-def test_one_of_several_objectives_can_be_the_new_one(an_earlier, chosen):
+def test_an_objective_of_several_can_become_the_only_objective(an_earlier, chosen):
     results = [({"lr": n / 10, "net": NET}, {"accuracy": n / 10, "size": n}) for n in range(1, 5)]
     tuner = {"builtinTunerName": "NSGAII"}
     earlier = an_earlier(results, tuner=tuner, objectives=OBJECTIVES).folder.experiment_id
@@ -116,7 +116,7 @@ def test_one_of_several_objectives_can_be_the_new_one(an_earlier, chosen):
     assert "it has no result with default that counts; " in warning
 
 
-def test_a_point_outside_of_the_space_gives_way_to_the_best_one_inside(an_earlier, chosen):
+def test_the_best_point_inside_the_new_search_space_is_used(an_earlier, chosen):
     earlier = an_earlier().folder.experiment_id
     narrow = SPACE | {"lr": {"_type": "uniform", "_value": [0, 0.4]}}
     points, (warning,) = chosen([earlier], space=narrow)
@@ -153,7 +153,7 @@ def test_an_experiment_that_has_not_ended_is_not_used(an_earlier, chosen, warm_s
 
 
 @pytest.mark.parametrize("warm_start", ["auto", None])
-def test_a_damaged_experiment_is_named_and_the_others_are_used(an_earlier, chosen, warm_start):
+def test_a_damaged_experiment_causes_a_warning_and_other_experiments_are_used(an_earlier, chosen, warm_start):
     damaged, good = an_earlier(), an_earlier()
     database = damaged.folder.database
     database.write_bytes(b"no database" * 1000)
@@ -164,7 +164,7 @@ def test_a_damaged_experiment_is_named_and_the_others_are_used(an_earlier, chose
     assert warning.endswith("; the search starts without it (warmStart)")
 
 
-def test_an_unknown_experiment_is_named(chosen):
+def test_an_unknown_experiment_causes_a_warning(chosen):
     points, (warning,) = chosen(["nowhere"])
     assert points == []
     assert "cannot find experiment 'nowhere'" in warning
@@ -176,7 +176,7 @@ def test_auto_uses_the_newest_finished_experiments(an_earlier, chosen):
     assert [lr for lr, _ in chosen("auto")[0]] == [number / 10 for number in range(MAX_AUTOMATIC + 1, 1, -1)]
 
 
-def test_a_point_is_tried_once(an_earlier, chosen):
+def test_equal_points_are_proposed_once(an_earlier, chosen):
     earlier = [an_earlier().folder.experiment_id for _ in range(2)]
     assert chosen(earlier) == ([(0.5, 9.0)], [])
     assert chosen([earlier[0], earlier[0]]) == ([(0.5, 9.0)], [])
@@ -201,7 +201,7 @@ def test_results_in_a_file_are_used(tmp_path, chosen):
         ("[]", "it has no result with default that counts"),
     ],
 )
-def test_a_file_without_results_is_named(tmp_path, chosen, text, why):
+def test_a_file_without_results_causes_a_warning(tmp_path, chosen, text, why):
     if text is not None:
         (tmp_path / "results.json").write_text(text)
     points, (warning,) = chosen(["./results.json"])
@@ -209,7 +209,7 @@ def test_a_file_without_results_is_named(tmp_path, chosen, text, why):
     assert why in warning
 
 
-def test_parameters_that_hyperband_adds_are_left_out(an_earlier, chosen):
+def test_budget_parameters_of_hyperband_are_left_out(an_earlier, chosen):
     results = [({"lr": 0.5, "net": NET, "TRIAL_BUDGET": 3}, 1.0)]
     advisor = {"builtinAdvisorName": "Hyperband", "classArgs": {"optimize_mode": "maximize"}}
     earlier = an_earlier(results, tuner=None, advisor=advisor).folder.experiment_id
@@ -217,11 +217,11 @@ def test_parameters_that_hyperband_adds_are_left_out(an_earlier, chosen):
 
 
 @pytest.mark.parametrize("tuner", ["Hyperband", "BOHB", "PBTTuner"])
-def test_tuners_with_parameters_of_their_own_have_no_warm_start(chosen, tuner):
+def test_tuners_that_add_parameters_have_no_warm_start(chosen, tuner):
     with pytest.raises(ConfigInvalid, match=rf"{tuner} adds parameters to those of the search space"):
         chosen("auto", tuner=tuner)
 
 
-def test_nothing_is_used_unless_it_is_asked_for(an_earlier, chosen):
+def test_without_the_warm_start_key_no_points_are_used(an_earlier, chosen):
     an_earlier()
     assert chosen([]) == chosen(None) == ([], [])

@@ -52,7 +52,7 @@ def test_numbers_of_version_0_6_sort_numerically_and_before_every_id(one: int, o
 
 
 @given(st.text())
-def test_any_other_text_is_not_an_id(text: str) -> None:
+def test_any_other_text_is_not_an_attempt_id(text: str) -> None:
     if is_attempt_id(text):
         assert len(text) == 26
         assert 0 <= start_ms_of(text) <= MAX_START_MS

@@ -175,7 +175,7 @@ def test_streams_and_their_numbers_correspond_one_to_one() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xba\x06\x00"], ids=["nothing", "a field of a later version"])
-def test_a_message_without_a_known_content_is_invalid(content: bytes) -> None:
+def test_a_message_with_an_unknown_content_field_is_invalid(content: bytes) -> None:
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_message_from_pb(pb.ConnectRequest.FromString(content))
     with pytest.raises(MessageInvalid, match="manager's message"):
@@ -212,7 +212,7 @@ def test_a_stop_request_cannot_have_the_reason_of_an_exit(reason: ExitReason) ->
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
-def test_a_key_that_is_no_valid_folder_name_is_invalid(name: str) -> None:
+def test_an_attempt_key_with_an_invalid_folder_name_is_invalid(name: str) -> None:
     for key in (
         pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
@@ -233,7 +233,7 @@ def test_any_bytes_are_a_message_or_an_invalid_message(content: bytes) -> None:
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
-    except DecodeError:  # gRPC handles this in the keeper, which chose its manager
+    except DecodeError:  # in the keeper, gRPC rejects such bytes from the manager
         return
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
@@ -297,7 +297,7 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-def test_the_end_report_of_an_earlier_keeper_has_no_size_at_the_stop_and_no_warnings() -> None:
+def test_an_end_report_of_an_older_keeper_has_no_metrics_size_at_the_stop() -> None:
     old = pb.TrialEnded(key=KEY, reason="early stopped", exit_code=143, started_at_s=1.0, ended_at_s=2.0)
     message = keeper_message_from_pb(pb.ConnectRequest(trial_ended=old))
     assert isinstance(message, m.TrialEnded)
@@ -369,7 +369,7 @@ def test_any_keeper_message_can_be_stored_or_is_invalid(data: st.DataObject) -> 
     ],
     ids=lambda request: str(request)[:40].replace("\n", " "),
 )
-def test_a_message_that_no_keeper_sends_is_invalid_with_one_short_sentence(
+def test_an_invalid_keeper_message_has_a_short_one_sentence_error(
     request_: pb.ConnectRequest,
 ) -> None:
     with pytest.raises(MessageInvalid) as caught:

@@ -105,7 +105,7 @@ def test_a_special_or_large_file_is_refused_with_its_path(root, trap: Callable[[
     assert caught.value.filename == str(file_in(root))
 
 
-def test_a_folder_on_the_way_that_is_a_link_is_refused(root) -> None:
+def test_a_path_with_a_linked_folder_is_refused(root) -> None:
     file_in(root).parent.rename(root / "elsewhere")
     file_in(root).parent.symlink_to(root / "elsewhere")
     with pytest.raises(UnsafePath, match="contains a link"):
@@ -140,7 +140,7 @@ def test_a_file_of_another_owner_than_its_attempt_is_refused(root) -> None:
 @pytest.mark.parametrize(
     ("mode", "writers"), [(0o664, "its group"), (0o646, "all users"), (0o666, "all users")]
 )
-def test_a_file_that_others_can_write_to_is_refused_with_the_remedy(root, mode: int, writers: str) -> None:
+def test_a_file_that_other_users_can_write_is_refused_with_a_remedy(root, mode: int, writers: str) -> None:
     file_in(root).chmod(mode)
     with pytest.raises(OthersMayWrite) as caught:
         read(root)
@@ -150,14 +150,14 @@ def test_a_file_that_others_can_write_to_is_refused_with_the_remedy(root, mode: 
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o440, 0o755])
-def test_a_file_that_others_can_only_read_is_read(root, mode: int) -> None:
+def test_a_file_that_other_users_can_only_read_is_accepted(root, mode: int) -> None:
     file_in(root).chmod(mode)
     assert read(root) == CONTENT
 
 
 @pytest.mark.parametrize("folder", ["attempts/A/.nni", "attempts/A"])
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_folder_in_which_others_can_replace_the_file_is_refused(root, folder: str, mode: int) -> None:
+def test_a_folder_in_which_other_users_can_replace_files_is_refused(root, folder: str, mode: int) -> None:
     (root / folder).chmod(mode)
     with pytest.raises(OthersMayWrite, match=r"can write to this folder .*chmod go-w"):
         read(root)
@@ -165,7 +165,7 @@ def test_a_folder_in_which_others_can_replace_the_file_is_refused(root, folder: 
     assert read(root) == CONTENT, "in a sticky folder they cannot"
 
 
-def test_a_log_that_a_trial_has_opened_to_others_can_still_be_read(root) -> None:
+def test_a_log_that_a_trial_made_world_writable_can_be_read(root) -> None:
     file_in(root).chmod(0o666)
     file_in(root).parent.chmod(0o777)
     log = open_beneath(root, file_in(root), owned_as=root / "attempts" / "A", may_be_shared=True)
@@ -174,7 +174,7 @@ def test_a_log_that_a_trial_has_opened_to_others_can_still_be_read(root) -> None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o2775, 0o700])
-def test_modes_prove_nothing_where_others_can_replace_or_cannot_reach_everything(root, mode: int) -> None:
+def test_file_modes_are_ignored_on_storage_without_permission_checks(root, mode: int) -> None:
     """As on a CIFS mount, after kubelet has applied an fsGroup, and in the folder of a local experiment."""
     root.chmod(mode)
     file_in(root).chmod(0o664)
@@ -188,7 +188,7 @@ def test_modes_prove_nothing_where_others_can_replace_or_cannot_reach_everything
     is_sticky=st.booleans(),
     groups=st.tuples(st.integers(0, 1), st.integers(0, 1)),
 )
-def test_other_writers_are_those_that_cannot_replace_the_root_itself(
+def test_users_who_can_replace_the_root_folder_do_not_count_as_other_writers(
     file: int, root: int, is_folder: bool, is_sticky: bool, groups: tuple[int, int]
 ) -> None:
     kind = (stat.S_IFDIR if is_folder else stat.S_IFREG) | (stat.S_ISVTX if is_sticky else 0)
@@ -218,7 +218,7 @@ def test_a_file_is_read_whole_or_refused(tmp_path_factory, size: int, limit: int
             read_beneath(folder, folder / "file", limit)
 
 
-def test_a_missing_file_is_named_by_its_whole_path(root) -> None:
+def test_the_error_for_a_missing_file_has_the_whole_path(root) -> None:
     file_in(root).unlink()
     with pytest.raises(FileNotFoundError) as caught:
         read(root)
@@ -226,7 +226,7 @@ def test_a_missing_file_is_named_by_its_whole_path(root) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o027])
-def test_a_new_file_is_writable_for_its_owner_only_whatever_the_umask(root, umask: int) -> None:
+def test_a_new_file_is_writable_only_by_its_owner_with_any_umask(root, umask: int) -> None:
     before = os.umask(umask)
     try:
         descriptor = open_to_append(root, root / "log")

@@ -25,19 +25,19 @@ NUMBERS = st.integers(0, 30)
         ("2.10.3", "2.10", True),
         ("2", "2.0.5", True),
         ("1.0", "01.0", True),
-        # a manager older than the check
+        # this manager is older than the version check
         ("0.5", "0.9", True),
         ("0.5.9", "7.1", True),
         ("0.1", "0.0.1", True),
         ("0.6", "0.5", False),
-        # builds without a release
+        # these builds have no release number
         ("0.6.0.dev3", "0.6.2", True),
         ("0.6.1", "0.6.0.dev3+g1a2b3c4", True),
         ("0.6.0rc1", "0.6.0", True),
         ("0.7.0.dev0", "0.6.9", False),
         ("0.6.1.post1", "0.6.1", True),
         ("v0.6.1", "0.6.1", True),
-        # invalid versions
+        # these versions are invalid
         ("0.6.1", "", False),
         ("0.6.1", "latest", False),
         ("latest", "0.6.1", False),
@@ -46,12 +46,12 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.6.1\n; rm -rf", False),
     ],
 )
-def test_the_first_two_numbers_must_agree(manager: str, keeper: str, agree: bool) -> None:
+def test_the_first_two_version_numbers_must_agree(manager: str, keeper: str, agree: bool) -> None:
     assert versions_agree(manager, keeper) is agree
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
-def test_the_third_number_does_not_matter(major: int, minor: int, patch: int, other: int) -> None:
+def test_the_third_version_number_may_differ(major: int, minor: int, patch: int, other: int) -> None:
     assert versions_agree(f"{major}.{minor}.{patch}", f"{major}.{minor}.{other}")
 
 

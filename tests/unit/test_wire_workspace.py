@@ -148,7 +148,7 @@ def _all_paths(trial, attempt) -> list[Path]:
     "name",
     ["", ".", "..", "../x", "a/b", "/", "/etc", "a\\b", "a b", "a\n", "a\0", "-rf", ".git", "é", "x" * 241],
 )
-def test_a_name_that_is_no_plain_folder_name_is_rejected(name: str) -> None:
+def test_a_name_with_path_characters_is_rejected(name: str) -> None:
     assert not is_safe_name(name)
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.trial(name)
@@ -205,7 +205,7 @@ def test_only_the_newest_thousand_attempts_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folders")
-def test_folders_of_another_user_do_not_hide_a_keepers_attempts(tmp_path: Path) -> None:
+def test_attempt_folders_of_another_user_do_not_hide_those_of_a_keeper(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
@@ -270,7 +270,7 @@ def test_exit_json_survives_a_round_trip(ended: TrialEnded) -> None:
     assert exit_from_bytes(exit_to_bytes(ended, TOKEN), TOKEN) == ended
 
 
-def test_the_exit_json_of_an_earlier_keeper_is_read() -> None:
+def test_the_exit_json_of_an_older_keeper_is_read() -> None:
     document = json.loads(SAMPLES["exit.json"])
     del document["metrics_size_at_stop"], document["warnings"]
     ended = exit_from_bytes(json.dumps(document).encode())
@@ -314,7 +314,7 @@ def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
             "warnings",
             "environment",
         ):
-            continue  # fields of later versions
+            continue  # a later version may add fields
         sample = json.loads(SAMPLES[name])
         del sample[field]
         why = "was not signed" if field == "signature" else field
@@ -324,7 +324,7 @@ def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe{", b'{"a": 1', b"[]", b"null"])
-def test_a_document_that_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
+def test_a_document_other_than_a_json_object_is_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid):
         READERS[name](content)
 
@@ -402,7 +402,7 @@ def test_a_reader_of_the_old_file_gets_the_old_content(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old")
-    (tmp_path / ".manager.json.new").mkdir()  # the temporary file cannot be created
+    (tmp_path / ".manager.json.new").mkdir()  # a folder is in the place of the temporary file
     with pytest.raises(OSError, match=r"manager\.json"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"

@@ -39,7 +39,7 @@ def claimed(workspace: Workspace) -> AttemptFolder:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o027, 0o000, 0o077])
-def test_only_its_owner_can_write_to_what_a_keeper_makes_whatever_the_umask(workspace, umask: int) -> None:
+def test_files_of_a_keeper_are_writable_only_by_their_owner_with_any_umask(workspace, umask: int) -> None:
     before = os.umask(umask)
     try:
         folder = claimed(workspace)
@@ -69,7 +69,7 @@ def test_only_its_owner_can_write_to_what_a_keeper_makes_whatever_the_umask(work
         (lambda folder: folder.path.parent, 0o777, "all users can write to this folder"),
     ],
 )
-def test_a_signed_attempt_that_others_can_write_to_is_ignored_and_named(
+def test_a_signed_attempt_that_other_users_can_write_is_ignored_with_a_warning(
     workspace, opened: Callable[[AttemptFolder], Path], mode: int, message: str
 ) -> None:
     folder = claimed(workspace)
@@ -82,7 +82,7 @@ def test_a_signed_attempt_that_others_can_write_to_is_ignored_and_named(
     assert "run `chmod go-w` on it; check who may write to the shared storage" in rejected
 
 
-def test_output_that_a_trial_has_opened_to_others_is_still_collected(workspace) -> None:
+def test_output_files_that_a_trial_made_world_writable_are_collected(workspace) -> None:
     folder = claimed(workspace)
     folder.output.chmod(0o777)
     folder.stream(Stream.STDOUT).write_bytes(b"a line")
@@ -109,7 +109,7 @@ TRAPS = [a_pipe, a_link_to_zeros, a_sparse_file]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_keeper_starts_beside_a_later_attempt_whose_document_cannot_be_read(workspace, trap) -> None:
+def test_an_unreadable_document_of_another_attempt_does_not_stop_a_keeper(workspace, trap) -> None:
     later = workspace.trial("trial1").attempts / "7ZZZZZZZZZZZZZZZZZZZZZZZZZ" / "main-0"
     later.mkdir(parents=True)
     trap(later / "attempt.json")
@@ -117,7 +117,7 @@ def test_a_keeper_starts_beside_a_later_attempt_whose_document_cannot_be_read(wo
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_keeper_and_doctor_report_a_manager_json_that_is_no_document(workspace, trap) -> None:
+def test_keeper_and_doctor_report_an_invalid_manager_json(workspace, trap) -> None:
     workspace.manager_json.unlink()
     trap(workspace.manager_json)
     with pytest.raises(
