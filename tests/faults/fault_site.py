@@ -263,9 +263,8 @@ class Site:
         view.mkdir()
         if not self._plan.has_far_storage:
             run("mount", "--bind", self.storage.path, view)
-            run(
-                "mount", "--make-private", view
-            )  # so that mount changes of one view do not affect the other view
+            # Mount changes of one view must not affect the other view.
+            run("mount", "--make-private", view)
             return
         with (self.folder / f"{view.name}.log").open("wb") as log:
             server = subprocess.Popen(

@@ -35,9 +35,8 @@ def main() -> None:
         for trial_id in _listed(workspace.trials):
             start, go = gates / f"{trial_id}.start", gates / f"{trial_id}.go"
             if not start.exists():
-                with contextlib.suppress(
-                    FileNotFoundError, PermissionError
-                ):  # the keeper has not made the folder yet
+                # The keeper has not made the folder yet.
+                with contextlib.suppress(FileNotFoundError, PermissionError):
                     attempts = os.open(workspace.trial(trial_id).attempts, os.O_DIRECTORY)
                     try:
                         special_files(attempts, (*SPECIAL, "lease"))

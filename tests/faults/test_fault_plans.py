@@ -70,9 +70,8 @@ UNNAMED = (
 def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch, planted, faults, seen):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        monkeypatch.setattr(
-            module, name, fault
-        )  # the judge uses the product's reader, which the fault replaces
+        # The judge uses the product's reader, which the fault replaces.
+        monkeypatch.setattr(module, name, fault)
     # The long form is used, so that the trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
     verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict

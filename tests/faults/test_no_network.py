@@ -347,9 +347,8 @@ def test_a_trial_whose_job_has_ended_ends_only_when_its_files_are_complete(a_rea
         async with no_keepers(experiment) as (engine, service):
             monkeypatch.setattr(type(service), "uses_snapshot", True)
             trial = await a_trial(engine, service)
-            monkeypatch.setattr(
-                transports_module, "RECONNECT_GRACE_S", 1e6
-            )  # the job ends before the first poll
+            # With this grace period, the job ends before the first poll.
+            monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 1e6)
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
             await several_polls()
             assert not trial.state.is_terminal

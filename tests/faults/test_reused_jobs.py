@@ -176,9 +176,8 @@ def test_a_stored_final_row_counts_if_the_manager_died_before_it_updated_the_tri
     wait_until(lambda: experiment.row_count() == 1, "the result is stored")
     experiment.kill_manager()
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
-        database.execute(
-            "UPDATE trial SET final = NULL, value = NULL"
-        )  # as if the commit after that of the row was lost
+        # This is the state if the commit of the trial's update was lost.
+        database.execute("UPDATE trial SET final = NULL, value = NULL")
     experiment.start()
     with (experiment.code / "gate").open("w"):
         pass

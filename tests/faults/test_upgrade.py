@@ -102,9 +102,8 @@ def test_keepers_of_an_older_release_work_with_this_manager(
     )
     python.chmod(0o755)
     monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
-    monkeypatch.setattr(
-        LocalTrainingService, "forks_keepers", False
-    )  # a forked keeper would have the present version
+    # A forked keeper would have the present version.
+    monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)
     trials_wanted = 8 if reuse else 3
     experiment = a_real_experiment(
         TRAIN, trialConcurrency=2, maxTrialNum=trials_wanted, localConfig={"reuse": reuse}

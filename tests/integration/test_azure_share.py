@@ -190,9 +190,8 @@ def test_a_log_that_two_processes_fetch_at_once_is_complete_and_not_duplicated(a
             data = share.read(path, offset, longest)
             if self.others:
                 self.others -= 1
-                SharedFiles(workspace, self).fetch(
-                    "trial", Stream.STDOUT
-                )  # a second fetch during the first fetch
+                # This second fetch runs during the first fetch.
+                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)
             return data
 
     SharedFiles(workspace, Slow()).fetch("trial", Stream.STDOUT)

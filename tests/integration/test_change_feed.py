@@ -254,9 +254,8 @@ def test_the_limit_of_followers_applies_to_concurrent_connections(tmp_path, monk
             + view.session_auth.token.encode()
             + b"\r\n\r\n"
         )
-        for _ in range(
-            2
-        ):  # the second round is accepted only after the followers of the first round are removed
+        # The second round is accepted only after the followers of the first round are removed.
+        for _ in range(2):
             peers = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=DEADLINE_S))
                 for _ in range(30)

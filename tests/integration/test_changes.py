@@ -146,9 +146,8 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    with StoreReader(
-        experiment.folder.database
-    ) as reader:  # a manager process also reads the stored configuration
+    # A manager process also reads the stored configuration.
+    with StoreReader(experiment.folder.database) as reader:
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
@@ -499,9 +498,8 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
             with contextlib.closing(
                 sqlite3.connect(experiment.folder.database, isolation_level=None)
             ) as slow:
-                slow.execute(
-                    "BEGIN IMMEDIATE"
-                )  # blocks the store, so that both changes are committed in one transaction
+                # The lock blocks the store, so that both changes are committed in one transaction.
+                slow.execute("BEGIN IMMEDIATE")
                 first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
                 await live.until(lambda: len(live.engine.experiment.trials) == 2)
                 changes = [asyncio.ensure_future(live.put("SEARCH_SPACE", searchSpace=wider))]
@@ -511,9 +509,8 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                with contextlib.suppress(
-                    asyncio.TimeoutError
-                ):  # the import may wait for the change of the search space
+                # The import may wait for the change of the search space.
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)

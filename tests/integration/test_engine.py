@@ -288,9 +288,8 @@ def test_the_next_trial_is_not_submitted_if_the_manager_closes_after_a_stop(a_re
         await start(engine)
         await blocked.wait()
         (trial_id,) = engine.experiment.trials
-        engine.stop_trial(
-            trial_id
-        )  # cancels the submission of the trial; the next trial would start after that
+        # The stop cancels the submission of the trial. The next trial would start after that.
+        engine.stop_trial(trial_id)
         await engine.close()
         assert not engine.runtime.failed.is_set()
         assert asyncio.all_tasks() == before

@@ -184,9 +184,8 @@ async def test_a_new_manager_deletes_jobs_that_the_previous_manager_could_not_de
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
     site.cluster.api.denied.add(("delete", "frameworks"))
-    async with a_manager_here(
-        experiment, service_of
-    ) as engine:  # the only trial fails, because run.sh is missing
+    # The only trial fails, because run.sh is missing.
+    async with a_manager_here(experiment, service_of) as engine:
         await until(lambda: engine.experiment.state.is_terminal, "the experiment is over", DEADLINE_S)
     assert site.store.list(SECRETS)
     site.cluster.api.denied.clear()

@@ -354,9 +354,8 @@ def test_thousands_of_connections_use_bounded_memory(scene):
     peers = []
     try:
         for number in range(CONNECTIONS):
-            with contextlib.suppress(
-                OSError
-            ):  # the manager closes connections above its limit, perhaps during this send
+            # The manager closes connections above its limit, perhaps during this send.
+            with contextlib.suppress(OSError):
                 peers.append(connected(scene.hostile.address, OPENING if number % 2 else b""))
         scene.assert_unaffected()
         held = scene.process.num_fds() - files_before
