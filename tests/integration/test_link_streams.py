@@ -287,7 +287,7 @@ async def until(servicer, requests):
 
 @pytest.fixture
 def no_coalesce_timeout(monkeypatch):
-    """Prevent that the timer sends coalesced messages."""
+    """Prevent the timer from sending coalesced messages."""
     monkeypatch.setattr(link_module, "COALESCE_S", 1000.0)
 
 
