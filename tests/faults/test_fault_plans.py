@@ -92,7 +92,7 @@ def test_a_fault_after_the_experiment_has_ended_is_reported_as_missed(tmp_path):
     assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
-def test_the_seeds_of_this_file_and_the_first_twenty_cover_every_kind_of_fault():
+def test_the_seeds_of_this_file_and_seeds_1_to_20_each_cover_every_kind_of_fault():
     plans = [plan_of(seed, is_short=True) for seed in SEEDS]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     plans = [plan_of(seed, is_short=False) for seed in range(1, 21)]

@@ -230,7 +230,7 @@ async def test_a_job_whose_pod_is_evicted_ends_with_the_reason_of_the_node(site)
         await gone(site)
 
 
-async def test_a_job_with_a_missing_image_stays_pending_until_the_image_exists_or_the_job_is_stopped(site):
+async def test_a_job_with_a_missing_image_is_pending_until_the_image_exists_or_a_stop(site):
     site.cluster.node.missing_images.add("me/train:1")
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):

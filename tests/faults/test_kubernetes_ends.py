@@ -209,7 +209,7 @@ def test_a_pending_trial_that_the_user_kills_keeps_the_pending_reason_of_kuberne
     assert "ConfigMapExternalDeleted" not in told["message"]
 
 
-def test_the_trial_of_a_lost_node_is_retried_and_the_lost_job_is_a_leftover_until_its_pod_is_deleted(place):
+def test_a_trial_of_a_lost_node_is_retried_and_its_old_job_is_reported_as_leftover(place):
     place.config["maxTrialRetry"] = 1
     assert place.create().returncode == 0
     (path,) = (place.folder / "experiments").iterdir()

@@ -65,7 +65,7 @@ def supervisor_of(folder, name):
     raise AssertionError(name)
 
 
-def test_a_restarted_cluster_reports_the_ends_of_jobs_during_its_absence(folder):
+def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder):
     """The cluster is killed while it runs 20 jobs. Before its restart, some jobs end, some are killed, and one stops; the
     other jobs continue.
     """

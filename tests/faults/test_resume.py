@@ -227,7 +227,7 @@ if nni.get_sequence_id() < 2:
 """
 
 
-def test_the_next_manager_completes_a_stop_after_the_manager_was_killed_during_it(a_real_experiment):
+def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 2, "both trials report")

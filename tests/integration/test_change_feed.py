@@ -61,7 +61,7 @@ def document_of(live, since=None, **options):
     return json.loads(asyncio.run(ask()))
 
 
-def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapshot):
+def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapshot):
     experiment = a_snapshot.experiment
     for number in range(5):
         begin(experiment, number)
@@ -156,7 +156,7 @@ def test_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
     assert (document["reset"], len(document["trials"])) == (True, 1)
 
 
-def test_a_version_newer_than_the_current_one_returns_all_trials(a_snapshot):
+def test_a_version_newer_than_the_current_version_returns_all_trials(a_snapshot):
     begin(a_snapshot.experiment, 0)
     feed = ChangeFeed(lambda: a_snapshot)
     version = Cursor.read(document_of(feed)["version"])

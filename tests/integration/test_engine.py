@@ -407,7 +407,7 @@ def hello_of(engine, trial, *attempts):
     return hello, trial.job_id, token
 
 
-def test_keepers_are_admitted_between_start_and_close_only(a_real_experiment):
+def test_keepers_are_admitted_only_between_start_and_close(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():

@@ -97,7 +97,7 @@ async def test_the_storage_key_is_owned_by_the_job_and_the_token_secret_is_creat
         assert owner["uid"] == framework["metadata"]["uid"]
 
 
-async def test_a_framework_of_the_user_runs_its_own_commands_with_its_own_volumes(site, tmp_path):
+async def test_a_user_defined_framework_runs_its_own_commands_with_its_own_volumes(site, tmp_path):
     def role(name, *command):
         container = {
             "name": "mine",
@@ -237,7 +237,7 @@ async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
     assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
-async def test_the_pending_reason_is_that_of_the_failing_task_and_not_of_a_task_at_the_barrier(site):
+async def test_the_pending_reason_is_taken_from_the_failing_task_instead_of_a_waiting_task(site):
     both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
     site.config = replace(site.config, roles=tuple(both))
 
@@ -456,7 +456,7 @@ async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_o
         )
 
 
-def test_missing_rights_are_listed_before_anything_is_created(site):
+def test_missing_rights_are_listed_before_any_object_is_created(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     operator = FrameworkController(site.config)
     check(kubernetes, operator, "default")

@@ -103,7 +103,7 @@ def test_host_headers_of_loopback_are_accepted(server, host):
     assert server.ask(headers={"Host": host}).status_code == 200
 
 
-def test_two_host_headers_are_refused(server):
+def test_a_request_with_two_host_headers_is_refused(server):
     with server.connect() as connection:
         connection.sendall(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nAuthorization: Bearer the-right-token\r\n\r\n"
@@ -142,7 +142,7 @@ def test_the_listening_address_of_the_server_is_accepted_as_host_header(a_server
         assert session.get(f"http://127.0.0.2:{server.port}/", timeout=DEADLINE_S).text == "done"
 
 
-def test_requests_from_the_own_page_of_the_manager_are_accepted(server):
+def test_requests_from_the_page_of_the_manager_are_accepted(server):
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
     assert server.ask("DELETE", headers=own).status_code == 200
 
@@ -384,7 +384,7 @@ def test_a_server_shuts_down_despite_an_unfinished_tls_handshake(a_server, tmp_p
         assert is_closed(peer)
 
 
-def test_a_response_on_a_kept_open_connection_is_sent_without_delay(server):
+def test_responses_on_a_keepalive_connection_are_sent_without_delay(server):
     took_s = []
     with requests.Session() as session:
         session.trust_env = False

@@ -92,7 +92,7 @@ def test_the_hub_forwards_requests_to_the_manager_of_a_running_experiment(hub, r
             pass
 
 
-def test_the_hub_serves_the_store_after_the_manager_was_killed_and_the_manager_after_a_resume(hub, running):
+def test_the_hub_serves_the_store_of_a_killed_manager_and_forwards_again_after_a_resume(hub, running):
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
     with hub.ask("GET", of(running, "/events"), stream=True) as response:
         next(events_of(response))

@@ -181,7 +181,7 @@ def test_transient_errors_are_retried_a_limited_number_of_times(cluster, server,
     assert server.api.counted()["get", "secrets"] == 3
 
 
-def test_the_client_waits_for_the_retry_after_of_the_server(server, tmp_path):
+def test_the_client_waits_for_the_time_of_the_retry_after_header(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig", ClientRetryPolicy(tries=2, first_s=0.001, longest_s=5.0))
     server.api.misbehave(429, 1, retry_after=1)
     began_at_s = time.monotonic()
@@ -263,7 +263,7 @@ def test_a_broken_watch_continues_without_a_new_list_or_duplicate_events(cluster
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_a_watch_lists_objects_again_after_410_and_reports_missed_deletions(cluster, server):
+def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
     server.store.create(SECRETS, "default", a_secret("b"))
     with RecordedWatch(cluster) as told:
@@ -277,7 +277,7 @@ def test_a_watch_lists_objects_again_after_410_and_reports_missed_deletions(clus
         assert told.next() == ("Deleted", "b")
 
 
-def test_a_watch_lists_objects_without_another_pause_after_an_outage_and_410(cluster, server, monkeypatch):
+def test_a_watch_lists_objects_without_another_pause_after_an_outage_and_a_410(cluster, server, monkeypatch):
     def watches():
         return server.api.counted()["watch", "secrets"]
 

@@ -41,7 +41,7 @@ nni.report_final_result(1)
 """
 
 
-def test_a_trial_above_its_quota_succeeds_with_a_warning_that_contains_the_complete_files(
+def test_a_trial_above_its_quota_succeeds_and_its_warning_refers_to_the_complete_files(
     a_real_experiment, tmp_path
 ):
     site = tmp_path / "site"

@@ -161,7 +161,7 @@ def test_the_parameter_server_is_stopped_when_all_workers_have_succeeded(finishe
         (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
     ],
 )
-def test_the_exit_code_follows_openpai_and_the_code_of_the_commands_is_stored_too(
+def test_exit_codes_are_mapped_as_in_openpai_and_the_original_code_is_stored(
     finished, lines, code, origin
 ):
     detail = finished(commands(*lines))
@@ -487,7 +487,7 @@ def test_a_storage_is_mounted_only_at_the_path_that_the_job_requests(play, tmp_p
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_that_would_cover_the_state_folder_is_not_mounted_and_the_log_has_its_path(play, tmp_path):
+def test_a_storage_over_the_state_folder_is_not_mounted_and_the_log_contains_its_path(play, tmp_path):
     (tmp_path / "share").mkdir()
 
     async def scenario(cluster):
@@ -660,7 +660,7 @@ def test_an_image_or_mount_path_that_could_inject_options_is_refused(play, tmp_p
         refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
-def test_an_unknown_virtual_cluster_or_storage_is_refused_with_a_list_of_the_existing(play):
+def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_available_names(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
     assert error.code == "NoVirtualClusterError"
@@ -704,7 +704,7 @@ def test_a_job_name_is_unique_per_user_until_the_job_is_deleted(play):
     play(scenario)
 
 
-def test_a_query_about_a_missing_object_raises_no_job_error(play):
+def test_a_query_about_a_missing_object_raises_the_error_no_job_error(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (

@@ -69,7 +69,7 @@ def test_a_test_that_hangs_kills_the_mutant(tree, copy, monkeypatch):
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_no_test_starts_after_the_end_of_the_copy(tree, copy):
+def test_a_copy_that_has_ended_starts_no_test(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -117,7 +117,7 @@ def test_the_metadata_and_the_list_of_experiments_contain_the_process_of_the_man
     assert isinstance(line["startTime"], int)
 
 
-def test_complete_files_of_a_trial_are_returned(done):
+def test_the_api_returns_complete_files_of_a_trial(done):
     trial = done.get("/trial-jobs")[0]["trialJobId"]
 
     def file(name):

@@ -296,7 +296,7 @@ def test_a_job_of_the_maximum_size_is_accepted(here):
         ("GET", f"{JOBS}/ada~job/attempts/0/taskRoles/..%2f..%2fx/taskIndex/0/attempts/0/logs"),
     ],
 )
-def test_an_unknown_path_returns_no_api_error(here, method, path):
+def test_an_unknown_path_is_refused_with_the_code_no_api_error(here, method, path):
     refused(here.client().request(method, path), 404, "NoApiError")
 
 
@@ -462,7 +462,7 @@ def test_only_the_owner_or_an_administrator_may_change_a_job(here):
         ("DELETE", "/tag", {"value": "t"}),
     ],
 )
-def test_a_request_for_an_unknown_job_returns_no_job_error(here, method, path, body):
+def test_a_request_for_an_unknown_job_is_refused_with_the_code_no_job_error(here, method, path, body):
     for name in ("ada~nope", "nobody~job", "nope", "~", "ada~", "a~b~c", "%00~%ff"):
         answer = here.client().request(method, f"{JOBS}/{name}{path}", json=body)
         assert "job" in refused(answer, 404, "NoJobError").lower()

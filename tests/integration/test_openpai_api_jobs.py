@@ -377,7 +377,7 @@ def test_no_log_name_leads_out_of_the_log_folder(here):
     assert read_log(folder, "stdout").data == b"hello\n"
 
 
-def test_unknown_tasks_and_attempts_return_no_job_error(here):
+def test_unknown_tasks_and_attempts_are_refused_with_the_code_no_job_error(here):
     client = here.client()
     client.submit(a_job_of("true"))
     path = path_of_logs(ended(client))

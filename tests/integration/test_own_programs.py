@@ -204,7 +204,7 @@ def test_a_socket_shared_with_a_process_in_other_namespaces_is_not_accepted_as_o
         assert own_programs.is_own_program(*addresses)
 
 
-def test_the_token_is_required_if_the_kernel_cannot_be_asked(server, monkeypatch):
+def test_the_token_is_required_if_the_kernel_does_not_return_the_uid_of_the_client(server, monkeypatch):
     monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     assert server.ask(token=None).status_code == 401
 

@@ -86,7 +86,7 @@ def browser(served):
         yield made
 
 
-def test_a_login_link_works_once(served, browser):
+def test_a_login_link_is_refused_at_its_second_use(served, browser):
     link = served.link()
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
     assert browser.ask("GET", link.partition("#")[0].removeprefix(served.origin)).status_code == 200
