@@ -161,9 +161,7 @@ def test_the_parameter_server_is_stopped_when_all_workers_have_succeeded(finishe
         (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
     ],
 )
-def test_exit_codes_are_mapped_as_in_openpai_and_the_original_code_is_stored(
-    finished, lines, code, origin
-):
+def test_exit_codes_are_mapped_as_in_openpai_and_the_original_code_is_stored(finished, lines, code, origin):
     detail = finished(commands(*lines))
     (task,) = detail.tasks["worker"]
     assert (task.exit.code, detail.job.exit_code) == (code, code)
