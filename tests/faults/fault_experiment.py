@@ -49,14 +49,14 @@ REPORTS, SHORT_REPORTS = 1000, 400
 _SAVES_EVERY = 40
 # The number of running trials to choose in turn: a chosen trial may end without a further checkpoint.
 _TRIALS_TO_CATCH = 5
-# More than the number of faults of one trial in any plan.
+# This exceeds the number of faults of one trial in any plan.
 _MAX_RETRIES = 20
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_TIMEOUT_S = scaled_s(60.0)
 # A keeper that failed to connect for a long time retries within a minute. The rest of the timeout is for a busy machine.
 DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
-# The time for the manager's exit while trials run: the exit does not wait for trials.
+# The timeout of a manager's exit while trials run. The exit does not wait for trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
 # Each step of a stop has a deadline; nnictl gives up after the last deadline.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
@@ -220,7 +220,7 @@ class Experiment:
                 [
                     *site.manager_prefix,
                     *(sys.executable, _FAKES / "apart.py"),
-                    # A separate argument: nnictl finds a manager's process by it.
+                    # The folder is a separate argument, because nnictl finds a manager's process by this argument.
                     *("--folder", self.folder.path, f"--port={port}"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -253,7 +253,7 @@ class Experiment:
         return lines[-1] if lines else "it said nothing"
 
     def check_manager(self) -> None:
-        """Check that the manager has ended only when it was killed."""
+        """Record an error if the manager has ended although it was not killed."""
         if self.manager is not None and self.manager.poll() is not None:
             self.wrong.append(
                 f"the manager ended by itself, exit code {self.manager.returncode}: {self._last_words()}"
@@ -421,7 +421,7 @@ class Experiment:
         trial_id, process = running[int(fault.pick * len(running))]
         try:
             attempt = _attempt_of(process)
-            # Without this, the trial could end while the client starts.
+            # Without the suspension, the trial could end while the client starts.
             process.suspend()
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"

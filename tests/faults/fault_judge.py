@@ -102,12 +102,12 @@ class Harm:
 
     trials_killed: Collection[str] = ()
     keepers_killed: Collection[str] = ()
-    """Job ids."""
+    """The ids of jobs whose keeper was killed."""
     storage_failed: bool = False
     attempts_removed: Collection[str] = ()
-    """Trials whose attempt folder was removed."""
+    """The ids of trials whose attempt folder was removed."""
     stopped: Collection[str] = ()
-    """Trials that a stop of the experiment may have cancelled."""
+    """The ids of trials that a stop of the experiment may have cancelled."""
     manager_was_away: bool = False
     """The manager was stopped for a time. Then a job's exit code is unknown, and the keeper's message about the storage
     counts.

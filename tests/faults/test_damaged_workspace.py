@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(400)
 
 SEEDS = amount(1, 40)
 _ENDS_S = 180.0
-# A trial of two seconds with 100 reports, so that damage occurs before, during and after its reports.
+# A trial runs two seconds and reports 100 values, so that damage occurs before, during and after its reports.
 TRAIN = """
 import time
 import nni_sdk as nni

@@ -139,7 +139,7 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # as any other request does
+            looked.snapshot()  # any other request polls the store like this call
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())

@@ -56,7 +56,7 @@ def no_wait_for_keepers(monkeypatch):
 
 
 class Jobs(Void):
-    """Records the submitted and stopped jobs."""
+    """A training service that records the submitted and stopped jobs."""
 
     def __init__(self, on_job_ended, state):
         super().__init__(on_job_ended, state)

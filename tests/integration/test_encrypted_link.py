@@ -39,7 +39,7 @@ def encrypted(silent_site: Site, tmp_path) -> Site:
 
 
 class Tap:
-    """Forwards bytes to an address, and records them."""
+    """A TCP proxy that forwards bytes to an address, and records the bytes."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")

@@ -43,7 +43,7 @@ class OpenSession:
 
 
 class OpenGate:
-    """Admits every keeper. `bug` names a method that raises an error."""
+    """An admission that accepts every keeper. `bug` names a method that raises an error."""
 
     most_streams_of_job = 3
 

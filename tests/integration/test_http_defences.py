@@ -177,7 +177,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
     with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
-        server.ask()  # HTTP
+        server.ask()  # a request without TLS
     assert server.done == 1
     assert TOKEN not in repr(process)
 
@@ -335,7 +335,7 @@ def tls_server(a_server, tmp_path):
 
 def test_connections_without_a_tls_handshake_are_evicted_at_the_limit(tls_server, monkeypatch):
     server, ask = tls_server
-    # The timeout must not close the connections.
+    # With a long timeout, only the connection limit closes connections.
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:

@@ -727,7 +727,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         keeper.wait()
         left = [process for process in stragglers() if process.pid != other.pid]
         assert len(left) >= 5
-        # Without the kill, the left processes would write into the next attempt's files, or hold its GPU.
+        # Without the kill, the leftover processes would write into the next attempt's files, or hold its GPU.
         document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
         pids = " ".join(str(process.pid) for process in left)
         look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"

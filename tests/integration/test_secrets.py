@@ -77,7 +77,7 @@ def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
         mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
         assert mode == (0o600 if path else 0o700), path
 
-    # Every user can read command lines with `ps`; the environment belongs to the trial's code.
+    # Every user can read command lines with `ps`, and the trial's code can read its environment.
     trial = None
     for process in psutil.process_iter():
         try:
