@@ -382,7 +382,9 @@ async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
 
     async with site.manager() as service:
         if is_watched_first:
-            assert await service.adopt("another") is JobPresence.UNKNOWN  # adopt() returns after the first list
+            assert (
+                await service.adopt("another") is JobPresence.UNKNOWN
+            )  # adopt() returns after the first list
         await service.submit(site.settings())
         end = await site.has_ended()
         assert "was deleted, but not by this manager" in end.message

@@ -190,7 +190,9 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_reported(database, tmp_p
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))  # this trial has the sequence id of the first trial
+        clash = trial_row(
+            Trial("other", 1, {}, {}, 0.0, "other")
+        )  # this trial has the sequence id of the first trial
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
             await done

@@ -104,9 +104,7 @@ def response_schema(document, operation, status):
 
 
 def answer_of(here, name, path):
-    """The response to an operation. An operation that removes a user or token concerns a new one; others concern ada's
-    finished job.
-    """
+    """The response to an operation. It concerns user eve or a new token if the operation removes one, else ada's job."""
     verb = name.partition(" ")[0]
     of_user = {"DELETE /api/v2/users/{user}": "eve", "DELETE /api/v2/tokens/{token}": "ada"}.get(name, "ada")
     session = here.client(application=False)
