@@ -736,7 +736,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        # The count in the log may be lower, because some processes exit when their parents are killed.
+        # The count in the log may be below the number of processes, because some of them end by themselves.
         assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:

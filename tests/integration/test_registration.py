@@ -1,4 +1,4 @@
-"""The guard registers a process before the process executes, so no process survives a killed keeper."""
+"""The keeper registers each process with the guard before the process executes, so no process survives a killed keeper."""
 
 import contextlib
 import ctypes
