@@ -1,6 +1,7 @@
-"""Checkpoints in a run: holds a trial inside `save_checkpoint`, and judges from which one an attempt continued.
+"""Pause a trial inside `save_checkpoint`, and check from which checkpoint an attempt continued.
 
-The judge trusts the keepers' signatures and the trials' own records, but nothing that the product says of checkpoints.
+The check relies on the keepers' signatures and the trials' own records. It uses nothing that the manager reports about
+checkpoints.
 """
 
 import contextlib
@@ -18,23 +19,25 @@ from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Requests to trials to wait at a place inside `save_checkpoint`: see fault_train.py. `folder` is on no faulty disk."""
+    """Files that make a trial wait at a point inside `save_checkpoint`: see fault_train.py. `folder` is on a disk without
+    faults.
+    """
 
     folder: Path
 
     def hold(self, trial_id: str, place: str) -> None:
-        """Let a trial wait at a place the next time, instead of where it waits now."""
+        """Make the trial wait at another point at its next checkpoint, and release it from the present one."""
         self._arrival(trial_id, place).unlink(missing_ok=True)
         new = self.folder / f"{trial_id}.new"
         new.write_text(place)
         new.replace(self.folder / trial_id)
 
     def has_arrived(self, trial_id: str, place: str) -> bool:
-        """Whether the trial waits there."""
+        """Whether the trial waits at this point."""
         return self._arrival(trial_id, place).exists()
 
     def release(self, trial_id: str) -> None:
-        """Let the trial continue, or its successor, which would wait otherwise."""
+        """Let the trial continue. Without this, the trial's next attempt would wait too."""
         (self.folder / trial_id).unlink(missing_ok=True)
 
     def _arrival(self, trial_id: str, place: str) -> Path:
@@ -52,7 +55,9 @@ def is_newest_signed(attempt: AttemptFolder) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The checkpoint from which an attempt continued, as its process recorded it: `values` are its content."""
+    """The checkpoint from which an attempt continued, as the trial's process recorded it. `values`: the content of the
+    checkpoint.
+    """
 
     attempt_id: str
     name: str
@@ -66,8 +71,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The start of one attempt. `earlier`: the trial's attempts before it. `reports_of` returns what each of an attempt's runs
-    has reported.
+    """The start of one attempt. `earlier`: the previous attempts of the trial. `reports_of` returns the reports of each run
+    of an attempt.
     """
 
     storage: Workspace
@@ -77,7 +82,9 @@ class Continuation:
     reports_of: Callable[[str], Iterable[list[str]]]
 
     def errors(self, *, is_newest_required: bool) -> list[str]:
-        """Why the attempt should not have started from there. `is_newest_required`: no fault hides the newest checkpoint."""
+        """Why the attempt should have started elsewhere; empty if its start was correct. `is_newest_required`: no fault hides
+        the newest checkpoint.
+        """
         signed = [each for key in self.earlier for each in self._signed(key)]
         newest = max(signed, key=lambda each: (each.attempt_id, int(each.name)), default=None)
         found = self.loaded and next((each for each in signed if _is_of(each, self.loaded)), None)

@@ -45,21 +45,20 @@ from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.workspace import Workspace
 
 REPORTS, SHORT_REPORTS = 1000, 400
-# A checkpoint takes 30 calls, each of which waits on a slow storage.
+# A checkpoint takes 30 system calls, and a slow storage delays each call.
 _SAVES_EVERY = 40
-# How often to choose a running trial and wait for its next checkpoint: the chosen one may end without another.
+# The number of running trials to choose in turn: a chosen trial may end without a further checkpoint.
 _TRIALS_TO_CATCH = 5
-# No plan has so many faults of one trial.
+# This exceeds the number of faults of one trial in any plan.
 _MAX_RETRIES = 20
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_TIMEOUT_S = scaled_s(60.0)
-# A keeper that has failed to connect for long retries within a minute; the rest is time for a machine under
-# load.
+# A keeper that failed to connect for a long time retries within a minute. The rest of the timeout is for a busy machine.
 DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
-# While trials run: nothing else has to be waited for.
+# The timeout of a manager's exit while trials run. The exit does not wait for trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# Each step of a stop has a deadline; nnictl gives up after the last one.
+# Each step of a stop has a deadline; nnictl gives up after the last deadline.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
@@ -72,9 +71,9 @@ _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.STATE_TORN,
     Kind.MANAGER_KILLED_AT_NOTICE,
 }
-# What another user puts beside the attempts of a trial.
+# The attacks that another user makes on the attempts of a trial.
 _PUT = {Kind.ATTEMPT_FORGED: forge_attempts, Kind.SPECIAL_FILES: put_special_files}
-# Like `nnictl stop`. What it could not record is not checked here.
+# The same call as `nnictl stop`. This test does not check whether the stop could record all states.
 _STOP = """
 import sys
 from pathlib import Path
@@ -88,7 +87,7 @@ try:
 except NniManagerError as error:
     print(error)
 """
-# Like `nnictl trial kill`. A manager that is unreachable receives no such request.
+# The same call as `nnictl trial kill`. The request fails if the manager is unreachable.
 _CANCEL = """
 import sys
 from pathlib import Path
@@ -128,7 +127,7 @@ class Experiment:
     _frozen: dict[Fault, list[psutil.Process]] = field(default_factory=dict)
     _healed: set[Fault] = field(default_factory=set)
     _over_before: dict[Fault, set[str]] = field(default_factory=dict)
-    """The trials that had ended before a fault that ends with a stop."""
+    """For each fault that ends with a stop: the trials that had ended before the fault."""
 
     @property
     def folder(self) -> ExperimentFolder:
@@ -174,7 +173,7 @@ class Experiment:
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
             "maxTrialRetry": self._max_retries,
-            # Changes of the wall clock by hours must not end it.
+            # Clock changes of hours must not end the experiment.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
             "searchSpacePath": "search_space.json",
@@ -221,7 +220,7 @@ class Experiment:
                 [
                     *site.manager_prefix,
                     *(sys.executable, _FAKES / "apart.py"),
-                    # A separate argument: nnictl finds a manager's process by it.
+                    # The folder is a separate argument, because nnictl finds a manager's process by this argument.
                     *("--folder", self.folder.path, f"--port={port}"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -229,7 +228,7 @@ class Experiment:
                 stderr=log,
                 env=site.environ | clock | apart.to_environ(),
                 start_new_session=True,
-                # Jobs inherit it: nothing but the modes of their files may keep others from writing to them.
+                # Jobs inherit the umask 0: only the modes of their files may prevent writes by other users.
                 umask=0 if Kind.METRICS_APPENDED in self.plan.kinds else -1,
             )
         manager = self.manager
@@ -254,7 +253,7 @@ class Experiment:
         return lines[-1] if lines else "it said nothing"
 
     def check_manager(self) -> None:
-        """Check that the manager has ended only when it was killed."""
+        """Record an error if the manager has ended although it was not killed."""
         if self.manager is not None and self.manager.poll() is not None:
             self.wrong.append(
                 f"the manager ended by itself, exit code {self.manager.returncode}: {self._last_words()}"
@@ -313,7 +312,7 @@ class Experiment:
         self.manager = None
 
     def bugs(self) -> list[str]:
-        """Lines in which managers report a bug; ends by a signal are no bugs."""
+        """The log lines in which a manager reports a bug. An exit by a signal is no bug."""
         logs = [path for path in (self.folder.manager_log, self.site.folder / "manager.log") if path.exists()]
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         return [f"a manager said: {line}" for line in lines if _BUG.search(line)]
@@ -356,7 +355,7 @@ class Experiment:
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
-                # Possibly no keeper is connected between two trials.
+                # There may be a short time without a connected keeper between two trials.
                 try:
                     wait_until(lambda: self.site.begin(fault), "the fault affects something", _RUNS_TIMEOUT_S)
                 except TimeoutError:
@@ -365,7 +364,7 @@ class Experiment:
                 return ""
 
     def _hit_manager(self, fault: Fault) -> str:
-        # It may not have restarted after the last fault because of a full disk.
+        # The manager may have failed to restart after the last fault because of a full disk.
         if not self.resume():
             return "none ran"
         assert self.manager is not None
@@ -422,12 +421,12 @@ class Experiment:
         trial_id, process = running[int(fault.pick * len(running))]
         try:
             attempt = _attempt_of(process)
-            # It would end while the client starts.
+            # Without the suspension, the trial could end while the client starts.
             process.suspend()
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"
         try:
-            # They are found before: a cancelled job may end within half a second.
+            # Find the keepers before the cancel: a cancelled job may end within half a second.
             keepers = self._keepers_of(trial_id)
             missed = self._cancel(trial_id) or self._kill_at_notice(fault, trial_id, attempt, keepers)
         finally:
@@ -477,7 +476,7 @@ class Experiment:
             if fault.kind is Kind.KEEPER_KILLED_AFTER_SIGNATURE:
                 wait_until(lambda: is_newest_signed(attempt), "its checkpoint is signed", _RUNS_TIMEOUT_S)
             missed = self._kill_keeper(trial_id, keepers)
-            # It would continue before the guard of its keeper kills it.
+            # Wait until the guard has killed the process, because `release` would let it continue.
             wait_until(lambda: not _runs(process), "its process has ended", _LEAVES_TIMEOUT_S)
         except (TimeoutError, psutil.NoSuchProcess) as error:
             return f"{trial_id}: {error}"
@@ -501,7 +500,7 @@ class Experiment:
             raise psutil.NoSuchProcess(process.pid)
 
     def _preempt(self, fault: Fault) -> str:
-        """End a job as a cluster does for a job of a higher priority: SIGTERM, and a reason for its end."""
+        """End a job like a cluster that needs room for a job of higher priority: SIGTERM, and a reason for the job's end."""
         running = self._wait_for(running_trials)
         if not running:
             return "none ran"
@@ -548,9 +547,7 @@ class Experiment:
         return []  # a full disk may prevent the read
 
     def _stop(self, fault: Fault) -> None:
-        """Stop the experiment under the fault, check that no process runs, and resume it without the
-        fault.
-        """
+        """Stop the experiment under the fault, check that no process runs, and resume the experiment without the fault."""
         is_under_way = not self._is_over() and self.resume()
         if is_under_way:
             self._stop_and_check()
@@ -564,7 +561,7 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The end of these is a later step, and no manager can start before it.
+            # The plan heals these disk faults later, but no manager can start before that.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
@@ -643,7 +640,7 @@ class Experiment:
             else:
                 process.kill()
             match fault.kind:
-                # A stop kills a process that does not respond.
+                # `nnictl stop` kills a keeper that does not respond.
                 case Kind.KEEPER_KILLED | Kind.STOP_WITH_FROZEN_KEEPER:
                     self.keepers_killed.add(name)
                 case Kind.TRIAL_KILLED:
@@ -657,7 +654,7 @@ class Experiment:
         self, find: Callable[[str], list[tuple[str, psutil.Process]]]
     ) -> list[tuple[str, psutil.Process]]:
         with contextlib.suppress(TimeoutError):
-            # None does between two trials.
+            # There may be no such process between two trials.
             wait_until(lambda: find(self.site.name), "a process runs", _RUNS_TIMEOUT_S)
         return find(self.site.name)
 
@@ -678,7 +675,7 @@ class Experiment:
 
 
 def _attempt_of(trial: psutil.Process) -> str:
-    """The id of the attempt to which a process of training code belongs."""
+    """The id of the attempt that a process of training code belongs to."""
     return Path(trial.environ()["NNI_SYS_DIR"]).parent.name
 
 
@@ -697,4 +694,4 @@ _PROCESSES: dict[Kind, Callable[[str], list[tuple[str, psutil.Process]]]] = {
     Kind.TRIAL_KILLED: running_trials,
     Kind.TRIAL_STOPPED: running_trials,
 }
-"""The processes that a fault may affect."""
+"""For each kind of fault, the processes that it may affect."""

@@ -1,4 +1,4 @@
-"""Faults of files that manager and keepers trust: a removed or forged attempt, or a truncated state file."""
+"""Faults of files that manager and keepers rely on: a removed or forged attempt, or a truncated state file."""
 
 import contextlib
 import fcntl
@@ -22,20 +22,21 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 FORGED_VALUE = 424_242
-"""No run reports this value: see RUN_STRIDE of fault_judge.py."""
+"""A value that no run reports: see RUN_STRIDE of fault_judge.py."""
 TASK = "main-0"
 SPECIAL = ("pipe", "link", "sparse")
-"""A pipe, a link to a device without an end, a sparse file of 4 GiB."""
-# A forger does not know the token, and can only guess the signature.
+"""A pipe, a link to an endless device, and a sparse file of 4 GiB."""
+# A forger has no access to the token, and can only guess the signature.
 _SIGNATURE = {"signature": secrets.token_hex(32)}
 
 
 def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path) -> bool:
-    """Remove an attempt's folder atomically while processes write to it; return whether it existed.
-    `aside`: a new name beside it.
+    """Remove an attempt's folder atomically while processes write to it; return whether the folder existed.
+
+    `aside`: an unused path on the same file system.
     """
     try:
-        # One rename: files deleted one by one could be created again meanwhile.
+        # Rename the folder before its removal: a process could create deleted files again.
         (storage.trial(trial_id).attempts / attempt).rename(aside)
     except FileNotFoundError:
         return False
@@ -44,8 +45,7 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
 
 
 def forge_attempts(storage: Workspace, trial_id: str) -> str:
-    """Write two attempts of a trial that never ran, with invented names. If this user is root, as another
-    user.
+    """Write two attempts of a trial that never ran, with invented names. A root user does this as another user.
 
     Returns:
         Why the file system refused; empty if it did not.
@@ -54,10 +54,12 @@ def forge_attempts(storage: Workspace, trial_id: str) -> str:
 
 
 def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None]) -> str:
-    """Open a trial's folder of attempts to all, and attack it; where this user is root, as another user. Why it was refused."""
+    """Make a trial's folder of attempts world-writable, and attack it; a root user attacks as another user. Return why it was
+    refused.
+    """
     try:
         attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
-        # As on the storage of a cluster, where containers of any user write.
+        # The storage of a cluster has these modes, because containers of any user write there.
         os.fchmod(attempts, WORLD_WRITABLE_STICKY)
     except OSError as error:
         return str(error.strerror)
@@ -72,9 +74,8 @@ def _in_attempts(storage: Workspace, trial_id: str, attack: Callable[[int], None
 
 
 def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
-    """Write two attempts of a trial that never ran, as this user; `attempts`: a descriptor of the folder.
-
-    Everything but the signature is as a keeper of the trial's own job would write it.
+    """Write two attempts of a trial that never ran, as this user. `attempts`: a descriptor of the folder. Everything but the
+    signature is like the files of the trial's own keeper.
 
     Raises:
         OSError: the file system refuses.
@@ -93,7 +94,9 @@ def put_special_files(storage: Workspace, trial_id: str) -> str:
 
 
 def append_to_metrics(storage: Workspace, trial_id: str, attempt: str) -> str:
-    """Append a result to the metrics of a running attempt as another user. Returns why the file system refused; empty if not."""
+    """Append a result to the metrics of a running attempt as another user. Return why the file system refused; empty if it
+    did not.
+    """
     metrics = AttemptFolder(Path(attempt) / TASK).stream(Stream.METRICS)
 
     def append(attempts: int) -> None:
@@ -105,10 +108,9 @@ def append_to_metrics(storage: Workspace, trial_id: str, attempt: str) -> str:
 
 
 def special_files(attempts: int, kinds: Sequence[str]) -> None:
-    """Make attempts of later than now, which keepers look at first; `attempts`: a descriptor of their folder.
-
-    Each has in place of attempt.json what blocks its reader, or never ends. `kinds`: of SPECIAL, and "lease", a file on which
-    this process holds one.
+    """Make attempts whose names have a future time, so that keepers read them first. `attempts`: a descriptor of their
+    folder. In each attempt, attempt.json blocks its reader or never ends. `kinds`: names from SPECIAL, or "lease" for a file
+    on which this process holds a lease.
 
     Raises:
         OSError: the file system refuses.
@@ -129,9 +131,10 @@ def special_files(attempts: int, kinds: Sequence[str]) -> None:
                 if kind == "sparse":
                     os.close(descriptor)
                     continue
-                # Kept open: a lease ends with its descriptor. Who opens the file sends SIGIO.
+                # The descriptor stays open, because a lease ends with its descriptor. The kernel sends SIGIO when another process
+                # opens the file.
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-                with contextlib.suppress(OSError):  # this file system has none
+                with contextlib.suppress(OSError):  # this file system has no leases
                     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
@@ -148,7 +151,7 @@ def _as_second_user() -> Iterator[None]:
 
 
 def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
-    """`attempts`: a descriptor, because another user may be unable to pass the parent folders."""
+    """Write one attempt. `attempts` is a descriptor, because another user may have no access to the parent folders."""
     folder = AttemptFolder(Path(name) / TASK)
     metrics = encode(0, trial_id, "FINAL", 0, FORGED_VALUE)
     now_s = time.time()
@@ -158,7 +161,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
         **key,
         "reason": ExitReason.SUCCEEDED.value,
         "exit_code": 0,
-        # Later than the start of any real attempt.
+        # This time is later than the start of any real attempt.
         "started_at_s": now_s + 3600,
         "ended_at_s": now_s + 3601,
         "final_sizes": {"metrics": len(metrics)},
@@ -168,7 +171,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     files = {
         folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
         folder.stream(Stream.METRICS): metrics,
-        # Last: a reader that finds the exit record reads all files.
+        # The exit record is the last file: a reader that finds it reads all files.
         folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
     }
     for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):
@@ -180,13 +183,13 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
 
 
 def state_files(folder: ExperimentFolder, storage: Workspace) -> list[Path]:
-    """The manager's files, besides its database, that it needs after a restart."""
+    """The files, besides the database, that a restarted manager needs."""
     mine = [*folder.path.glob("*.json"), *folder.path.glob("*.pem"), *folder.jobs.glob("*.json")]
     return sorted(path for path in {*mine, storage.manager_json} if path.is_file())
 
 
 def tear(files: list[Path], pick: float) -> str:
-    """Empty one of the files or cut it in half, chosen by a number from 0 to 1; return a description."""
+    """Empty one of the files, or cut it in half, as `pick` from 0 to 1 chooses; return a description."""
     number = int(pick * 2 * len(files))
     path, is_emptied = files[number // 2], number % 2 == 0
     os.truncate(path, 0 if is_emptied else path.stat().st_size // 2)

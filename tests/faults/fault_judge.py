@@ -1,8 +1,8 @@
-"""Checks a run: compares the trials' own records with what the manager stored.
+"""Check a run: compare the trials' own records with the data that the manager stored.
 
-A trial records each report before and after its call, in a ledger that no fault reaches. A report whose call
-returned must be stored once, one whose call raised never, and one during which the trial was killed at most
-once; all in the order of the calls.
+A trial records each report before and after its call, in a ledger that no fault affects. A report whose call returned must be
+stored once, and a report whose call raised never. A report during which the trial was killed may be stored once. The order
+must be that of the calls.
 """
 
 from collections import Counter
@@ -25,9 +25,9 @@ from trial_keeper.wire.workspace import Workspace
 
 TASK = "main-0"
 BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
-# Each run of a command reports its own numbers, so that rows of two runs can be distinguished.
+# Each run of a command reports numbers of its own range, so that rows of two runs can be distinguished.
 RUN_STRIDE = 10_000
-# The reasons of a trial that a storage fault keeps from starting or running.
+# The exit reasons of a trial that cannot start or run because of a storage fault.
 _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)
 
 
@@ -43,12 +43,12 @@ class Ledger:
     has_ended: bool = False
     gave_up: bool = False
     loaded: Loaded | None = None
-    """The checkpoint from which the attempt continued. Its values are the first of `made`."""
+    """The checkpoint from which the attempt continued. `made` starts with the values of the checkpoint."""
     failed_saves: int = 0
 
     @property
     def own(self) -> int:
-        """The number of reports that this attempt itself has made."""
+        """The number of reports of this attempt, without those of its checkpoint."""
         return len(self.made) - (0 if self.loaded is None else len(self.loaded.values))
 
     @classmethod
@@ -77,7 +77,7 @@ class Ledger:
         return ledger
 
     def differences(self, stored: list[str]) -> "Differences":
-        """The differences between this attempt and its stored rows."""
+        """The differences between this ledger and the stored rows of the attempt."""
         expected, found = Counter(self.made), Counter(stored)
         lost = sum((expected - found).values())
         surplus = found - expected
@@ -102,22 +102,22 @@ class Harm:
 
     trials_killed: Collection[str] = ()
     keepers_killed: Collection[str] = ()
-    """Job ids."""
+    """The ids of jobs whose keeper was killed."""
     storage_failed: bool = False
     attempts_removed: Collection[str] = ()
-    """Trials whose attempt folder was removed."""
+    """The ids of trials whose attempt folder was removed."""
     stopped: Collection[str] = ()
-    """Trials that a stop of the experiment may have cancelled."""
+    """The ids of trials that a stop of the experiment may have cancelled."""
     manager_was_away: bool = False
-    """Without a manager, a job's exit code is unknown; the keeper's message about the storage is used
-    instead.
+    """The manager was stopped for a time. Then a job's exit code is unknown, and the keeper's message about the storage
+    counts.
     """
     max_retries: int = 0
-    """How often a trial starts again whose keeper was killed."""
+    """The maximum number of new attempts of a trial after its keeper was killed."""
     preempted: Mapping[str, int] = field(default_factory=dict)
     """How often the job of each trial was preempted."""
     storage_is_late: bool = False
-    """Files may have been invisible where somebody read them."""
+    """Whether the storage may have hidden new files from readers for a time."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Verdict:
     lost: int = 0
     doubled: int = 0
     removed: int = 0
-    """Reports that were removed with the folder of their attempt before they were replicated."""
+    """The number of reports that were removed with their attempt's folder before the keeper replicated them."""
     states: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -154,9 +154,7 @@ def ledger_path(ledgers: Path, trial_id: str, attempt: int | str, run: int) -> P
 
 
 def _ledgers_of(ledgers: Path, trial: Trial, attempt_id: str | None) -> dict[int, Ledger]:
-    """The ledgers of the attempt that counts, earliest run first; of any run for a trial without an
-    attempt.
-    """
+    """The ledgers of the attempt that counts, earliest run first; the ledgers of all runs if the trial has no attempt."""
     attempt = attempt_id or "*"
     paths = sorted(ledgers.glob(f"{trial.trial_id}.{attempt}.*"), key=lambda path: path.stat().st_mtime_ns)
     return {int(path.suffix[1:]): Ledger.read(path) for path in paths}
@@ -170,9 +168,9 @@ def judge(
     trial_count: int,
     took_s: float,
 ) -> Verdict:
-    """Check all data of an ended experiment. `storage`: the workspace without faults.
+    """Check all data of an ended experiment. `storage`: the workspace, not through a faulty mount.
 
-    `took_s`: the duration of the run, by a clock without changes.
+    `took_s`: the duration of the run, measured by a clock that no fault changes.
     """
     verdict = Verdict()
     with StoreReader(folder.database) as reader:
@@ -216,7 +214,8 @@ def _judge_trial(
     stored = [row.value for row in rows]
     differences = ledger.differences(stored)
     allowed_runs = {_run_of(value) for value in (*ledger.made, *filter(None, [ledger.open]))}
-    # Of an attempt that continued from a removed one, whose mark may be lost, only its own reports count then.
+    # If an attempt continued from a removed attempt, the mark of the checkpoint may be lost. Then only the attempt's own reports
+    # count.
     own = ledger.made[len(ledger.made) - ledger.own :]
     if trial.trial_id in harm.attempts_removed and stored in (ledger.made[: len(stored)], own):
         verdict.removed += differences.lost
@@ -238,7 +237,7 @@ def _judge_trial(
         if counts is not None:
             wrong += offsets_that_differ(storage, counts, reader.offsets(counts))
             wrong += _logs_that_differ(folder, storage, counts)
-            # A trial that was stopped before its first report may not have loaded anything yet.
+            # A trial that was stopped before its first report may not have loaded its checkpoint yet.
             if harm.max_retries and (ledger.made or ledger.open):
                 earlier = (each.key for each in registered if each.number < (trial.run.attempt or 0))
                 wrong += Continuation(
@@ -277,7 +276,7 @@ def offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[St
         file = attempt.stream(stream)
         content = file.read_bytes() if file.exists() else b""
         offset = durable.get(stream, 0)
-        # If the end is unknown, the manager waits for the rest of a partial last record.
+        # The last record may be incomplete. The manager waits for the rest of it if the attempt's end is unknown.
         whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
         if offset not in (len(content), whole):
             wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")
@@ -299,7 +298,7 @@ def _logs_that_differ(folder: ExperimentFolder, storage: Workspace, key: Attempt
 
 
 def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) -> list[str]:
-    """A succeeded trial has reported its final result last, as has a cancelled one whose command came to its end."""
+    """Compare the final result. A succeeded trial, and a cancelled trial whose command finished, must have reported it last."""
     is_complete = trial.state is TrialState.SUCCEEDED
     is_complete |= trial.state is TrialState.USER_CANCELED and ledger.has_ended
     if not is_complete or not ledger.made:
@@ -333,7 +332,7 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     if trial.trial_id in harm.attempts_removed:
         return []
     match trial.run.reason:
-        # The manager detects after a stop what it could not record during it.
+        # After a stop, the manager may find lost jobs that it could not record during the stop.
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
             return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:

@@ -1,7 +1,7 @@
 """The faults of one run and their times, drawn only from a seed.
 
-Faults of one thing follow each other; faults of different things may overlap. The first two of a plan come
-from the list of all kinds in turn, so that a few consecutive seeds cover every kind; the rest is random.
+Faults of one target (such as the manager) follow each other; faults of different targets may overlap. The first two faults of
+a plan come from the list of all kinds in turn, so that a few consecutive seeds cover every kind. The rest is random.
 """
 
 import random
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Need(Enum):
-    """What a fault needs of the machine, as shown in reports."""
+    """The capability of the machine that a fault needs, as shown in reports."""
 
     ROOT = "root"
     NETWORKS = "network namespaces and iptables"
@@ -63,8 +63,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """Faults of one `thing` follow each other. `longest_s` for short and long plans; 0: the fault has no
-    duration.
+    """The durations of one kind of fault. Faults with the same `thing` follow each other.
+
+    `longest_short_s` is for short plans, `longest_s` for long plans; 0 means that the fault has no duration.
     """
 
     thing: str
@@ -95,7 +96,7 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 2, 20),
     Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 3, 20),
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
-    # The forger also blocks the keepers' link to the manager, if the suite can.
+    # If possible, the suite also blocks the keepers' link to the manager while the forger runs.
     Kind.ATTEMPT_FORGED: _Sort("link", Need.NOTHING, 1, 3, 60),
     Kind.SPECIAL_FILES: _Sort("link", Need.NOTHING, 1, 3, 60),
     Kind.METRICS_APPENDED: _Sort("attempts", Need.ROOT, 0, 0, 0),
@@ -114,14 +115,14 @@ SORTS: dict[Kind, _Sort] = {
     Kind.JOB_PREEMPTED: _Sort("keeper", Need.NOTHING, 0, 0, 0),
 }
 STOPS = frozenset({Kind.STOP_ON_FULL_DISK, Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD})
-"""These last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
+"""These faults last until the experiment is stopped, and must not prevent the stop. After the stop the experiment is resumed."""
 IN_CHECKPOINTS = {
     Kind.KEEPER_KILLED_BEFORE_CONTENT: "content",
     Kind.KEEPER_KILLED_BEFORE_MANIFEST: "manifest",
     Kind.KEEPER_KILLED_BEFORE_SIGNATURE: "named",
     Kind.KEEPER_KILLED_AFTER_SIGNATURE: "named",
 }
-"""Where the trial waits inside `save_checkpoint` when its keeper is killed: see fault_train.py."""
+"""For each fault, the point inside `save_checkpoint` where the trial waits while its keeper is killed: see fault_train.py."""
 NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
 """Faults that the proxy implements."""
 
@@ -137,7 +138,7 @@ _SIDES = ("manager", "jobs")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, `at_s` after the first trials report. `pick` chooses among the possible targets."""
+    """One fault, `at_s` seconds after the first trials report. `pick`, from 0 to 1, chooses among the possible targets."""
 
     at_s: float
     kind: Kind
@@ -159,7 +160,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. `left_out`: kinds that this machine cannot do, and what each would need."""
+    """The faults of one run. `left_out`: kinds that this machine cannot run, and the capability that each kind needs."""
 
     seed: int
     is_short: bool
@@ -167,7 +168,7 @@ class Plan:
     faults: tuple[Fault, ...]
     left_out: tuple[tuple[Kind, Need], ...]
     among: tuple[Kind, ...] = tuple(Kind)
-    """The kinds from which it was drawn."""
+    """The kinds from which the plan was drawn."""
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -180,7 +181,7 @@ class Plan:
 
     @property
     def saves_checkpoints(self) -> bool:
-        """Whether trials save checkpoints, and are retried after their keeper was killed."""
+        """Whether trials save checkpoints. Such trials are retried after their keeper was killed."""
         return bool(self.kinds & {*IN_CHECKPOINTS, Kind.JOB_PREEMPTED})
 
     @property
@@ -204,7 +205,7 @@ class Plan:
 
 
 def kinds_named(words: str) -> tuple[Kind, ...]:
-    """The kinds whose names contain one of these comma-separated words.
+    """The kinds whose names contain one of the comma-separated words.
 
     Raises:
         ValueError: no name contains one of the words.
@@ -224,10 +225,9 @@ def plan_of(
     missing: frozenset[Need] = frozenset(),
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Plan:
-    """The plan of a seed on a machine without the `missing` capabilities, which do not change its other
-    faults.
+    """The plan of a seed on a machine that lacks some capabilities. The other faults of the plan stay the same.
 
-    `kinds`: the kinds to draw from.
+    `missing`: the capabilities that the machine lacks. `kinds`: the kinds to draw from.
     """
     dice = random.Random(seed)
     first = 2 * (seed - 1)
@@ -239,9 +239,9 @@ def plan_of(
     for kind in wanted:
         sort = SORTS[kind]
         longest_s = sort.longest_short_s if is_short else sort.longest_s
-        # A log-uniform duration: half of them are below the geometric mean.
+        # A log-uniform duration: half of the durations are below the geometric mean.
         lasts_s = sort.shortest_s * (longest_s / sort.shortest_s) ** dice.random() if sort.shortest_s else 0.0
-        # A pause between two faults of one thing, so that each has an effect.
+        # A pause between two faults of one target, so that each fault has an effect.
         at_s = max(dice.uniform(0.2, horizon_s), free_at_s.get(sort.thing, 0.0) + 0.5)
         free_at_s[sort.thing] = at_s + lasts_s
         side = (

@@ -25,7 +25,7 @@ def running_trials(site: str) -> list[tuple[str, psutil.Process]]:
 def _keepers_or_guards(site: str, *, are_guards: bool) -> list[tuple[str, psutil.Process]]:
     found = _running(site, "TRIAL_KEEPER_JOB_ID", "trial_keeper")
     pids = {process.pid for _, process in found}
-    # Each keeper has a guard, which is a fork of it. Its children are forks until they call exec.
+    # A guard is a fork of its keeper. A keeper's children look like keepers until they call exec, so their parents are checked.
     return [
         (job_id, process)
         for job_id, process in found
@@ -44,7 +44,7 @@ def _running(site: str, variable: str, command: str) -> list[tuple[str, psutil.P
 
 
 def _is_guard(process: psutil.Process) -> bool:
-    """Guards wait at a pipe for the end of their keepers, which have no such input."""
+    """True for a guard, whose stdin is a pipe that ends with its keeper. A keeper has no such stdin."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
     return False

@@ -35,7 +35,7 @@ _AT_ONCE_S = 0.2
 class Outcome:
     """A run and its result. `evidence`: the folder with all data of a failed run.
 
-    `hit`: the faults that affected something. `missed`: the others, and why.
+    `hit`: the faults that affected something. `missed`: the other faults, and why they affected nothing.
     """
 
     plan: Plan
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def _play(experiment: Experiment, plan: Plan) -> None:
-    """Run the experiment with its plan to its end."""
+    """Run the experiment with the faults of its plan until it ends."""
     experiment.create()
     if not experiment.start_manager():
         raise RuntimeError("the first manager did not start")
@@ -89,7 +89,7 @@ def _play(experiment: Experiment, plan: Plan) -> None:
         due_s = began_s + at_s
         if step == experiment.begin or fault in experiment.hit:
             step(fault)
-        # A manager needs seconds to restart, so later steps are delayed by that time.
+        # A restart of the manager takes seconds, which delay the later steps.
         began_s += max(time.monotonic() - due_s - _AT_ONCE_S, 0.0)
     wait_until(experiment.resume, "a manager runs", DONE_TIMEOUT_S)
     wait_until(experiment.is_done, "the experiment is over", DONE_TIMEOUT_S)
@@ -99,9 +99,9 @@ def _play(experiment: Experiment, plan: Plan) -> None:
 
 
 def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trials: int = 0) -> Outcome:
-    """Run one plan and check it. The data of a failed run is kept, that of others is deleted.
+    """Run one plan and check it. The data of a failed run is kept; the data of a correct run is deleted.
 
-    `trials`: their number; 0: the default.
+    `trials`: the number of trials; 0: the default.
     """
     trials = trials or (SHORT_TRIALS if plan.is_short else TRIALS)
     began_s = time.monotonic()
@@ -136,14 +136,16 @@ def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trial
 
 
 def _keep(experiment: Experiment, evidence: Path) -> None:
-    """Copy the evidence, because the disks are removed with the site."""
+    """Copy the evidence, because the site's disks are removed at the end."""
     evidence.mkdir()
     for disk in (experiment.site.manager_disk, experiment.site.storage):
         shutil.copytree(disk.path, evidence / disk.path.name, symlinks=True, ignore=_not_kept)
 
 
 def _not_kept(folder: str, names: list[str]) -> set[str]:
-    """What fills a disk, and special files: a copy of a pipe never ends, and one of a sparse file is not sparse."""
+    """The names not to copy: the filler of a full disk, and special files. A copy of a pipe never ends, and a copied sparse
+    file is not sparse.
+    """
     found = {name: os.lstat(os.path.join(folder, name)) for name in names}
     return {
         name
@@ -180,7 +182,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     kinds = kinds_named(arguments.kinds) if arguments.kinds else tuple(Kind)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that cleanup code runs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raises SystemExit, so that cleanup code runs
     seeds = [arguments.seed] if arguments.seed is not None else range(1, arguments.seeds + 1)
     outcomes = []
     for seed in seeds:

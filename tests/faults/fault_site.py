@@ -1,7 +1,7 @@
 """The environment of a run: two networks, two disks, two views of one storage, two clocks.
 
-Everything is named after the run. A janitor process removes it when the run ends, however that happens: it
-waits for the end of a pipe that only the run holds open.
+All resources are named after the run. A janitor process removes them after the run, also if the run is killed: it waits until
+a pipe that only the run holds open is closed.
 """
 
 import contextlib
@@ -26,15 +26,14 @@ from stepping_clock import Clock, build_clock, can_step_clocks
 from transport_proxy import ProxyProcess
 
 RUN = "FAULTS_RUN"
-"""The variable that marks all processes of a run; its value is the run's name."""
+"""The environment variable that all processes of a run have; its value is the run's name."""
 SUITE = "FAULTS_SUITE"
-"""The variable that also marks the suite's own processes."""
+"""The environment variable that only the suite's own processes have."""
 _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
 _STEP_TIMEOUT_S = scaled_s(30)
 _RETRY_DELAY_S = 0.05
-# The addresses of the manager, which moves between them, and that of the jobs. The networks have no other
-# routes.
+# The manager moves between these two addresses. The networks have no routes besides those to the manager and the jobs.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
 _JOBS_ADDRESS = "10.77.0.2"
 _HERE = "127.0.0.1"
@@ -124,7 +123,7 @@ def _try_fuse() -> None:
 
 
 def _inside(network: str) -> tuple[str, ...]:
-    # Not `ip netns exec`, which also creates a mount namespace: new mounts must be visible on both sides.
+    # `ip netns exec` would also create a mount namespace, and new mounts must be visible inside and outside of the network.
     return ("nsenter", f"--net=/run/netns/{network}")
 
 
@@ -152,7 +151,7 @@ def networks_of(name: str) -> list[str]:
 
 
 def clean_up(name: str, folder: Path) -> None:
-    """Remove everything of a run except its evidence: processes, mounts, networks."""
+    """Remove all resources of a run (processes, mounts, networks) except its evidence."""
     with contextlib.suppress(TimeoutError):
         wait_until(lambda: not _killed(name), "all of its processes have ended", DEADLINE_S)
     for mounted in mounts_of(folder):
@@ -170,13 +169,13 @@ def _killed(name: str) -> list[psutil.Process]:
 
 
 class Janitor:
-    """Cleans up after a run, also if this process is killed."""
+    """Cleans up after a run, also if the suite's process is killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, name, folder],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the suite; the janitor runs after it
+            start_new_session=True,  # so that Ctrl-C ends only the suite, and the janitor still runs
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(_FAKES), os.environ.get("PYTHONPATH", "")]),
@@ -190,7 +189,7 @@ class Janitor:
 
 
 class Disk:
-    """A small separate disk that can be filled; without root a folder, which cannot."""
+    """A small separate disk that can be filled. Without root it is a plain folder, which cannot be filled."""
 
     def __init__(self, path: Path, is_real: bool) -> None:
         self.path = path
@@ -212,7 +211,7 @@ class Disk:
                         pass
 
     def empty(self) -> None:
-        self._filler.unlink(missing_ok=True)  # two faults may have filled the disk
+        self._filler.unlink(missing_ok=True)  # two overlapping faults may both have filled the disk
 
 
 class Site:
@@ -264,7 +263,8 @@ class Site:
         view.mkdir()
         if not self._plan.has_far_storage:
             run("mount", "--bind", self.storage.path, view)
-            run("mount", "--make-private", view)  # changes of one view must not show in the other
+            # Mount changes of one view must not affect the other view.
+            run("mount", "--make-private", view)
             return
         with (self.folder / f"{view.name}.log").open("wb") as log:
             server = subprocess.Popen(
@@ -292,8 +292,8 @@ class Site:
         new.replace(file)
 
     def _make_read_only(self, side: str) -> None:
-        # A mount with open writers cannot become read-only, so a read-only mount is put over it. Open files
-        # stay writable.
+        # A mount with open writers cannot become read-only, so a read-only mount is put over it. Files that are already open stay
+        # writable.
         view = self._view(side)
         unseen = self.folder / f"{view.name}-read-only"
         unseen.mkdir(exist_ok=True)
@@ -353,14 +353,14 @@ class Site:
     # ---- the manager's address
 
     def next_port(self) -> int:
-        """A port for the manager's HTTP API; the next one is for keepers."""
+        """A port for the manager's HTTP API; the port after it is for keepers."""
         self._lives += 1
         if self.has_networks:
             return 20_000 + 2 * self._lives  # no other program uses this network
         return free_port_pair()
 
     def open_road(self, port: int, has_moved: bool) -> tuple[str, str]:
-        """The address at which keepers reach a manager that is about to start, and the address where it
+        """Return the address at which keepers reach a manager that is about to start, and the address where the manager
         listens.
         """
         if self.has_networks:
@@ -387,7 +387,7 @@ class Site:
     # ---- faults
 
     def begin(self, fault: Fault) -> bool:
-        """Start a fault that does not affect a process; return whether it affected anything."""
+        """Start a fault of disks, networks or clocks; return whether it affected anything."""
         match fault.kind:
             case Kind.MANAGER_DISK_FULL | Kind.STOP_ON_FULL_DISK:
                 self.manager_disk.fill()
@@ -436,7 +436,7 @@ class Site:
                 self._set_delay(0)
 
     def leftovers(self) -> list[str]:
-        """The experiment's processes that have not ended."""
+        """The experiment's processes that have not exited, without the suite's own processes."""
         left = []
         for process in processes_of(self.name):
             with contextlib.suppress(psutil.Error, OSError):
@@ -446,7 +446,7 @@ class Site:
 
 
 def wait_until(is_true: Callable[[], object], what: str, timeout_s: float) -> None:
-    """Poll until it is true. The progress of other processes has no event to wait for.
+    """Poll until `is_true()` is true, because progress of other processes produces no event to wait for.
 
     Raises:
         TimeoutError: it was not true in time.
@@ -461,7 +461,7 @@ def wait_until(is_true: Callable[[], object], what: str, timeout_s: float) -> No
 
 @contextlib.contextmanager
 def a_site(plan: Plan, folder: Path) -> Iterator[Site]:
-    """A site for the duration of the block."""
+    """Make a site, and remove it after the block."""
     site = Site(plan, folder)
     try:
         yield site

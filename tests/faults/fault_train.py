@@ -1,11 +1,11 @@
-"""The trials of a run: they report, and record each report in a ledger that no fault reaches.
+"""The training code of the trials in a run. A trial records each of its reports in a ledger that no fault affects.
 
-In some runs they save checkpoints. A checkpoint contains all values up to it, so the ledger of an attempt that
-continues starts with these.
+In some runs the trials save checkpoints. A checkpoint contains all values up to its step, so the ledger of a continued
+attempt starts with these values.
 """
 
-# Every other trial gives up when a report is refused, like most training code. The others continue and
-# succeed. Two of four ask whether they are to stop, and end with a result then.
+# Every second trial gives up when a report is refused, like most training code; the other trials continue and succeed. Two of
+# four trials call `should_stop()`, and end with a result if it returns True.
 TRAIN = """
 import json, os, sys, time
 import nni_sdk as nni

@@ -1,6 +1,6 @@
-"""Floods the keepers' port as another user, until it is killed: python flooder.py PORT.
+"""Flood the keepers' port as another user, until this process is killed: python flooder.py PORT.
 
-It prints the number of connections that it has opened, after every hundred.
+It prints the number of opened connections after every hundredth.
 """
 
 import collections
@@ -15,12 +15,12 @@ from strangers import NOBODY
 _OPEN_AT_ONCE = 300
 _PAUSE_S = 0.002
 _STEP = 100
-# Limits the load if it is never killed.
+# This limits the load if the process is never killed.
 _MAX_S = 300.0
 
 
 def main() -> None:
-    """Keep a fixed number of connections open, and replace the oldest one by a new one."""
+    """Keep a fixed number of connections open; each new connection replaces the oldest."""
     os.setresuid(NOBODY, NOBODY, NOBODY)
     deadline_s = time.monotonic() + _MAX_S
     peers: collections.deque[socket.socket] = collections.deque()

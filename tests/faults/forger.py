@@ -1,8 +1,8 @@
-"""Forges attempts in every trial's folder of a workspace as another user, until it is killed.
+"""Forge attempts in every trial's folder of a workspace as another user, until this process is killed.
 
-`python forger.py WORKSPACE` makes the folders of attempts world-writable, as on the storage of a cluster, and
-prints the forged trials. With `--uninvited` it leaves the modes of the workspace unchanged, and also prints
-the first refusal.
+`python forger.py WORKSPACE` makes the folders of attempts world-writable, like the storage of a cluster, and prints the ids
+of the trials with forged attempts. With `--uninvited` it leaves the modes of the workspace unchanged, and also prints the
+first refusal.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from strangers import NOBODY
 
 from trial_keeper.wire.workspace import Workspace
 
-# It races with keepers, so it polls more often than any keeper needs to start.
+# The forger races with keepers that start. Its interval is shorter than the start of any keeper.
 _POLL_INTERVAL_S = 0.005
 _READY = "ready"
 
 
 def main() -> None:
-    """Forge once in each folder as soon as it exists."""
+    """Forge attempts in each trial's folder as soon as the folder exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--uninvited", action="store_true")
@@ -46,7 +46,7 @@ def _forge_invited(workspace: Workspace) -> None:
 
 
 def _forge_uninvited(workspace: Path) -> None:
-    # Parent folders belong to the test, and may be private.
+    # Parent folders belong to the test's user, and may be private. The descriptor is opened before the change of user.
     above = os.open(workspace.parent, os.O_DIRECTORY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     done: set[str] = set()
@@ -60,7 +60,7 @@ def _forge_uninvited(workspace: Path) -> None:
                 print(trial_id, flush=True)
             os.close(trials)
         except FileNotFoundError:
-            pass  # not yet
+            pass  # the workspace has no such folder yet
         except PermissionError as error:
             if not done:
                 print(error.strerror, flush=True)

@@ -1,7 +1,7 @@
-"""Kills keepers with SIGKILL in the first moments of a trial, and checks the result in the manager.
+"""Kill keepers with SIGKILL in the first moments of a trial, and check the result in the manager.
 
-Each trial records its processes, their heartbeats and its reports in a ledger that no fault reaches. A
-watcher reads the manager's database and compares it with the ledger.
+Each trial records its processes, their heartbeats and its reports in a ledger that no fault affects. A watcher thread reads
+the manager's database and compares it with the ledger.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Three helpers that can be found only by session or ancestor: with an empty environment; in a session of
-# their own; both. They write to a descriptor, and wait on a pipe that is never closed. A trial whose keeper
-# will be killed never ends by itself: the last helper would then be an orphan that cannot be found.
+# Each trial starts three helper processes that can be found only by session or by ancestor: one has an empty environment, one its
+# own session, one both. They write to a descriptor, and wait on a pipe that is never closed. A trial whose keeper will be killed
+# never exits by itself: without its parent, the last helper could not be found.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -61,13 +61,13 @@ while not (os.path.exists({ledgers!r} + "/../" + os.environ["NNI_TRIAL_JOB_ID"])
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The records of a trial's processes."""
+    """What a trial's processes have recorded."""
 
     made: list[int]
-    """Completed reports."""
+    """The values of the reports whose calls returned."""
     pids: frozenset[int]
     last_sign_s: float
-    """The wall-clock time of the last sign of life."""
+    """The wall-clock time of the newest record of any process."""
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
@@ -84,14 +84,14 @@ class Ledger:
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of the kills; `wrong` lists all violations."""
+    """The result of all kills; `wrong` lists all violations."""
 
     kills: int = 0
     reports: int = 0
     lost: int = 0
     left: int = 0
     too_early: int = 0
-    """Trials that were terminal while one of their processes was alive."""
+    """The number of trials that became terminal while one of their processes was alive."""
     wrong: list[str] = field(default_factory=list)
 
     def line(self, kind: str) -> str:
@@ -102,14 +102,12 @@ class Verdict:
 
 
 class KeeperKiller:
-    """One experiment, one trial at a time. Kills keepers at random moments after the start of their
-    trials.
-    """
+    """Run one trial after the other in one experiment, and kill keepers at random moments after the start of a trial."""
 
     def __init__(
         self, experiment: RealExperiment, ledgers: Path, exempt_sessions: Sequence[int], draw: random.Random
     ) -> None:
-        """`exempt_sessions`: for each kill, the number of trials of the job that end before it."""
+        """`exempt_sessions`: for each kill, the number of trials that the job runs to their end before the kill."""
         self._experiment = experiment
         self._ledgers = ledgers
         self._spared = exempt_sessions
@@ -141,7 +139,8 @@ class KeeperKiller:
             for _ in range(exempt_sessions):
                 (self._ledgers.parent / self._next_trial(deadline_s)).touch()
             trial_id = self._next_trial(deadline_s)
-            # On a busy machine all keepers would otherwise die before the command starts.
+            # Half of the kills wait for the command. On a busy machine all keepers would otherwise be killed before the command
+            # starts.
             if self._draw.random() < 0.5:
                 wait_until(
                     (self._ledgers / trial_id).exists, "the command has started", 120, _LOOK_INTERVAL_S
@@ -155,10 +154,9 @@ class KeeperKiller:
         (self._ledgers.parent / "all").touch()
 
     def _next_trial(self, deadline_s: float) -> str:
-        """Wait for a trial whose keeper has just claimed it; its start is next.
+        """Wait for a trial whose keeper has just claimed it and is about to start the command.
 
-        A keeper that is killed before it has written attempt.json has started nothing: the next job would run
-        the trial.
+        A keeper that is killed before it has written attempt.json has started nothing. The next job would run the trial.
         """
         trials = self._experiment.folder.workspace.trials
         while True:
@@ -198,7 +196,7 @@ class KeeperKiller:
         for path in self._ledgers.iterdir():
             ledger, stored = Ledger.read(path), values(self._experiment.rows(path.name))
             verdict.reports += len(ledger.made)
-            # A report whose call did not return may be stored too.
+            # The last report may be stored although its call did not return.
             if stored[: len(ledger.made)] != ledger.made or len(stored) > len(ledger.made) + 1:
                 verdict.lost += len(set(ledger.made) - set(stored))
                 verdict.wrong.append(f"trial {path.name} reported {ledger.made}, stored are {stored}")
@@ -220,7 +218,7 @@ class KeeperKiller:
         verdict.wrong += [f"is left: {process}" for process in left]
 
     def _own_processes(self) -> list[Any]:
-        """The experiment's processes, without the manager."""
+        """The processes of the experiment, without the manager."""
         marks = (str(self._experiment.folder.path), str(self._ledgers))
         manager = self._experiment.manager
         found = []

@@ -1,4 +1,4 @@
-"""An experiment whose machine was lost, to be copied, damaged and resumed. No process of it is left."""
+"""An experiment whose machine was lost, as a template to copy, damage and resume. None of its processes is left."""
 
 import contextlib
 import dataclasses
@@ -27,12 +27,12 @@ while number in (2, 3):
     time.sleep(0.1)
 nni.report_final_result(number)
 """
-# Logs and the output of trials: the manager does not depend on them.
+# Logs and the output of trials, which the manager does not need for a resume.
 _NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|/__pycache__/|^sdk/nni_sdk/(?!trial\.py)")
 
 
 def a_lost_experiment(folder):
-    """An experiment whose machine was lost while two trials ran and two had ended."""
+    """Make an experiment whose machine was lost while two trials ran and after two trials had ended."""
     experiment = RealExperiment(folder, _TRAIN, trialConcurrency=2, maxTrialNum=FIRST_OF_RESUME + 1)
     experiment.create()
     experiment.start(host="0.0.0.0")
@@ -55,7 +55,7 @@ def a_lost_experiment(folder):
 
 
 def processes_in(folder):
-    """The processes of an experiment, but not this one."""
+    """The processes that use an experiment's folder, without this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -66,7 +66,8 @@ def processes_in(folder):
 
 
 def state_files(root):
-    """One file of each kind below a folder: files whose paths differ only in ids are read by the same code.
+    """One file of each kind below a folder. Files whose paths differ only in ids have the same kind, because the same code
+    reads them.
 
     Attempts of ended and of running trials are two kinds.
     """
@@ -92,7 +93,7 @@ def copy_of(whole, folder):
 
 
 def committed(folder):
-    """All rows that the damage must not remove: the ended trials, and every record."""
+    """All rows that the damage must not remove: the results of ended trials, and every record."""
     with StoreReader(folder.database) as reader:
         over = {
             trial.trial_id: (trial.run.final, trial.run.value)
@@ -104,7 +105,7 @@ def committed(folder):
 
 
 def what_is_lost(folder, before):
-    """What a resumed experiment lacks of the rows before, or has twice; empty if nothing."""
+    """The rows that a resumed experiment has lost or duplicated since `before`, as text; empty if there are none."""
     over, rows = committed(folder)
     missing = [each for each in before[0].items() if each not in over.items()]
     if missing or not before[1] <= rows:

@@ -1,4 +1,4 @@
-"""State files that something else has replaced, and the resumes that name them."""
+"""Replacements of state files, and resumes whose error messages name the replaced files."""
 
 import ctypes
 import os
@@ -35,27 +35,30 @@ FORMS = (remove, make_a_folder, make_a_pipe, link_to_zeros, make_unreadable)
 
 
 def in_groups(names, number):
-    """The names in this number of groups. Neighbours are of one attempt or one database, so they are in different groups."""
+    """Distribute the names to this number of groups. Adjacent names belong to one attempt or one database, so they go to
+    different groups.
+    """
     return [list(names)[first::number] for first in range(number)]
 
 
 def without_roots_privilege():
-    """Runs in the new process: root, too, can then read only what the mode allows."""
+    """Drop capabilities before exec, so that even root can read only files whose mode allows it."""
     if os.geteuid() == 0:
         for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
             ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
 def resume_and_restore(resume, root, whole, names):
-    """Resume, and restore each file that a refusal names, as its remedy says; return what is wrong, or an empty text.
+    """Resume repeatedly, and restore each file that an error message names, as its remedy says. Return what is wrong, or an
+    empty text.
 
-    `resume` returns the message of a refusal, or an empty text. `names` are the damaged files below `root`; `whole` has
-    them undamaged.
+    `resume` returns the error message of a refused resume, or an empty text. `names`: the damaged files below `root`.
+    `whole`: a folder with the undamaged files.
     """
     left = list(names)
     while told := resume():
         last = told.strip().splitlines()[-1]
-        # Two files may have the same name, so a whole path counts before a name.
+        # Two files may have the same name, so full paths are searched before names.
         named = _found_in(last, {name: str(root / name) for name in left})
         named = named or _found_in(last, {name: Path(name).name for name in left})
         has_remedy = re.match(r"(ERROR: )?cannot .*; \w+", last) and "--debug" not in last
@@ -69,7 +72,7 @@ def resume_and_restore(resume, root, whole, names):
 
 
 def _found_in(message, texts):
-    """The keys whose text is in the message, not as a part of a longer file name."""
+    """The keys whose text occurs in the message. A part of a longer file name does not count."""
     return [
         key for key, text in texts.items() if re.search(rf"(?<![\w.-]){re.escape(text)}(?![\w-])", message)
     ]

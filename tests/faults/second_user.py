@@ -1,6 +1,4 @@
-"""A second user of this machine beside an experiment: forges attempts, and floods the keepers' port. Needs
-root.
-"""
+"""Programs of a second user on the machine of an experiment: they forge attempts, and flood the keepers' port. They need root."""
 
 import contextlib
 import os
@@ -15,8 +13,8 @@ from real_experiment import wait_until
 
 @contextlib.contextmanager
 def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]]:
-    """A process that forges attempts; yields its printed lines: the trials whose folders it forged, or why
-    it was refused.
+    """Run a process that forges attempts. Yield a function for its printed lines: the trials with forged attempts, or the
+    refusal.
     """
     with _a_process("forger.py", str(workspace), *options) as printed:
         wait_until(printed, "the forger is ready")
@@ -25,7 +23,7 @@ def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]
 
 @contextlib.contextmanager
 def an_attacker(workspace: Path, gates: Path) -> Iterator[Callable[[], list[str]]]:
-    """A process that attacks the trials of a workspace; the lines that it has printed. See storage_attacker.py."""
+    """Run a process that attacks the trials of a workspace, see storage_attacker.py. Yield a function for its printed lines."""
     with _a_process("storage_attacker.py", str(workspace), str(gates)) as printed:
         wait_until(printed, "the attacker is ready")
         yield lambda: printed()[1:]
@@ -33,7 +31,9 @@ def an_attacker(workspace: Path, gates: Path) -> Iterator[Callable[[], list[str]
 
 @contextlib.contextmanager
 def a_flood(port: int) -> Iterator[Callable[[], int]]:
-    """Unauthenticated connections to this port, many at once and repeatedly replaced; yields the number opened, in hundreds."""
+    """Open many unauthenticated connections to this port and replace them repeatedly. Yield a function for the number opened,
+    in hundreds.
+    """
     with _a_process("flooder.py", str(port)) as printed:
         yield lambda: int((printed() or ["0"])[-1])
 

@@ -1,8 +1,8 @@
-"""Attacks the trials of a workspace on shared storage, as a user who has only the group of the keepers' files in common.
+"""Attack the trials of a workspace on shared storage, as a user who shares only the group of the keepers' files.
 
 `python storage_attacker.py WORKSPACE GATES` puts special files beside the attempts of each trial and makes GATES/TRIAL.start.
-When the trial has made GATES/TRIAL.started, it tries to change the files of its attempt, prints what it could change, and
-makes GATES/TRIAL.go.
+When the trial has made GATES/TRIAL.started, the attacker tries to change the files of the trial's attempt, prints the
+successful changes, and makes GATES/TRIAL.go.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from nni_sdk.records import encode
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
-# It is a race with keepers that start.
+# The attacker races with keepers that start, so the interval is short.
 _POLL_INTERVAL_S = 0.005
 _GROUP = 0
 
 
 def main() -> None:
-    """Attack each trial once, until this process is killed."""
+    """Attack each trial once. The process runs until it is killed."""
     workspace, gates = Workspace(Path(sys.argv[1])), Path(sys.argv[2])
     os.setgroups([])
     os.setresgid(_GROUP, _GROUP, _GROUP)
@@ -35,7 +35,8 @@ def main() -> None:
         for trial_id in _listed(workspace.trials):
             start, go = gates / f"{trial_id}.start", gates / f"{trial_id}.go"
             if not start.exists():
-                with contextlib.suppress(FileNotFoundError, PermissionError):  # not yet open to all
+                # The keeper has not made the folder yet.
+                with contextlib.suppress(FileNotFoundError, PermissionError):
                     attempts = os.open(workspace.trial(trial_id).attempts, os.O_DIRECTORY)
                     try:
                         special_files(attempts, (*SPECIAL, "lease"))
@@ -58,7 +59,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _changes(workspace: Workspace, trial_id: str) -> list[str]:
-    """Try each change of the trial's true attempts; what succeeded."""
+    """Try each change on the attempts that a keeper has made; return the changes that succeeded."""
     changed = []
     for attempt in workspace.trial(trial_id).attempts.iterdir():
         if attempt.stat().st_uid == NOBODY:
@@ -70,7 +71,7 @@ def _changes(workspace: Workspace, trial_id: str) -> list[str]:
             except (
                 PermissionError,
                 FileNotFoundError,
-            ):  # not found: a keeper that starts has yet to make the folder
+            ):  # FileNotFoundError: a keeper that starts has not made the folder yet
                 pass
             else:
                 changed.append(f"{change.__name__} {trial_id}")
@@ -137,7 +138,7 @@ _CHANGES: tuple[Callable[[AttemptFolder, bytes], None], ...] = (
     append_to_code,
     put_a_module_beside_code,
     put_a_module_into_a_package,
-    # Last: the others need its name.
+    # This change is the last, because it renames the folder that the other changes use.
     replace_attempt,
 )
 

@@ -1,4 +1,4 @@
-"""Trials that continue from their checkpoints, with real managers, keepers and trials."""
+"""Trials continue from their checkpoints, with real managers, keepers and trials."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from real_experiment import wait_until
 
 from nni_manager.config.reader import read_experiment_file
 
-# The model is a number. Each step changes it, so a step that is missing, or made twice, changes all later results.
-# $PLAN: for each start of the first trial the step and the place at which it waits to be killed.
+# The model is a number that each step changes, so a missing or repeated step changes all later results. $PLAN: for each start of
+# the first trial, the step and the point where the trial waits to be killed.
 TRAIN = """
 import json, os, pathlib, time
 import nni_sdk as nni
@@ -64,14 +64,16 @@ KILLS = 10
 
 
 def rows_of(experiment, trial):
-    """The curve without what differs between any two trials."""
+    """The learning curve, without the fields that differ between any two trials."""
     return [(row.is_final, row.sequence, row.value) for row in experiment.rows(trial["id"])]
 
 
 @pytest.mark.parametrize(
     ("seed", "more"), [(1, {}), (2, {"localConfig": {"reuse": True}})], ids=["plain", "reuse"]
 )
-def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experiment, tmp_path, seed, more):
+def test_a_trial_that_is_killed_ten_times_has_the_result_of_an_undisturbed_trial(
+    a_real_experiment, tmp_path, seed, more
+):
     draw = random.Random(seed)
     plan = [(draw.randrange(12), draw.choice(PLACES)) for _ in range(KILLS)]
     ledger = tmp_path / "ledger"
@@ -101,7 +103,7 @@ def test_a_trial_that_is_killed_ten_times_ends_as_one_that_was_not(a_real_experi
     assert [sequence for is_final, sequence, _ in expected if not is_final] == list(range(12))
     assert rows_of(experiment, killed) == expected
     assert (killed["value"], killed["intermediateCount"]) == (whole["value"], 12)
-    # It really continued, and the rows are those of several attempts.
+    # The trial continued from checkpoints, and its rows come from several attempts.
     starts = [int(line.split()[1]) for line in ledger.read_text().splitlines() if line.startswith("start")]
     assert max(starts[:-1]) > 0
     assert len({row.attempt for row in experiment.rows(killed["id"])}) > 1
@@ -127,7 +129,7 @@ nni.report_final_result(first)
 """
 
 
-def test_a_failed_trial_is_continued_by_hand_in_a_new_trial(a_real_experiment):
+def test_a_retry_from_the_checkpoint_continues_a_failed_trial_in_a_new_trial(a_real_experiment):
     experiment = a_real_experiment(FAILS_ONCE, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     experiment.wait_for_status("DONE")
@@ -140,13 +142,13 @@ def test_a_failed_trial_is_continued_by_hand_in_a_new_trial(a_real_experiment):
     assert (trial["status"], trial["value"], trial["parameters"]) == ("SUCCEEDED", 2, failed["parameters"])
     assert [row.value for row in experiment.rows(trial["id"])] == ["2", "3", "2"]
     assert [row.value for row in experiment.rows(failed["id"])] == ["0", "1"]
-    # A stopped manager's successor still knows.
+    # The next manager restores the parent trial from the store.
     experiment.kill_manager()
     experiment.start()
     assert experiment.get("/trials")[1]["continues"] == failed["id"]
 
 
-def test_a_trial_without_a_checkpoint_cannot_be_continued(a_real_experiment):
+def test_a_retry_from_the_checkpoint_is_refused_for_a_trial_without_a_checkpoint(a_real_experiment):
     experiment = a_real_experiment("raise SystemExit(1)", trialConcurrency=1, maxTrialNum=1, failFast=False)
     experiment.start()
     experiment.wait_for_status("DONE")
@@ -177,7 +179,9 @@ nni.report_final_result({"default": parameters["x"], "done": done})
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["a job each", "reuse"])
-def test_a_promoted_trial_of_hyperband_continues_its_own_trial_of_the_round_before(a_real_experiment, reuse):
+def test_a_promoted_hyperband_trial_continues_its_parent_trial_of_the_previous_round(
+    a_real_experiment, reuse
+):
     more = {"localConfig": {"reuse": True}} if reuse else {}
     experiment = a_real_experiment(
         TRAINS_IN_ROUNDS,
@@ -196,7 +200,7 @@ def test_a_promoted_trial_of_hyperband_continues_its_own_trial_of_the_round_befo
     assert promoted["intermediateCount"] == 2
 
 
-def test_the_example_runs_on_its_own_and_its_file_is_valid(tmp_path):
+def test_the_checkpoints_example_runs_alone_and_its_experiment_file_is_valid(tmp_path):
     folder = Path(__file__).parents[2] / "examples/checkpoints"
     assert read_experiment_file(folder / "config.yml").tuner.name == "Hyperband"
     run = subprocess.run(

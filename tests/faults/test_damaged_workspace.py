@@ -1,8 +1,8 @@
-"""Files and folders of a workspace removed, cut or replaced at random while trials run, and while no manager runs:
-on this machine, and on shared storage of OpenPAI.
+"""Files and folders of a workspace are removed, cut or replaced at random: while trials run, and while no manager runs; on
+this machine, and on shared storage of OpenPAI.
 
-The experiment ends, or a message names what cannot be used with the remedy. A stop leaves nothing running. Nothing is lost that
-is still on the disk and signed.
+The experiment must end, or an error message must name the unusable file and the remedy. A stop leaves no process. Data that
+is still on the disk and signed must not be lost.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(400)
 
 SEEDS = amount(1, 40)
 _ENDS_S = 180.0
-# What a trial of two seconds reports, so that damage comes before, during and after.
+# A trial runs two seconds and reports 100 values, so that damage occurs before, during and after its reports.
 TRAIN = """
 import time
 import nni_sdk as nni
@@ -46,7 +46,7 @@ for i in range(100):
 nni.report_final_result(1)
 """
 NO_STATE = re.compile(r"^(db|log|jobs)(/|$)|\.lock$|-process\.json$|\.pem$|^ended-sessions|/__pycache__(/|$)")
-# A trial's Python reads these to their end, which is never with a pipe and takes all memory with an endless file.
+# The Python of a trial reads these files to their end. A pipe would block it forever, and an endless file would take all memory.
 READ_BY_TRIALS = re.compile(r"^sdk/|/code/|/parameter\.cfg$")
 
 
@@ -65,7 +65,7 @@ def remove(path):
 def replaced_by(make):
     def replace(path):
         remove(path)
-        with contextlib.suppress(OSError):  # somebody has created it again
+        with contextlib.suppress(OSError):  # another process has created the path again
             make(path)
 
     replace.__name__ = f"replaced by {make.__name__}"
@@ -93,7 +93,7 @@ DAMAGES = (cut, remove, remove, *map(replaced_by, (a_pipe, a_folder, a_file, a_l
 
 @dataclass
 class Damaged:
-    """A workspace, and what was damaged there."""
+    """A workspace, and a record of the damage."""
 
     root: Path
     chance: random.Random
@@ -105,7 +105,7 @@ class Damaged:
         inside = [
             path for path in self.root.rglob("*") if not NO_STATE.search(str(path.relative_to(self.root)))
         ]
-        # One of a random depth: most paths are those of attempts.
+        # A random depth is chosen first, because most paths are inside attempts.
         depth = self.chance.choice(sorted({len(path.parts) for path in inside}))
         path = self.chance.choice(sorted(path for path in inside if len(path.parts) == depth))
         is_read_by_trials = READ_BY_TRIALS.search(str(path.relative_to(self.root)))
@@ -120,7 +120,7 @@ class Damaged:
 
 
 def what_was_refused(experiment):
-    """Start a manager; the last line of one that cannot start."""
+    """Start a manager. Return the last line of its stderr if it does not start, or an empty text."""
     try:
         experiment.start()
     except AssertionError:
@@ -139,7 +139,7 @@ def stop(known):
 
 @pytest.fixture
 def platform_keys(request, tmp_path, monkeypatch):
-    """Makes the keys of an experiment file that choose the platform and `reuse`."""
+    """Return a function that makes the platform keys of an experiment file, with or without `reuse`."""
     if request.param == "local":
         yield lambda *, reuse: {"localConfig": {"reuse": reuse}}
         return
@@ -151,7 +151,7 @@ def platform_keys(request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("platform_keys", ["local", "openpai"], indirect=True)
-def test_an_experiment_in_a_damaged_workspace_ends_or_names_the_remedy_and_loses_nothing_else(
+def test_an_experiment_in_a_damaged_workspace_ends_or_reports_the_remedy(
     a_real_experiment, platform_keys, seed
 ):
     chance = random.Random(seed)
@@ -164,7 +164,7 @@ def test_an_experiment_in_a_damaged_workspace_ends_or_names_the_remedy_and_loses
     damaged = Damaged(workspace.root, chance)
     told = ""
     for _ in range(chance.randint(1, 4)):
-        time.sleep(chance.random())  # a moment of the plan, not a wait
+        time.sleep(chance.random())  # a random delay of the plan; it waits for no event
         dies = chance.random() < 0.4
         if dies:
             experiment.kill_manager()

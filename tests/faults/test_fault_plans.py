@@ -1,4 +1,4 @@
-"""Experiments under fault plans, in a short form: `make faults` runs longer ones."""
+"""Run experiments under fault plans, in a short form. `make faults` runs longer plans."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
-# A minute on an idle machine; other tests may run at the same time.
+# A test takes a minute on an idle machine; other tests may run at the same time.
 pytestmark = pytest.mark.timeout(900)
 
 # Together these seeds cover every kind of fault.
@@ -39,13 +39,13 @@ SEEDS = (1515, 5407, 15467, 7174, 116)
 
 
 @pytest.mark.parametrize("seed", amount(SEEDS[:2], SEEDS))
-def test_no_report_is_lost_or_duplicated_and_every_state_is_correct_under_a_fault_plan(seed):
+def test_a_fault_plan_loses_or_duplicates_no_report_and_every_trial_state_is_correct(seed):
     outcome = run_plan(plan_of(seed, is_short=True, missing=missing_here()))
     print(outcome.report())
     assert outcome.verdict.is_good, outcome.report()
 
 
-# After a lost link, bytes that were received and not committed are sent again to the same manager.
+# After a lost link, the keeper sends bytes again that the same manager had received but not committed.
 RESETS = tuple(Fault(at_s, Kind.LINK_RESET, 0.0, 0.0) for at_s in (0.3, 0.8, 1.3, 1.8))
 KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
 UNSIGNED = (Fault(0.5, Kind.KEEPER_KILLED_BEFORE_SIGNATURE, 0.0, 0.0),)
@@ -70,8 +70,9 @@ UNNAMED = (
 def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch, planted, faults, seen):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        monkeypatch.setattr(module, name, fault)  # the judge reads with the product's own reader
-    # The long form, so that its trials still report when the faults start.
+        # The judge uses the product's reader, which the fault replaces.
+        monkeypatch.setattr(module, name, fault)
+    # The long form is used, so that the trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
     verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict
     assert verdict.is_good == (not seen), verdict.lines()
@@ -79,7 +80,7 @@ def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch,
 
 
 @pytest.mark.any_machine
-def test_a_fault_after_the_end_of_the_experiment_is_reported_as_missed(tmp_path):
+def test_a_fault_after_the_experiment_has_ended_is_reported_as_missed(tmp_path):
     late = Fault(6.0, Kind.MANAGER_KILLED, 0.1, 0.0)
     plan = dataclasses.replace(plan_of(2, is_short=True), faults=(late,), left_out=())
     outcome = run_plan(plan, tmp_path, trials=1)
@@ -91,7 +92,7 @@ def test_a_fault_after_the_end_of_the_experiment_is_reported_as_missed(tmp_path)
     assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
-def test_the_seeds_of_this_file_and_the_first_twenty_cover_every_kind_of_fault():
+def test_the_seeds_of_this_file_and_seeds_1_to_20_each_cover_every_kind_of_fault():
     plans = [plan_of(seed, is_short=True) for seed in SEEDS]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     plans = [plan_of(seed, is_short=False) for seed in range(1, 21)]
@@ -100,12 +101,12 @@ def test_the_seeds_of_this_file_and_the_first_twenty_cover_every_kind_of_fault()
     assert all(3 <= len(plan.faults) <= 8 for plan in plans)
 
 
-def test_a_seed_always_gives_the_same_plan():
+def test_the_same_seed_gives_the_same_plan():
     assert plan_of(17, is_short=False) == plan_of(17, is_short=False)
     assert plan_of(17, is_short=False) != plan_of(18, is_short=False)
 
 
-def test_a_plan_names_its_unavailable_kinds_and_keeps_its_other_faults():
+def test_a_plan_lists_unavailable_fault_kinds_and_keeps_its_other_faults():
     whole, reduced = (
         plan_of(2, is_short=True, missing=missing) for missing in (frozenset(), frozenset({Need.FUSE}))
     )
@@ -113,7 +114,7 @@ def test_a_plan_names_its_unavailable_kinds_and_keeps_its_other_faults():
     assert "left out, needs FUSE, libfuse and mfusepy: storage slow" in reduced.lines()
 
 
-def test_a_plan_can_be_restricted_to_some_kinds():
+def test_a_plan_draws_only_from_the_given_fault_kinds():
     frozen = (Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD)
     assert kinds_named("frozen") == frozen
     assert kinds_named("torn, forged") == (Kind.ATTEMPT_FORGED, Kind.STATE_TORN)
@@ -123,12 +124,12 @@ def test_a_plan_can_be_restricted_to_some_kinds():
     assert plan.among == frozen
 
 
-def test_an_unknown_kind_is_refused_with_a_list_of_the_known_ones():
+def test_an_unknown_fault_kind_is_refused_with_a_list_of_the_known_kinds():
     with pytest.raises(ValueError, match=r"cannot find 'torn,froze n' among .*manager killed, "):
         kinds_named("torn,froze n")
 
 
-# ---- what faults do to files
+# ---- faults that change files
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def a_trial_folder(tmp_path):
     return folder, attempt
 
 
-def test_an_attempt_is_removed_while_a_process_writes_to_it(a_trial_folder, tmp_path):
+def test_remove_attempt_removes_the_folder_while_a_process_writes_to_it(a_trial_folder, tmp_path):
     folder, attempt = a_trial_folder
     with attempt.stream(Stream.METRICS).open("ab") as writing:
         assert remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
@@ -168,7 +169,7 @@ def test_forged_attempts_belong_to_another_user_and_contain_a_result(a_trial_fol
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_tear_truncates_one_state_file(a_trial_folder, pick, left, done):
+def test_tear_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -193,16 +194,16 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        (["0", "1", "3"], 0, 0, True),  # killed during its call
+        (["0", "1", "3"], 0, 0, True),  # the trial was killed during this report's call
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),
-        (["0", "1", "2"], 0, 1, True),  # its call raised
+        (["0", "1", "2"], 0, 1, True),  # the call of this report raised
         (["1", "0"], 0, 0, False),
         (["3", "0", "1"], 0, 0, False),
     ],
 )
-def test_stored_rows_are_compared_with_the_ledger(tmp_path, stored, lost, doubled, is_in_order):
+def test_the_ledger_counts_lost_doubled_and_misordered_rows(tmp_path, stored, lost, doubled, is_in_order):
     ledger = a_ledger(tmp_path, "? 0", "+ 0", "? 1", "+ 1", "? 2", "- 2", "? 3")
     found = ledger.differences(stored)
     assert (found.lost, found.doubled, found.is_in_order) == (lost, doubled, is_in_order)
@@ -260,7 +261,7 @@ def a_trial(state, reason, exit_code):
         ),
     ],
 )
-def test_the_state_of_a_trial_is_compared_with_the_faults(
+def test_the_judge_accepts_a_trial_state_only_if_the_faults_explain_it(
     tmp_path, state, reason, exit_code, ledger, harm, is_true
 ):
     wrong = state_that_is_false(a_trial(state, reason, exit_code), a_ledger(tmp_path, *ledger), harm)
@@ -271,7 +272,7 @@ KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
 KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
 UNWRITABLE = "cannot write to the workspace: No space left on device"
 AWAY = Harm(storage_failed=True, manager_was_away=True)
-# What a trial may look like under a fault, and changes with which it may not.
+# For each exception: a trial state that the fault allows, and changes with which the judge must report an error.
 EXCEPTIONS = {
     "a signal to a trial whose keeper was killed too has any exit code": (
         {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
@@ -326,7 +327,7 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(("allowed", "refused"), EXCEPTIONS.values(), ids=EXCEPTIONS)
-def test_an_exception_of_the_judge_holds_for_its_fault_alone(tmp_path, allowed, refused):
+def test_an_exception_of_the_judge_applies_only_to_its_own_fault(tmp_path, allowed, refused):
     def errors(state=TrialState.FAILED, exit_code=None, ledger=(), message="", retries=0, *, reason, harm):
         trial = a_trial(state, reason, exit_code)
         trial.run.message, trial.retries = message, retries
@@ -342,8 +343,8 @@ NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
 
 @pytest.fixture
 def a_run(tmp_path):
-    """A run of one trial that reported 0, 1 and finally 2, and wrote a line; returns the errors found
-    after `changes`.
+    """Judge a run of one trial that reported 0, 1 and finally 2, and printed one line. Returns a function that applies
+    `changes` and returns the errors of the judge.
     """
 
     def judged(
@@ -425,7 +426,7 @@ def test_a_correct_run_has_no_errors(a_run):
     ],
     ids=str,
 )
-def test_the_stored_data_of_a_trial_is_compared_with_its_files(a_run, stored, wrong):
+def test_the_judge_reports_stored_trial_data_that_differs_from_the_files(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
@@ -437,12 +438,12 @@ def test_the_stored_data_of_a_trial_is_compared_with_its_files(a_run, stored, wr
         ({"retries": 1}, Harm(max_retries=3, manager_was_away=True)),
         ({"failed_saves": 1}, Harm(max_retries=3, storage_failed=True)),
         ({"failed_saves": 1}, Harm(max_retries=3, storage_is_late=True)),
-        # The manager waits for the rest of a last record that is not complete.
+        # The manager waits for the rest of an incomplete last record.
         ({"torn": b"ME000"}, NO_HARM),
     ],
     ids=str,
 )
-def test_differences_that_a_fault_explains_are_no_error(a_run, stored, excused):
+def test_the_judge_accepts_differences_that_a_fault_explains(a_run, stored, excused):
     assert a_run(**stored, harm=excused) == []
 
 
@@ -455,16 +456,16 @@ def test_differences_that_a_fault_explains_are_no_error(a_run, stored, excused):
         ),
         ({"failed_saves": 1, "harm": Harm(max_retries=3)}, "it could not save 1 checkpoints"),
         ({"unstored": 1}, "bytes of its metrics are durable, and the file has"),
-        # A cancelled trial whose command did not come to its end may lack the final result.
+        # Only a cancelled trial may lack the final result if its command did not finish.
         ({"state": TrialState.SUCCEEDED, "has_ended": False}, "its command never came to its end"),
     ],
     ids=str,
 )
-def test_differences_that_no_fault_explains_are_an_error(a_run, stored, wrong):
+def test_the_judge_reports_differences_that_no_fault_explains(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
-def test_rows_of_two_runs_in_one_attempt_are_an_error(a_run):
+def test_the_judge_reports_rows_of_two_runs_in_one_attempt(a_run):
     second = 3 * RUN_STRIDE
     wrong = " ".join(a_run(reported=(0, 1, second, second + 1), runs=(0, 3), harm=REMOVED))
     assert "its rows are those of 2 runs" in wrong
@@ -472,11 +473,11 @@ def test_rows_of_two_runs_in_one_attempt_are_an_error(a_run):
     assert "1 reports lost, 2 doubled" in wrong
 
 
-def test_reports_of_a_trial_without_a_known_attempt_are_lost(a_run):
+def test_the_judge_counts_the_reports_of_a_trial_without_an_attempt_as_lost(a_run):
     assert "3 reports lost" in " ".join(a_run(reported=(), attempt=None, state=TrialState.FAILED))
 
 
-def test_a_forged_row_is_detected_although_its_attempt_was_removed(a_run):
+def test_a_forged_row_of_a_removed_attempt_is_detected(a_run):
     assert "2 doubled" in " ".join(a_run(reported=(FORGED_VALUE, FORGED_VALUE), harm=REMOVED))
 
 
@@ -485,7 +486,7 @@ def test_a_removed_attempt_may_lose_only_its_last_reports(a_run):
 
 
 @pytest.mark.parametrize("reported", [(1, 2), (0, 2), (0, 0), (1, 0)])
-def test_a_removed_attempt_keeps_the_order_of_its_reports(a_run, reported):
+def test_the_judge_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run, reported):
     assert a_run(reported=reported, harm=REMOVED) != []
 
 
@@ -494,8 +495,9 @@ def test_a_removed_attempt_keeps_the_order_of_its_reports(a_run, reported):
 
 @pytest.fixture
 def a_continuation(tmp_path):
-    """The start of an attempt after two others, which reported 1, 2, 3 and then 4 as well, and whose keepers have signed
-    checkpoint 1 after two values, and 2 after three. Returns the errors.
+    """The start of a third attempt. The first attempt reported 1, 2, 3, and its keeper signed checkpoint 1 after two values.
+    The second reported 4 as well, and its keeper signed checkpoint 2 after three values. Returns a function that returns the
+    errors.
     """
     storage, secret = Workspace(tmp_path / "FAULTS"), b"secret"
     first, second = (AttemptKey("trial1", attempt_id(number), TASK) for number in (0, 1))
@@ -531,17 +533,19 @@ def test_an_attempt_that_continues_from_the_newest_signed_checkpoint_has_no_erro
         ("{second} 000002 1 2 4", "has not reported its 3 values"),
     ],
 )
-def test_the_start_of_an_attempt_is_compared_with_the_signed_checkpoints(a_continuation, loaded, wrong):
+def test_the_judge_compares_the_start_of_an_attempt_with_the_signed_checkpoints(
+    a_continuation, loaded, wrong
+):
     assert wrong in a_continuation(loaded)
 
 
-def test_a_late_storage_may_hide_checkpoints_but_never_their_signature(a_continuation):
+def test_a_slow_storage_may_hide_a_checkpoint_but_an_unsigned_checkpoint_is_an_error(a_continuation):
     assert a_continuation(None, is_newest_required=False) == ""
     assert a_continuation("{first} 000001 1 2", is_newest_required=False) == ""
     assert "no keeper has signed" in a_continuation("{second} 000003 1 2 3", is_newest_required=False)
 
 
-def test_the_rows_of_a_trial_that_continued_are_the_loaded_values_and_then_its_own(tmp_path):
+def test_the_expected_rows_of_a_continued_trial_are_its_checkpoint_values_and_its_own_reports(tmp_path):
     ledger = a_ledger(tmp_path, f"< {attempt_id(0)} 000001 10 11", "? 32", "+ 32", "not saved", "? 33")
     assert (ledger.made, ledger.own, ledger.failed_saves) == (["10", "11", "32"], 1, 1)
     assert ledger.differences(["10", "11", "32"]).is_in_order
@@ -591,5 +595,5 @@ def test_a_killed_suite_leaves_no_process_mount_or_network(tmp_path):
         "everything is removed",
         DEADLINE_S,
     )
-    clean_up(name, folder)  # finds nothing
+    clean_up(name, folder)  # a second call finds nothing to remove, and raises nothing
     shutil.rmtree(folder)

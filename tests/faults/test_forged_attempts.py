@@ -1,4 +1,4 @@
-"""Forged attempts, and attempts whose folder was removed: no result changes, and rows of two runs are never
+"""Attempts that another user forged, and attempts whose folder was removed: no result changes, and rows of two runs are never
 mixed.
 """
 
@@ -51,7 +51,7 @@ nni.report_final_result(run * 1000 + 42)
 
 
 class OnSharedStorage(JobsHere):
-    """On storage where other users may write, the manager checks for forged attempts at the end of a job."""
+    """Jobs on storage where other users may write. The manager checks for forged attempts at the end of such a job."""
 
     uses_snapshot = True
 
@@ -73,7 +73,9 @@ def ended_keepers():
 def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     a_real_experiment, tmp_path, reached
 ):
-    """As on the storage of a cluster, where other users may write; keepers reach the manager, or not; its port is flooded."""
+    """The storage is like that of a cluster, where other users may write. The keepers reach the manager, or not. The
+    manager's port is flooded.
+    """
     gate = tmp_path / "the port is flooded"
     experiment = a_real_experiment(TRAIN.format(gate=str(gate)), maxTrialNum=TRIALS, trialConcurrency=4)
     workspace = experiment.folder.workspace
@@ -89,7 +91,8 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
                     await until(engine.finished.is_set, "the experiment is over")
                     opened_then = opened()
                     await until(lambda: opened() > opened_then, "the flood has lasted to the end")
-                # Rejected attempts of the last trial are reported once its job is over, after the experiment.
+                # The manager reports rejected attempts of the last trial when the job has ended, which is after the end of the
+                # experiment.
                 await engine.until_stopped()
                 return list(engine.experiment.trials.values()), forged()
 
@@ -106,8 +109,10 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
-def test_an_attempt_that_lost_its_attempt_json_does_not_count_and_is_named(a_real_experiment, monkeypatch):
-    """The manager has not seen it before: it is not registered."""
+def test_an_unregistered_attempt_without_attempt_json_is_ignored_with_a_warning(
+    a_real_experiment, monkeypatch
+):
+    """The manager has never read the attempt, so the attempt is not registered."""
     monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 600.0)
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1)
     workspace = experiment.folder.workspace
@@ -139,7 +144,7 @@ def test_an_attempt_that_lost_its_attempt_json_does_not_count_and_is_named(a_rea
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed(a_real_experiment, retries):
+def test_rows_of_two_runs_are_not_mixed_when_the_first_attempt_folder_was_removed(a_real_experiment, retries):
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 42, "the first run has reported")
@@ -149,7 +154,7 @@ def test_rows_of_two_runs_are_never_mixed_when_the_first_ones_folder_was_removed
     shutil.rmtree(first)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            # The keeper and its guard.
+            # Kill the keeper and its guard.
             if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(experiment.folder.workspace.root):
                 process.send_signal(signal.SIGKILL)
     experiment.wait_for_status("DONE")

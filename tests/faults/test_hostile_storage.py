@@ -1,4 +1,5 @@
-"""Another user on a cluster's shared storage: neither a container's umask nor special files let them fake or delay a trial.
+"""Another user on the shared storage of a cluster cannot fake or delay a trial, with any umask of the containers and with
+special files.
 
 The other user has the group of the keepers' files.
 """
@@ -46,7 +47,7 @@ open(gates + ".reported", "w").close()
 """
 REUSE = {"localConfig": {"reuse": True}, "trialConcurrency": 1}
 KINDS = {
-    # Jobs that are reused need a connection.
+    # Reused jobs need a connection, so their manager is reachable.
     "plain-storage": ({"trialConcurrency": 4}, UNREACHABLE),
     "plain-stream": ({"trialConcurrency": 4}, None),
     "reuse": (REUSE, None),
@@ -56,14 +57,14 @@ IN_SHORT = {("plain-stream", 0o002), ("reuse", 0o027)}
 
 
 class JobsOnACluster(JobsHere):
-    """As on a cluster: containers with a umask of their own, which have only the workspace, where other users may write."""
+    """Containers of a cluster: they have their own umask, and only the workspace, where other users may write."""
 
     uses_snapshot = True
     runs_as_manager = False
 
     def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        # A keeper looks at earlier attempts when it starts: the attack must have started before.
+        # A keeper reads earlier attempts when it starts, so it waits here until the attack has started.
         wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
         self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
 
@@ -85,18 +86,19 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # In short: others may write with 000 and 002 only, and each kind creates its files in another way.
+    # The short form has the umasks with which others may write (000 and 002), and each kind, because kinds create their files
+    # differently.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))
         if amount(umask == 0 or (kind, umask) in IN_SHORT, True)
     ],
 )
-def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
+def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_trial(
     a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
 ):
     config, told = KINDS[kind]
-    # The first trial is never a fork, nor is one that starts before the interpreter has imported its modules.
+    # The first trial is never forked, nor is a trial that starts before the interpreter has imported its modules.
     trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
     storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
     for folder in (storage, gates, modules):
@@ -139,7 +141,7 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
     for trial in trials:
         assert values(experiment.rows(trial.trial_id)) == [*range(20), trial.sequence_id]
         if kind.startswith("plain"):
-            # What is beside the attempts is examined when the job ends; a reused job then has other trials.
+            # The manager examines the files beside the attempts when a job ends; a reused job has other trials by then.
             assert "check who may write to the shared storage" in trial.warning
     delays_s = [seconds for trial in trials for seconds in delays(gates, trial.trial_id, kind)]
     print(
@@ -151,7 +153,9 @@ def test_another_user_of_the_storage_changes_no_result_and_delays_no_trial(
 
 
 def delays(gates: Path, trial_id: str, kind: str) -> list[float]:
-    """How long the trial's keeper took to start its command after the attack, and the trial to report after the second one."""
+    """Two delays in seconds: from the first attack to the start of the command, and from the second attack to the final
+    report.
+    """
     started, go, reported = (at_s(gates, trial_id, gate) for gate in ("started", "go", "reported"))
     starts = [started - at_s(gates, trial_id, "start")] if kind.startswith("plain") else []
     return [*starts, reported - go]

@@ -1,4 +1,6 @@
-"""Ctrl-C, once and twice, at random moments of `nnictl create`: it leaves nothing, or names what runs."""
+"""Ctrl-C, once and twice, at random moments of `nnictl create`. The command leaves no process, or names the running
+experiment.
+"""
 
 import contextlib
 import os
@@ -36,7 +38,7 @@ OURS = ("nni_manager", "trial_keeper", "nni_sdk")
 
 @pytest.fixture
 def place(tmp_path):
-    """A user's home with an experiment file. Processes that a test starts there are killed after the test."""
+    """A user's home with an experiment file. After the test, all processes that the test started there are killed."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "config.yml").write_text(CONFIG)
@@ -48,7 +50,7 @@ def place(tmp_path):
 
 
 def nnictl(place, *arguments):
-    # A group of its own, as a shell makes for the command in the foreground of a terminal.
+    # The command has its own process group, like the foreground command of a shell.
     return subprocess.Popen(
         [BIN / "nnictl", *arguments],
         cwd=place,
@@ -62,7 +64,7 @@ def nnictl(place, *arguments):
 
 
 def interrupted(process, moments_s):
-    """What the command prints if it is interrupted at these moments, in seconds after its start, or ends before."""
+    """Interrupt the command at these moments, in seconds after its start, unless it ends before. Return its output."""
     began_s = time.monotonic()
     for moment_s in moments_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -73,11 +75,11 @@ def interrupted(process, moments_s):
     return out + err
 
 
-def test_an_interrupt_while_the_manager_starts_says_that_nothing_is_left(place):
+def test_an_interrupt_during_the_start_of_the_manager_reports_that_no_process_is_left(place):
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The manager needs some hundred milliseconds from here on.
+    # The manager needs some hundred milliseconds more to become ready.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)
@@ -90,7 +92,7 @@ def test_an_interrupt_while_the_manager_starts_says_that_nothing_is_left(place):
 
 @pytest.mark.timeout(amount(300, 3600))
 @pytest.mark.parametrize("foreground", [("--foreground",), ()], ids=["foreground", "background"])
-def test_an_interrupt_leaves_nothing_or_names_what_runs(place, foreground):
+def test_an_interrupted_create_leaves_no_process_or_names_the_running_experiment(place, foreground):
     (place / "train.py").write_text(TRAIN)
     began_s = time.monotonic()
     whole = nnictl(place, "create", "config.yml", *foreground)
@@ -111,7 +113,7 @@ def test_an_interrupt_leaves_nothing_or_names_what_runs(place, foreground):
         ]
         process = nnictl(place, "create", "config.yml", *foreground)
         printed = interrupted(process, moments_s)
-        # Python prints a traceback of its own if the interrupt comes before its first line of ours.
+        # Python prints its own traceback if the interrupt arrives before the first line of our code.
         if "Traceback" in printed and any(name in printed for name in OURS):
             tracebacks.append((number, moments_s, printed))
         names = {path.name for path in (place.parent / "experiments").glob("*")}

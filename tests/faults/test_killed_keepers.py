@@ -1,5 +1,5 @@
-"""Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is
-terminal too early.
+"""Keepers are killed in the first 40 ms of a trial. No report is lost, no process is left, and no trial becomes terminal too
+early.
 """
 
 import random
@@ -10,7 +10,7 @@ from amounts import amount
 from keeper_kills import REPORTS, TRAIN, KeeperKiller
 
 KILLS = amount(2, 100)
-# For each kill: the start of a new job, and some trials before the next kill.
+# Seconds for each kill: the start of a new job, and some trials before the next kill.
 _MAX_KILL_S = 12.0
 
 pytestmark = pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)
@@ -19,13 +19,13 @@ REUSE = {"localConfig": {"reuse": True}}
 KINDS = {
     "plain": ({}, (0,)),
     "reuse": (REUSE, (0, 1, 2)),
-    # The first trial of a job is always a cold start.
+    # The first trial of a job is always a cold start, so it is not killed.
     "warm": (REUSE | {"warmImports": ["time", "nni_sdk"]}, (1, 2)),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_keeper_killed_as_a_trial_starts_loses_no_report_and_leaves_no_process(
+def test_a_keeper_killed_while_a_trial_starts_loses_no_report_and_leaves_no_process(
     a_real_experiment, tmp_path, kind
 ):
     config, choices = KINDS[kind]

@@ -1,7 +1,7 @@
-"""Failures of a Kubernetes cluster with running jobs: each is reported correctly, and no object is left on
-the cluster.
+"""Failures of a Kubernetes cluster with running jobs: the manager reports each failure correctly, and leaves no object on the
+cluster.
 
-The real client and service use the fake cluster; a keeper here is a script that the test ends.
+The real client and service use the fake cluster. The keeper is a script that the test ends.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.reasons import ExitReason
 
 POD = f"{NAME}-worker-0"
-# Ends with the exit code that appears in its file.
+# Exits with the code that the test writes to the job's file.
 KEEPER = """\
 end="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID"
 while [ ! -s "$end" ]; do sleep 0.05; done
@@ -40,13 +40,13 @@ def site(tmp_path, monkeypatch):
     with a_site(tmp_path, monkeypatch) as site:
         site.runs(KEEPER)
         yield site
-        # In every case, no custom resource, secret, pod or config map is left in any namespace.
+        # After every test, no custom resource, secret, pod or config map is left in any namespace.
         left = {kind.plural: len(site.store.list(kind)) for kind in (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)}
         assert left == dict.fromkeys(left, 0)
 
 
 def end(site, job_id="trial1", code=0):
-    """End the job's keeper with this code."""
+    """Make the job's keeper exit with this code."""
     (site.folder / "EXPT" / job_id).write_text(f"{code}\n")
 
 
@@ -66,7 +66,7 @@ async def both_run(site, service):
 
 
 async def test_pods_are_listed_before_the_first_job_is_created(site):
-    """A list that is later than the pod of a short job would miss its message."""
+    """A list of pods that is made after the end of a short job would miss the pod's message."""
     api = site.cluster.api
     api.misbehave("hang", 1, at=("list", "pods"))
     async with site.manager() as service:
@@ -82,11 +82,11 @@ async def test_pods_are_listed_before_the_first_job_is_created(site):
     assert api.asked[:created].count(("list", "pods")) == 2, "the first was hanging"
 
 
-async def test_jobs_that_end_during_an_outage_of_the_server_are_reported_with_their_codes(site):
+async def test_jobs_that_end_while_the_api_server_is_down_are_reported_with_their_exit_codes(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
-        # Until the watches fail, the last known state of the jobs is the current one.
+        # Until the watches fail, the last state that they reported counts.
         told = ("the connection to ", "does not answer")
         await until(
             lambda: any(part in service.problem for part in told), "the problem is reported", DEADLINE_S
@@ -102,7 +102,7 @@ async def test_jobs_that_end_during_an_outage_of_the_server_are_reported_with_th
         await gone(site)
 
 
-async def test_jobs_that_end_while_the_server_drops_its_history_are_reported_once(site):
+async def test_jobs_that_end_while_the_api_server_drops_its_history_are_reported_once(site):
     async with site.manager() as service:
         await both_run(site, service)
         for _ in range(3):
@@ -117,13 +117,13 @@ async def test_jobs_that_end_while_the_server_drops_its_history_are_reported_onc
 
 
 @pytest.mark.parametrize("how", ["conflict", 429, 503])
-async def test_many_refused_calls_lose_and_duplicate_no_job(site, how):
+async def test_refused_api_calls_lose_or_duplicate_no_job(site, how):
     api = site.cluster.api
     for verb in ("create", "delete", "list", "watch"):
         api.misbehave(how, 7, at=(verb, ""), retry_after=0)
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
-            for _ in range(20):  # like the engine, which also pauses
+            for _ in range(20):  # retry like the engine, but without its pauses
                 with contextlib.suppress(RetryableError):
                     await service.submit(site.settings(job_id))
                     break
@@ -138,7 +138,7 @@ async def test_many_refused_calls_lose_and_duplicate_no_job(site, how):
     assert len(made) == 2
 
 
-async def test_an_expired_login_is_reported_and_missed_changes_are_seen_after_its_renewal(site):
+async def test_an_expired_login_is_reported_and_its_renewal_delivers_the_missed_changes(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.tokens = {"newer"}
@@ -185,7 +185,7 @@ async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
         await gone(site)
 
 
-async def test_a_lost_node_ends_the_job_with_the_warning_of_kubernetes(site):
+async def test_a_job_of_a_lost_node_ends_with_the_warning_of_kubernetes(site):
     changes = []
     async with site.manager() as service:
         service.on_node_changed = lambda *change: changes.append(change)
@@ -197,8 +197,8 @@ async def test_a_lost_node_ends_the_job_with_the_warning_of_kubernetes(site):
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # Events have a watch of their own, which may be later than that of the job. An earlier warning is
-        # possible: the kubelet warns if it is faster than the creation of the job's Secret.
+        # Events have their own watch, which may be later than the watch of the job. An earlier warning is possible: the kubelet
+        # warns if it starts the pod before the job's Secret exists.
         warnings = service._observed.warnings
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S
@@ -219,7 +219,7 @@ async def test_a_lost_node_ends_the_job_with_the_warning_of_kubernetes(site):
         await gone(site)
 
 
-async def test_an_evicted_pod_ends_its_job_with_the_nodes_reason(site):
+async def test_a_job_whose_pod_is_evicted_ends_with_the_reason_of_the_node(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -230,7 +230,7 @@ async def test_an_evicted_pod_ends_its_job_with_the_nodes_reason(site):
         await gone(site)
 
 
-async def test_a_job_whose_image_cannot_be_pulled_stays_pending_until_it_can_or_is_stopped(site):
+async def test_a_job_with_a_missing_image_is_pending_until_the_image_exists_or_a_stop(site):
     site.cluster.node.missing_images.add("me/train:1")
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
@@ -278,7 +278,7 @@ async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(sit
         await until(lambda: service.pending_reason("trial2"), "the second waits", DEADLINE_S)
         why = service.pending_reason("trial2")
         assert "is forbidden: exceeded quota: of-the-team, requested: pods=1, used: pods=1" in why
-        # Each retry creates a pod with another name.
+        # The pod's name differs in each retry, so only its prefix is compared.
         told = f'{said}Error creating: pods "nni-exp-expt-trial-trial2-'
         await until(lambda: told in service.problem, "the problem names the quota", DEADLINE_S)
         end(site, "trial1")
@@ -290,7 +290,7 @@ async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(sit
         await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", DEADLINE_S)
 
 
-async def test_at_its_end_a_manager_deletes_at_once_what_it_would_have_tried_much_later(site, monkeypatch):
+async def test_a_manager_that_ends_deletes_resources_without_waiting_for_the_next_retry(site, monkeypatch):
     monkeypatch.setattr(resource_calls, "retry_delays_s", lambda: itertools.repeat(1e6))
     async with site.manager() as service:
         await service.submit(site.settings())
@@ -308,7 +308,7 @@ async def test_at_its_end_a_manager_deletes_at_once_what_it_would_have_tried_muc
     await gone(site)
 
 
-async def test_jobs_of_a_dead_manager_are_adopted_with_their_ends_by_the_next_one(site):
+async def test_a_new_manager_adopts_running_and_ended_jobs_of_a_killed_manager(site):
     async with site.manager() as first:
         await both_run(site, first)
         first.on_job_ended = lambda ended: None

@@ -1,6 +1,7 @@
-"""The ways in which a pod or a job of a trial ends or does not start: every display has the cause in Kubernetes' words.
+"""For each cause that ends a trial's pod or job, or prevents its start: every display shows the cause in the words of
+Kubernetes.
 
-The real nnictl and manager use the fake cluster. docs/frameworkcontroller.md has the table `CAUSES`.
+The real nnictl and manager use the fake cluster. docs/frameworkcontroller.md lists the same causes as the table `CAUSES`.
 """
 
 import json
@@ -22,7 +23,7 @@ from nni_manager.store.folders import ExperimentFolder
 
 pytestmark = pytest.mark.timeout(400)
 
-# Kubernetes' report is displayed within this time.
+# The maximum time from the failure in Kubernetes until each display shows its cause.
 SHOWN_WITHIN_S = 10.0
 TRAIN = """\
 import sys, pathlib
@@ -55,7 +56,7 @@ def pod_of(place):
     return wait_until(running, "the pod runs")
 
 
-# ---- the ways: before the experiment is created, and once its pod runs
+# ---- failures: before the experiment is created (BEFORE), or after its pod has started
 
 
 def no_image(place):
@@ -151,16 +152,16 @@ CAUSES = {
     ),
     command_fails: ("FAILED", r"exit code 3"),
 }
-"""The state of the trial, and the cause that each display shows."""
+"""For each failure: the state of the trial, and the cause that each display shows."""
 
 
 @pytest.mark.parametrize("way", CAUSES, ids=lambda way: way.__name__)
-def test_every_display_has_the_cause_of_an_end_in_the_words_of_kubernetes(place, way):
+def test_every_display_shows_the_cause_of_a_failure_in_the_words_of_kubernetes(place, way):
     state, cause = CAUSES[way]
     place.config["maxPreemptions"] = 0
     if way in BEFORE:
         way(place)
-    # The manager stays while the displays are read: the failure of a single trial ends the experiment.
+    # With a second trial, the experiment continues after the first failure, so its manager still serves the displays.
     place.config["maxTrialNum"] = 2 if state == "FAILED" else 1
     done = place.create()
     assert done.returncode == 0, done.stderr
@@ -189,8 +190,8 @@ def test_every_display_has_the_cause_of_an_end_in_the_words_of_kubernetes(place,
 
 
 @pytest.mark.parametrize("way", [no_image, no_mount], ids=lambda way: way.__name__)
-def test_a_trial_that_is_killed_while_it_waits_keeps_the_reason_of_kubernetes(place, way):
-    """FrameworkController reports the deletion by the manager as one by others, which is no reason."""
+def test_a_pending_trial_that_the_user_kills_keeps_the_pending_reason_of_kubernetes(place, way):
+    """FrameworkController reports the manager's own deletion as an external deletion, which the message must not show."""
     _, reason = CAUSES[way]
     reason = reason.removeprefix(WAITS)
     way(place)
@@ -208,7 +209,7 @@ def test_a_trial_that_is_killed_while_it_waits_keeps_the_reason_of_kubernetes(pl
     assert "ConfigMapExternalDeleted" not in told["message"]
 
 
-def test_the_trial_of_a_lost_node_is_retried_and_its_job_is_named_until_it_is_gone(place):
+def test_a_trial_of_a_lost_node_is_retried_and_its_old_job_is_reported_as_leftover(place):
     place.config["maxTrialRetry"] = 1
     assert place.create().returncode == 0
     (path,) = (place.folder / "experiments").iterdir()
@@ -234,7 +235,7 @@ def test_the_trial_of_a_lost_node_is_retried_and_its_job_is_named_until_it_is_go
 
 
 def lines_of(process, pattern):
-    """The line of a running command's output that matches; the command is ended then."""
+    """Return the first line of a running command's output that matches, and end the command."""
     try:
         return next(line for line in process.stderr if re.search(pattern, line)).strip()
     finally:
@@ -243,5 +244,5 @@ def lines_of(process, pattern):
 
 
 def as_shown(trial):
-    """How the page and `trial ls` show a trial that has ended, or its message before."""
+    """The text that the page and `trial ls` show for a trial."""
     return f"{trial['why']}\n{trial['message']}" if trial["state"] == "FAILED" else trial["message"]

@@ -1,4 +1,5 @@
-"""Ends of experiments while Kubernetes cannot report or delete: what may be left is named, with a command that removes it.
+"""Experiments end while Kubernetes cannot report or delete resources. Every possible leftover is reported, with a command
+that removes it.
 
 The real nnictl and manager use the fake cluster.
 """
@@ -23,7 +24,7 @@ from nni_manager.store.folders import ExperimentFolder
 
 pytestmark = pytest.mark.timeout(300)
 
-# Each trial waits for the test.
+# Each trial waits until the test creates the gate file.
 TRAIN = """\
 import os, time
 import nni_sdk
@@ -53,7 +54,7 @@ def left(place):
 
 
 def both_run(place, *options):
-    """Create the experiment and wait until both of its trials run; the process of `nnictl create`."""
+    """Create the experiment and wait until both trials run; return the process of `nnictl create`."""
     creating = place.start("create", "--config", "config.yml", "--port", "auto", *options)
     wait_until(
         lambda: (
@@ -65,7 +66,7 @@ def both_run(place, *options):
 
 
 def without_a_server(place, moment_s):
-    """The API server dies after the trials' ends, before Kubernetes has reported them."""
+    """The API server dies after the trials have ended, before Kubernetes reports their ends."""
     creating = both_run(place, "--foreground")
     place.gate.touch()
     time.sleep(moment_s)
@@ -74,7 +75,7 @@ def without_a_server(place, moment_s):
 
 
 def during_an_outage(place, moment_s):
-    """The experiment is stopped while its trials run and the API server is away."""
+    """The user stops the experiment while its trials run and the API server is down."""
     place.completed(both_run(place))
     time.sleep(moment_s)
     place.cluster.api.stop()
@@ -82,7 +83,7 @@ def during_an_outage(place, moment_s):
 
 
 def with_a_server_that_deletes_nothing(place, moment_s):
-    """The ends are reported, but no resource can be deleted."""
+    """Kubernetes reports the ends of the jobs, but can delete no resource."""
     creating = both_run(place, "--foreground")
     place.gate.touch()
     time.sleep(moment_s)
@@ -102,7 +103,7 @@ def without_the_right_to_delete(place, moment_s):
     return place.nnictl("stop")
 
 
-# A manager waits a minute before it gives up a job that has not ended.
+# The order puts short cases first: a manager waits a minute before it gives up a job that has not ended.
 WAYS = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server, during_an_outage)
 MOMENTS = 20
 
@@ -111,8 +112,10 @@ MOMENTS = 20
     ("way", "number"),
     amount([(way, 0) for way in WAYS[:3]], [(way, number) for number in range(MOMENTS) for way in WAYS]),
 )
-def test_jobs_that_may_be_left_are_named_until_they_are_removed(place, way, number):
-    """From the second moment on, they are random: the experiment may have ended, and left nothing."""
+def test_possibly_leftover_jobs_are_reported_with_a_removal_command_until_they_are_removed(
+    place, way, number
+):
+    """Number 0 has no delay. The other delays are random, so the experiment may have ended and left nothing."""
     done = way(place, random.Random(f"{way.__name__} {number}").uniform(0, 2) if number else 0.0)
     found = place.cluster.store.list(FRAMEWORKS)
     assert found or number
@@ -123,7 +126,7 @@ def test_jobs_that_may_be_left_are_named_until_they_are_removed(place, way, numb
 
     (path,) = (place.folder / "experiments").iterdir()
     status = json.loads(place.nnictl("experiment", "status").stdout)
-    # Without the server, the manager cannot know that a resource is deleted.
+    # Without the API server, the manager cannot check whether a resource is deleted.
     left_over = status["leftovers"]
     assert len(left_over) >= len(found)
     assert all(len(re.findall("`kubectl delete ", each)) == 1 for each in left_over)

@@ -15,7 +15,7 @@ nni.get_next_parameter()
 nni.report_intermediate_result(1)
 time.sleep(600)
 """
-# The first attempt waits until its keeper is killed.
+# The first attempt waits until the test kills its keeper.
 SUCCEEDS_ON_RETRY = """
 import os, time
 import nni_sdk as nni
@@ -29,7 +29,7 @@ nni.report_final_result(5)
 """
 
 
-def test_max_trial_duration_counts_from_the_trials_start_across_a_resume(a_real_experiment):
+def test_max_trial_duration_counts_from_the_start_of_the_trial_across_a_resume(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
@@ -43,7 +43,7 @@ def test_max_trial_duration_counts_from_the_trials_start_across_a_resume(a_real_
     assert trial["endTime"] - trial["startTime"] > 3500, "the trial must run until its limit"
 
 
-def test_a_trial_with_a_killed_keeper_is_retried_and_its_last_attempt_counts(a_real_experiment):
+def test_a_trial_is_retried_after_its_keeper_was_killed_and_the_last_attempt_counts(a_real_experiment):
     experiment = a_real_experiment(SUCCEEDS_ON_RETRY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the first attempt reports")
@@ -62,7 +62,7 @@ def test_a_trial_with_a_killed_keeper_is_retried_and_its_last_attempt_counts(a_r
     assert lost[Stream.METRICS] > 0, "results of the lost attempt must be kept"
 
 
-def test_the_first_trials_that_all_fail_end_the_search_until_it_is_resumed(a_real_experiment):
+def test_an_experiment_stops_with_an_error_if_its_first_trials_fail_and_can_be_resumed(a_real_experiment):
     code = "import nni_sdk as nni\nrate = nni.get_next_parameter()['lr']\nnni.report_final_result(rate)\n"
     experiment = a_real_experiment(code, trialConcurrency=2, maxTrialNum=40, failFast=3)
     experiment.start()

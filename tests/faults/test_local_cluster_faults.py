@@ -1,4 +1,4 @@
-"""The local OpenPAI cluster killed, on a full disk, or overloaded: the states of its jobs stay correct."""
+"""The local OpenPAI cluster is killed, has a full disk, or is overloaded. The states of its jobs stay correct."""
 
 import asyncio
 import collections
@@ -56,7 +56,7 @@ def lines_of(path):
 
 
 def supervisor_of(folder, name):
-    """The supervisor's pid of the only running container of this job."""
+    """The pid of the supervisor of a job's only running container."""
     for document in (folder / "state/containers").glob("*/process.json"):
         pid = json.loads(document.read_text())["pid"]
         environ = psutil.Process(pid).children()[0].environ()
@@ -65,9 +65,9 @@ def supervisor_of(folder, name):
     raise AssertionError(name)
 
 
-def test_a_restarted_cluster_finds_what_happened_to_its_jobs_meanwhile(folder):
-    """The cluster is killed with 20 jobs: some end meanwhile, some are killed, some continue, and one is
-    being stopped.
+def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder):
+    """The cluster is killed while it runs 20 jobs. Before its restart, some jobs end, some are killed, and one stops; the
+    other jobs continue.
     """
     begun = folder / "begun"
     begin = f"echo $PAI_JOB_NAME >> {begun}"
@@ -99,7 +99,7 @@ def test_a_restarted_cluster_finds_what_happened_to_its_jobs_meanwhile(folder):
     (folder / "down").touch()
     for pid in supervisors:
         os.kill(pid, 9)
-    # Four jobs fail and one succeeds while no cluster runs.
+    # Four jobs fail, one succeeds and one stops while no cluster runs.
     wait_for(lambda: len(list((folder / "state/containers").glob("*/exit.json"))) == 6)
 
     async def look():
@@ -131,11 +131,11 @@ def test_a_restarted_cluster_finds_what_happened_to_its_jobs_meanwhile(folder):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_cluster_killed_at_random_moments_loses_and_duplicates_no_confirmed_job(folder, seed):
-    """Killed repeatedly while jobs are submitted, start and end."""
+def test_a_cluster_killed_at_random_moments_loses_or_duplicates_no_confirmed_job(folder, seed):
+    """The cluster is killed repeatedly while jobs are submitted, start and end."""
     chance = random.Random(seed)
     ran = folder / "ran"
-    # A second run of the same attempt would fail at mkdir.
+    # If an attempt ran twice, its second mkdir would fail.
     line = f"mkdir {folder}/$PAI_JOB_NAME-$FC_FRAMEWORK_ATTEMPT_ID && sleep 0.0$RANDOM && echo $PAI_JOB_NAME >> {ran}"
     confirmed, number = [], 0
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_cluster_killed_at_random_moments_loses_and_duplicates_no_confirmed_jo
         for _ in range(8):
             cluster.order(submit=json.dumps({**json.loads(commands(line)), "name": f"j{number}"}))
             number += 1
-        time.sleep(chance.random() * 0.6)  # a random moment
+        time.sleep(chance.random() * 0.6)  # a random moment of the kill; it waits for no event
         confirmed += cluster.kill()
 
     async def look():
@@ -162,7 +162,7 @@ def test_a_cluster_killed_at_random_moments_loses_and_duplicates_no_confirmed_jo
     assert processes_of(folder) == []
 
 
-def test_hundreds_of_concurrent_jobs_are_all_run_once_in_bounded_memory(folder):
+def test_hundreds_of_concurrent_jobs_run_once_each_in_bounded_memory(folder):
     ran = folder / "ran"
     names = [f"j{number}" for number in range(JOBS)]
 
@@ -199,7 +199,7 @@ def test_hundreds_of_concurrent_jobs_are_all_run_once_in_bounded_memory(folder):
             print(
                 f"{JOBS} jobs: submitted in {submitted_s:.1f} s, over in {took_s:.1f} s, {after} MB, then {await rss_mb()}"
             )
-            # Each waiting job needs a few kilobytes; no job text is kept.
+            # A waiting job needs a few kilobytes, because the text of a job is not kept in memory.
             assert after[-1] - after[0] < 20
             assert await rss_mb() - after[0] < 20
             assert not cluster._worker._jobs
@@ -213,7 +213,7 @@ def test_hundreds_of_concurrent_jobs_are_all_run_once_in_bounded_memory(folder):
 
 
 def test_a_full_disk_delays_state_changes_and_loses_none(folder, monkeypatch):
-    """The database refuses writes for a while, as on a full disk."""
+    """The database refuses writes for a time, as on a full disk."""
     is_full = False
     commit, add_job = JobStore.commit, JobStore.add_job
 
@@ -254,8 +254,8 @@ def test_a_full_disk_delays_state_changes_and_loses_none(folder, monkeypatch):
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_jobs_are_stopped_once_although_the_disk_is_full(folder, monkeypatch):
-    """One job ends while the disk is full, so its end is recorded later; two are stopped after that."""
+def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, monkeypatch):
+    """One job ends while the disk is full, and two jobs are stopped after that. All three ends are recorded later."""
     is_full = False
     commit = JobStore.commit
 
@@ -265,7 +265,7 @@ def test_jobs_are_stopped_once_although_the_disk_is_full(folder, monkeypatch):
         commit(self, writes)
 
     monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
-    # A second SIGTERM would end the grace period during the sleep.
+    # A second SIGTERM would end the grace period, and the job would be killed during its sleep.
     saves = (
         f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"
     )
@@ -301,7 +301,7 @@ def test_jobs_are_stopped_once_although_the_disk_is_full(folder, monkeypatch):
     asyncio.run(asyncio.wait_for(scenario(), scaled_s(120)))
 
 
-def test_a_bug_stops_the_cluster_and_the_next_one_continues_its_jobs(folder, monkeypatch, caplog):
+def test_a_bug_stops_the_cluster_and_the_next_cluster_continues_the_jobs(folder, monkeypatch, caplog):
     async def broken():
         cluster = Cluster(settings(folder))
         await cluster.start()
@@ -327,7 +327,7 @@ def test_a_bug_stops_the_cluster_and_the_next_one_continues_its_jobs(folder, mon
 
 
 @pytest.mark.parametrize("written", [None, "", '{"pid": 1'], ids=["another process", "nothing", "torn"])
-def test_a_wrong_or_truncated_process_record_of_a_killed_task_is_not_trusted(folder, written):
+def test_a_killed_task_with_a_wrong_or_truncated_process_record_is_restarted(folder, written):
     async def begin():
         async with running(settings(folder)) as cluster:
             await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
@@ -346,7 +346,7 @@ def test_a_wrong_or_truncated_process_record_of_a_killed_task_is_not_trusted(fol
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # The pid was reused by this process, or a power cut truncated the file.
+    # Either this process has reused the pid, or a power cut truncated the file.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

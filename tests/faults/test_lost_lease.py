@@ -1,5 +1,5 @@
-"""A manager suspended for longer than its lease, with queued writes, is replaced: none of the writes is
-stored.
+"""A manager is suspended for longer than its lease while writes are queued. Another manager replaces it, and none of the
+queued writes is stored.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ nni.report_final_result(i)
 """
 
 
-# Only in the manager process.
+# This code runs only in the manager process.
 NO_HEARTBEAT = """
 import sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -43,7 +43,7 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 
 @contextlib.contextmanager
 def the_database_is_locked(experiment):
-    """Another process holds a write transaction, so the manager's writes wait in its queue."""
+    """Hold a write transaction in another process, so that the manager's writes wait in its queue."""
     with contextlib.closing(sqlite3.connect(experiment.folder.database, isolation_level=None)) as writer:
         writer.execute("PRAGMA busy_timeout = 60000")
         writer.execute("BEGIN IMMEDIATE")
@@ -66,7 +66,7 @@ def processes_of(experiment):
 
 
 @pytest.mark.parametrize("wakes_first", ["its heartbeat", "its queue"])
-def test_a_suspended_and_replaced_manager_stores_none_of_its_queued_writes(
+def test_a_suspended_manager_that_was_replaced_stores_none_of_its_queued_writes(
     a_real_experiment, tmp_path, wakes_first
 ):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=TRIALS)
@@ -89,7 +89,7 @@ def test_a_suspended_and_replaced_manager_stores_none_of_its_queued_writes(
 
         experiment.start()
         wait_until(lambda: experiment.row_count() > stored + 20, "the other manager stores what they report")
-        # From here on only the first manager could write: the second is suspended outside a write.
+        # From here on, only the first manager could write, because the second is suspended outside a transaction.
         with the_database_is_locked(experiment):
             stopped(experiment.manager)
         with StoreReader(experiment.folder.database) as reader:

@@ -1,4 +1,4 @@
-"""A workspace that lost its folder of trials, or the link to it: the manager creates them, and the experiment ends."""
+"""The folder of trials, or the link to the workspace, is lost. The manager creates it again, and the experiment ends."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from nni_manager.support.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(180)
 
-# The first two trials wait for the test.
+# The first two trials wait until the test creates the gate file.
 TRAIN = """
 import os, time
 import nni_sdk as nni
@@ -52,11 +52,11 @@ def with_two_trials(experiment):
     return experiment
 
 
-def test_an_experiment_ends_after_a_resume_although_its_folder_of_trials_is_gone(experiment, tmp_path):
+def test_a_resumed_experiment_without_its_folder_of_trials_ends(experiment, tmp_path):
     workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
     if workspace.root != experiment.folder.path:
-        (experiment.folder.path / "workspace").unlink()  # the link to the storage
+        (experiment.folder.path / "workspace").unlink()  # the link to the shared storage
     experiment.start()
     assert experiment.folder.workspace == workspace
     assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()
@@ -64,13 +64,14 @@ def test_an_experiment_ends_after_a_resume_although_its_folder_of_trials_is_gone
     assert_it_ends(experiment)
 
 
-# Refused before any job matters, so alike with reused jobs. On this machine, the workspace is the experiment's folder.
+# The manager refuses before it starts jobs, so reused jobs need no test. On this machine, the workspace is the experiment's
+# folder.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],
     indirect=["experiment"],
 )
-def test_a_resume_without_a_workspace_names_it_with_a_remedy_that_works(experiment, tmp_path, lost):
+def test_a_resume_without_a_workspace_is_refused_with_a_working_remedy(experiment, tmp_path, lost):
     workspace = experiment.folder.workspace
     if lost == "a file as trials":
         shutil.rmtree(workspace.trials)
@@ -90,7 +91,7 @@ def test_a_resume_without_a_workspace_names_it_with_a_remedy_that_works(experime
     assert_it_ends(experiment)
 
 
-def test_a_stop_without_a_manager_and_without_the_workspace_ends_all_jobs(experiment):
+def test_a_stop_without_a_manager_and_a_workspace_ends_all_jobs(experiment):
     workspace = experiment.folder.workspace
     is_local = workspace.root == experiment.folder.path
     shutil.rmtree(workspace.trials if is_local else workspace.root)
@@ -100,7 +101,7 @@ def test_a_stop_without_a_manager_and_without_the_workspace_ends_all_jobs(experi
     assert end_without_manager(known).startswith("Nothing of it runs")
 
 
-def test_a_running_manager_creates_a_folder_of_trials_that_somebody_has_removed(a_real_experiment, tmp_path):
+def test_a_running_manager_creates_a_removed_folder_of_trials_again(a_real_experiment, tmp_path):
     experiment = a_real_experiment(
         TRAIN.format(gate=str(tmp_path / "gate")), trialConcurrency=2, maxTrialNum=4
     )
@@ -112,7 +113,7 @@ def test_a_running_manager_creates_a_folder_of_trials_that_somebody_has_removed(
 
 
 def assert_it_ends(experiment):
-    """The trials that had files in the folder may fail; the others succeed."""
+    """Check that the experiment ends. The first two trials had files in the folder, and may fail."""
     experiment.wait_for_status("DONE")
     trials = experiment.get("/trials")
     assert [trial["status"] for trial in trials[2:]] == ["SUCCEEDED"] * 2, trials

@@ -1,6 +1,4 @@
-"""A firewall between containers and manager: everything arrives over the shared storage, once and in
-order.
-"""
+"""A firewall is between containers and manager. All data arrives over the shared storage, once and in order."""
 
 import asyncio
 import contextlib
@@ -81,7 +79,7 @@ def ended_keepers():
 
 
 class NoSignals(JobsHere):
-    """Like OpenPAI, which never forwards a signal into containers."""
+    """A training service like OpenPAI, which never forwards a signal into containers."""
 
     async def stop(self, job_id):
         return job_id in self._running
@@ -108,7 +106,7 @@ def exit_of(experiment, trial):
     return exit_from_bytes(AttemptNumbers(experiment.folder.workspace).folder(key).exit_json.read_bytes())
 
 
-def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a_real_experiment):
+def test_the_results_of_a_running_experiment_are_collected_over_the_shared_storage(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, trialConcurrency=2, logCollection="http")
     os.mkfifo(experiment.code / "gate")
 
@@ -142,7 +140,7 @@ def test_a_whole_experiment_is_collected_over_the_shared_storage_while_it_runs(a
         assert stdout.read_bytes() == experiment.stream(trial.trial_id, Stream.STDOUT).read_bytes()
 
 
-def test_a_second_manager_continues_at_the_offset_where_the_first_stopped(a_real_experiment):
+def test_a_second_manager_continues_at_the_stored_offset_of_the_first(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=1, trialConcurrency=1)
     os.mkfifo(experiment.code / "gate")
 
@@ -163,7 +161,7 @@ def test_a_second_manager_continues_at_the_offset_where_the_first_stopped(a_real
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
 
 
-def test_a_stop_reaches_a_trial_over_the_shared_storage_alone(a_real_experiment):
+def test_a_stop_over_the_shared_storage_ends_the_trial(a_real_experiment):
     experiment = a_real_experiment(SAVES_ON_SIGTERM, maxTrialNum=1, trialConcurrency=1)
 
     async def play():
@@ -181,7 +179,7 @@ def test_a_stop_reaches_a_trial_over_the_shared_storage_alone(a_real_experiment)
 
 
 class LinkProxy:
-    """A TCP proxy on this loop, open or closed."""
+    """A TCP proxy on the test's event loop, which the test opens and closes."""
 
     def __init__(self, port):
         self.to = port
@@ -210,7 +208,7 @@ class LinkProxy:
         self._writers.clear()
 
 
-def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a_real_experiment):
+def test_the_transport_follows_an_intermittent_link_and_no_result_is_lost(a_real_experiment):
     experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")
     seen = []
 
@@ -245,7 +243,7 @@ def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a
         assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(3000), 3000]
 
 
-# ---- storage with late, wrong or no answers
+# ---- storage that shows files late, wrongly or never
 
 
 def frames(*numbers):
@@ -253,7 +251,7 @@ def frames(*numbers):
 
 
 class RemoteFiles:
-    """The files of an attempt as the manager's machine sees them; the test plays the keeper's machine."""
+    """The files of an attempt as the manager's machine sees them. The test writes them in place of the keeper's machine."""
 
     def __init__(self, experiment, trial_id, attempt=0):
         self.key = AttemptKey(trial_id, attempt_id(attempt), "main-0")
@@ -289,11 +287,11 @@ async def no_keepers(experiment):
 
 
 async def several_polls():
-    """Wait long enough for several polls; nothing must happen meanwhile."""
+    """Wait for the time of several polls, during which the state must not change."""
     await asyncio.sleep(1.0)
 
 
-def test_an_exit_record_that_appears_before_the_bytes_does_not_end_the_trial(a_real_experiment):
+def test_an_exit_record_that_is_visible_before_all_bytes_does_not_end_the_trial(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
     whole = frames(1, 2, 3) + encode(4, "x", "FINAL", 0, 7.0)
 
@@ -342,16 +340,15 @@ def test_zeros_in_place_of_missing_bytes_are_not_read_as_metrics(a_real_experime
     assert values(experiment.rows(asyncio.run(play()).trial_id)) == [1, 2, 3]
 
 
-def test_the_files_of_an_ended_job_are_awaited_before_its_trial_ends(a_real_experiment, monkeypatch):
+def test_a_trial_whose_job_has_ended_ends_only_when_its_files_are_complete(a_real_experiment, monkeypatch):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
         async with no_keepers(experiment) as (engine, service):
             monkeypatch.setattr(type(service), "uses_snapshot", True)
             trial = await a_trial(engine, service)
-            monkeypatch.setattr(
-                transports_module, "RECONNECT_GRACE_S", 1e6
-            )  # the job ends before the first poll
+            # With this grace period, the job ends before the first poll.
+            monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 1e6)
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
             await several_polls()
             assert not trial.state.is_terminal
@@ -379,7 +376,7 @@ mfusepy.FUSE(Empty(), sys.argv[1], foreground=True, nothreads=True)
 
 @pytest.fixture
 def hang():
-    """Mounts a folder whose storage does not respond."""
+    """Return a function that mounts a folder whose storage does not respond."""
     if not has_fuse():
         pytest.skip(f"needs {Need.FUSE.value}")
     mounted: list[tuple[Path, subprocess.Popen[bytes]]] = []
@@ -399,7 +396,9 @@ def hang():
 
 
 @pytest.mark.any_machine
-def test_a_hanging_folder_blocks_neither_other_trials_nor_the_manager(a_real_experiment, hang, monkeypatch):
+def test_an_attempt_folder_that_hangs_blocks_neither_other_trials_nor_the_manager(
+    a_real_experiment, hang, monkeypatch
+):
     monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 1.0)
     experiment = a_real_experiment(TRAIN, maxTrialNum=3, trialConcurrency=2)
     os.mkfifo(experiment.code / "gate")
@@ -411,9 +410,9 @@ def test_a_hanging_folder_blocks_neither_other_trials_nor_the_manager(a_real_exp
                 "half of the results are stored",
             )
             first = trial_of(engine, 0)
-            # Another attempt, on storage that hangs for the manager.
+            # Add another attempt, whose folder hangs when the manager reads it.
             await hang(experiment.folder.workspace.trial(first.trial_id).attempts / "1")
-            # The folder may report another error before it hangs.
+            # A poll may report another error before the folder hangs.
             await until(
                 lambda: "shared storage has not answered" in (engine.snapshot().problem or ""),
                 "the problem is reported",
@@ -432,7 +431,7 @@ def test_a_hanging_folder_blocks_neither_other_trials_nor_the_manager(a_real_exp
         pass
 
 
-def test_a_storage_error_is_reported_and_retried_and_nothing_is_lost(a_real_experiment, monkeypatch):
+def test_a_storage_error_is_reported_and_retried_without_a_lost_result(a_real_experiment, monkeypatch):
     monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0.1)
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
@@ -442,7 +441,7 @@ def test_a_storage_error_is_reported_and_retried_and_nothing_is_lost(a_real_expe
             shown = RemoteFiles(experiment, trial.trial_id)
             attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
             away = attempts.rename(attempts.with_name("away"))
-            os.symlink(attempts.name, attempts)  # a symlink loop: every access is an error
+            os.symlink(attempts.name, attempts)  # a symlink loop, so that every access raises an error
             await until(lambda: "cannot read" in engine.snapshot().problem, "the problem is reported")
             service.on_job_ended(JobEnded(trial.job_id, 1, ""))
             await several_polls()

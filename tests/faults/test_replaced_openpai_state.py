@@ -1,7 +1,8 @@
-"""State files of an experiment on the local OpenPAI, of its storage and of that OpenPAI itself, replaced or made unreadable.
+"""State files of an experiment on the local OpenPAI, of its storage and of the OpenPAI itself, are replaced or made
+unreadable.
 
-A resume works, or names the file and the remedy. `make thorough` damages each file alone, in each form. In short, the files
-are damaged in groups, each in one form, without those that an experiment on this machine has, too
+A resume works, or an error message names the file and the remedy. `make thorough` damages each file alone, in each form. The
+short test damages the files in groups, each group in one form. It leaves out files that a local experiment has too
 (`test_replaced_state_files.py`).
 """
 
@@ -34,9 +35,9 @@ from nni_manager.store.reader import StoreReader
 
 pytestmark = pytest.mark.timeout(3600 if IS_THOROUGH else 600)
 
-# A resume waits for the end of the experiment, which takes about 5 s on an idle machine.
+# A resume waits until the experiment ends, which takes about 5 s on an idle machine.
 _HANGS_AFTER_S = 150.0
-# The third and the fourth trial wait for the test.
+# The third and the fourth trial wait until the test creates the gate file.
 _TRAIN = """
 import os, time
 import nni_sdk as nni
@@ -48,15 +49,15 @@ while number in (2, 3) and not os.path.exists({gate!r}):
     time.sleep(0.05)
 nni.report_final_result(number)
 """
-# Empty files, which `state_files` leaves out.
+# `state_files` leaves out empty files, so these are added.
 _LOCKS = tuple(f"state/trial-keeper/openpai/{name}" for name in ("owner.lock", "cluster/lock"))
-# Logs, code, and what only people read: neither the manager nor the service depends on them. One file of the SDK stands for all:
-# which of them a trial's Python has compiled depends on when its machine was lost.
+# Neither the manager nor the service reads logs, code or work/. One file represents the SDK, because its compiled files depend on
+# when the machine was lost.
 _NO_STATE = re.compile(r"^work/|/code/|/logs/|/sdk/nni_sdk/(?!trial\.py)")
 
 
 class LostHome:
-    """A home whose machine was lost while two trials ran on its OpenPAI and two had ended. No process is left."""
+    """A home whose machine was lost while two trials ran on its OpenPAI and after two trials had ended. No process is left."""
 
     def __init__(self, folder):
         self.path = folder / "home"
@@ -77,7 +78,7 @@ class LostHome:
         self.kill_all()
         shutil.copytree(self.path, self.whole, symlinks=True)
         ends, rows = committed(self.folder)
-        # A trial that ran is restarted by OpenPAI, and its new attempt counts.
+        # OpenPAI restarts a trial that ran, and the new attempt counts, so only rows of ended trials are compared.
         self.before = ends, {row for row in rows if row[0] in ends}
         assert (len(ends), len(self.before[1])) == (2, 42)
 
@@ -98,25 +99,25 @@ class LostHome:
             return sum(trial.state.is_terminal for trial in reader.trials()), len(reader.metrics())
 
     def kill_all(self):
-        """Kill everything in this home, until nothing is left: a supervisor may start a process meanwhile."""
+        """Kill all processes of this home. The loop repeats because a supervisor may start a process during the kill."""
         while found := processes_of(self.path):
             for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
     def restore(self):
-        """What the machine had when it was lost."""
+        """Restore the home as it was when the machine was lost."""
         shutil.rmtree(self.path)
         shutil.copytree(self.whole, self.path, symlinks=True)
 
     def resume_with(self, damage):
-        """Damage files, each in its form, and resume the experiment; return what is wrong, or None."""
+        """Damage each file in its form, and resume the experiment; return what is wrong, or None."""
         self.restore()
         self.gate.touch()
         for name, form in damage.items():
             form(self.path / name)
 
-        # A removed entry of the user's list leaves nothing that a message could name.
+        # If the entry in the user's list was removed, no message could name it, so the command names the folder.
         is_listed = os.path.lexists(self.path / self.entry)
         folder = () if is_listed else ("--experiment-dir", self.folder.path)
 
@@ -145,11 +146,11 @@ def lost(tmp_path_factory):
     made.kill_all()
 
 
-# Several workers share the thorough cases.
+# The thorough cases are split by form, so that several workers share them.
 @pytest.mark.parametrize(
     "forms", [[form] for form in FORMS] if IS_THOROUGH else [[make_a_folder, make_a_pipe, make_unreadable]]
 )
-def test_a_resume_on_openpai_works_with_any_replaced_state_file_or_names_it_with_a_remedy(lost, forms):
+def test_a_resume_on_openpai_with_a_replaced_state_file_works_or_names_the_file_and_remedy(lost, forms):
     kinds = [name for name in state_files(lost.whole).values() if not _NO_STATE.search(name)]
     kinds += _LOCKS
     if IS_THOROUGH:

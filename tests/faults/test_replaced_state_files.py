@@ -1,6 +1,6 @@
-"""State files that somebody has removed, replaced or made unreadable: nnictl resume works, or names the file and the remedy.
+"""State files were removed, replaced or made unreadable. `nnictl resume` works, or its message names the file and the remedy.
 
-`make thorough` damages each file alone, in each form. In short, the files are damaged in groups, each in one form.
+`make thorough` damages each file alone, in each form. The short test damages the files in groups, each group in one form.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ _HANGS_AFTER_S = 60.0
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory):
-    """An experiment whose machine was lost while two trials ran and two had ended. No process is left."""
+    """An experiment whose machine was lost while two trials ran and after two trials had ended. No process is left."""
     return a_lost_experiment(tmp_path_factory.mktemp("whole"))
 
 
@@ -49,7 +49,7 @@ def nnictl(home, *arguments):
 
 
 def resume_with(whole, folder, damage, before):
-    """Damage files of a copy, each in its form, and resume it; return what is wrong, or None."""
+    """Damage files of a copy, each file in its form, and resume the copy; return what is wrong, or None."""
     copy, home = copy_of(whole, folder), folder / "home"
     home.mkdir()
     Registry(folder / "state" / "trial-keeper" / "experiments").add(copy.folder)
@@ -63,7 +63,7 @@ def resume_with(whole, folder, damage, before):
     try:
         wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
         if not wrong:
-            # The restarted trial proves that the experiment continues.
+            # The experiment continues, because its restarted trials end.
             copy.wait_for_status("DONE")
             wrong = what_is_lost(copy.folder, before)
             stopped = nnictl(home, "stop", copy.folder.experiment_id)
@@ -76,9 +76,9 @@ def resume_with(whole, folder, damage, before):
     return f"{ {name: form.__name__ for name, form in damage.items()} }: {wrong}" if wrong else None
 
 
-def test_a_resume_works_with_any_replaced_state_file_or_names_it_with_a_remedy(lost, tmp_path):
+def test_a_resume_with_a_replaced_state_file_works_or_names_the_file_and_remedy(lost, tmp_path):
     files = [*state_files(lost.folder.path).values(), "log/nnimanager.log"]
-    whole = copy_of(lost, tmp_path / "to look at")  # reading may change SQLite's files
+    whole = copy_of(lost, tmp_path / "to look at")  # a copy, because a read may change SQLite's files
     before = committed(whole.folder)
     if IS_THOROUGH:
         cases = [{name: form} for name, form in itertools.product(files, FORMS)]

@@ -1,7 +1,7 @@
-"""A manager killed at various moments: the next one knows all stored data, runs no trial twice, and reports
-each result to the tuner once.
+"""A manager is killed at various moments. The next manager has all stored data, runs no trial twice, and reports each result
+to the tuner once.
 
-The first manager kills itself inside a function; the second one records the calls of its tuner.
+The first manager kills itself inside a function. The second manager records the calls of its tuner.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ for i in range(20):
     time.sleep(0.02)
 nni.report_final_result(x)
 """
-# Only in the manager process: dies at the nth call of one function, before or after the call.
+# This code runs only in the manager process, which dies at the nth call of one function, before or after the call.
 DIES = """
 import os, signal, sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
@@ -99,7 +99,7 @@ WRITER, TUNER, STORE = (
     "nni_manager.store.writer",
 )
 LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
-# In an order in which each manager reaches its moment, with what the ones before it have left.
+# The order lets each manager reach its moment with the state that the previous managers have left.
 PER_TRIAL = (
     (TUNER, "OptunaTuner", "ask", "after", 2),
     (LOCAL, None, "replace_file", "before", 2),  # the state file of a keeper
@@ -121,7 +121,7 @@ PAI_MOMENTS = {
 
 @contextlib.contextmanager
 def in_the_manager(experiment, folder, code):
-    """Managers that are started in this block run this code first."""
+    """Make managers that start in this block run `code` first."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
     before = experiment.environ.get("PYTHONPATH", "")
@@ -131,7 +131,7 @@ def in_the_manager(experiment, folder, code):
 
 
 def die_at(experiment, folder, moment):
-    """Run a manager until it kills itself, during its start or later."""
+    """Run a manager until it kills itself, which may happen during its start."""
     with in_the_manager(experiment, folder / "dies", DIES.format(moment=moment)):
         try:
             experiment.start()
@@ -182,7 +182,7 @@ def resume_and_check(experiment, tmp_path, ran):
 def test_managers_killed_at_several_moments_are_replaced_without_lost_or_duplicate_work(
     a_real_experiment, tmp_path, moments, reuse
 ):
-    """One experiment, whose managers are killed one after another, each at its moment."""
+    """The managers of one experiment are killed one after another, each at its own moment."""
     ran = tmp_path / "ran"
     ran.touch()
     experiment = a_real_experiment(
@@ -194,7 +194,7 @@ def test_managers_killed_at_several_moments_are_replaced_without_lost_or_duplica
 
 
 @pytest.mark.parametrize(("moment", "reuse"), list(zip(PAI_MOMENTS, (False, True), strict=True)))
-def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
+def test_the_successor_of_a_killed_manager_finds_the_jobs_on_openpai(
     a_real_experiment, tmp_path, monkeypatch, moment, reuse
 ):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -212,7 +212,7 @@ def test_a_manager_killed_at_any_moment_finds_its_jobs_on_openpai(
         experiment.close()
 
 
-# Waits for the test. On SIGTERM it only creates a file that is named after its number.
+# The trial waits until the test creates the gate file. On SIGTERM it only creates a file that is named after its sequence id.
 SLOW_TO_STOP = """
 import os, signal, time
 import nni_sdk as nni
@@ -227,7 +227,7 @@ if nni.get_sequence_id() < 2:
 """
 
 
-def test_a_manager_killed_during_a_stop_of_its_trials_remembers_the_stop(a_real_experiment):
+def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_real_experiment):
     experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 2, "both trials report")
@@ -236,25 +236,25 @@ def test_a_manager_killed_during_a_stop_of_its_trials_remembers_the_stop(a_real_
         wait_until(
             lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are stopping"
         )
-        # A final result that is reported before the trial receives its stop would count as a success.
+        # A final result that the trial reports before its stop arrives would count as a success.
         wait_until(
             lambda: all((experiment.code / f"stopped{number}").exists() for number in (0, 1)),
             "both have received SIGTERM",
         )
         experiment.kill_manager()
         assert reader.experiment().state.value == "STOPPING"
-    (experiment.code / "gate").touch()  # they end without a manager
+    (experiment.code / "gate").touch()  # the trials end without a manager
     experiment.start()
     experiment.wait_for_status("DONE")
     ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trials")]
-    # A trial that a user stopped is not a failure, whenever it ends; and the experiment continues.
+    # A trial that a user stopped never counts as failed, and the experiment continues.
     assert ended == [(0, "USER_CANCELED"), (1, "USER_CANCELED"), (2, "SUCCEEDED")]
 
 
 QUICK = "import nni_sdk as nni\nnni.report_final_result(nni.get_next_parameter()['x'])\n"
 
 
-def test_a_manager_killed_after_the_end_of_its_experiment_resumes_with_the_same_results(a_real_experiment):
+def test_an_ended_experiment_keeps_its_results_when_its_manager_is_killed_and_restarted(a_real_experiment):
     experiment = a_real_experiment(QUICK, maxTrialNum=2)
     experiment.start()
     before = experiment.wait_for_status("DONE")
@@ -267,7 +267,7 @@ def test_a_manager_killed_after_the_end_of_its_experiment_resumes_with_the_same_
     assert after["best"] == before["best"]
 
 
-def test_the_experiments_duration_does_not_include_time_without_a_manager(
+def test_the_duration_of_an_experiment_excludes_time_without_a_manager(
     a_real_experiment,
 ):
     experiment = a_real_experiment(SLOW_TO_STOP, maxTrialNum=100, trialConcurrency=1, maxExecDuration="1h")
@@ -283,4 +283,4 @@ def test_the_experiments_duration_does_not_include_time_without_a_manager(
     elapsed_s = experiment.summary()["elapsedS"]
     assert stored_s <= elapsed_s <= stored_s + time.monotonic() - started_s
     assert experiment.summary()["maxExecDurationS"] == 3600
-    (experiment.code / "gate").touch()  # the trial ignores SIGTERM, and need not be waited for
+    (experiment.code / "gate").touch()  # the trial ignores SIGTERM, so the gate ends it

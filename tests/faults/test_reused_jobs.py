@@ -1,4 +1,4 @@
-"""Reused jobs with failures in the middle: no metric is lost or duplicated, and every state is correct."""
+"""Reused jobs with failures while they run. No metric is lost or duplicated, and every state is correct."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ for i in range(20):
     nni.report_intermediate_result(i)
 nni.report_final_result(x)
 """
-# Trial 1 waits for the test at a gate.
+# Trial 1 waits until the test opens the pipe `gate`.
 GATED = """
 import os
 import nni_sdk as nni
@@ -33,7 +33,7 @@ nni.report_final_result(2)
 """
 
 
-# After some short trials, exactly one takes long.
+# After six short trials, exactly one trial waits at the pipe `gate`.
 LONG_AT_ONCE = """
 import os
 import nni_sdk as nni
@@ -75,7 +75,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # The duration of its own command, not of the job.
+    # A trial's duration is that of its own command, not that of the job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
         lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),
@@ -83,7 +83,9 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     )
 
 
-def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_continues(a_real_experiment):
+def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_runs_the_remaining_trials(
+    a_real_experiment,
+):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -99,7 +101,7 @@ def test_a_killed_keeper_fails_its_running_trial_and_the_next_job_continues(a_re
     assert values(experiment.rows(failed["id"])) == [1]
 
 
-def test_a_prefetched_trial_runs_without_a_manager(a_real_experiment):
+def test_a_keeper_starts_its_prefetched_trial_without_a_manager(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -122,7 +124,7 @@ def test_a_prefetched_trial_runs_without_a_manager(a_real_experiment):
     assert {trial["jobId"] for trial in experiment.get("/trials")} == {"env-0"}
 
 
-def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_by_the_other_job(a_real_experiment):
+def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_in_another_job(a_real_experiment):
     experiment = a_real_experiment(LONG_AT_ONCE, maxTrialNum=24, trialConcurrency=2, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -145,7 +147,7 @@ def test_trials_prefetched_behind_a_long_trial_are_revoked_and_run_by_the_other_
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
 
 
-def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
+def test_a_prefetched_trial_that_the_user_stops_never_starts(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -160,7 +162,7 @@ def test_a_stopped_prefetched_trial_never_starts(a_real_experiment):
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
-def test_a_stored_final_row_counts_although_the_manager_died_before_it_updated_the_trial(
+def test_a_stored_final_row_counts_if_the_manager_died_before_it_updated_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -174,9 +176,8 @@ def test_a_stored_final_row_counts_although_the_manager_died_before_it_updated_t
     wait_until(lambda: experiment.row_count() == 1, "the result is stored")
     experiment.kill_manager()
     with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
-        database.execute(
-            "UPDATE trial SET final = NULL, value = NULL"
-        )  # as if the commit after that of the row was lost
+        # This is the state if the commit of the trial's update was lost.
+        database.execute("UPDATE trial SET final = NULL, value = NULL")
     experiment.start()
     with (experiment.code / "gate").open("w"):
         pass
@@ -189,7 +190,7 @@ def test_a_stored_final_row_counts_although_the_manager_died_before_it_updated_t
     )
 
 
-def test_a_job_lost_without_a_manager_fails_only_its_running_trial(a_real_experiment):
+def test_a_job_that_is_lost_while_no_manager_runs_fails_only_its_running_trial(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -197,7 +198,7 @@ def test_a_job_lost_without_a_manager_fails_only_its_running_trial(a_real_experi
     lost = trial_of(experiment, 1)["id"]
     experiment.kill_manager()
     (keeper,) = experiment.keeper_pids()
-    # Like a cluster that drains its node: SIGTERM first. The keeper would keep waiting for a manager.
+    # A cluster that drains a node sends SIGTERM first. Without the SIGKILL below, the keeper would keep waiting for a manager.
     os.kill(keeper, signal.SIGTERM)
     ended = experiment.stream(lost, Stream.METRICS).parent.parent / "exit.json"
     wait_until(ended.exists, "the trial has ended")
@@ -210,7 +211,7 @@ def test_a_job_lost_without_a_manager_fails_only_its_running_trial(a_real_experi
     assert trial_of(experiment, 1)["reason"] == "job lost"
 
 
-def test_a_job_that_dies_after_the_end_of_its_trial_fails_at_most_one_prefetched_trial(a_real_experiment):
+def test_a_job_that_dies_after_its_trial_has_ended_fails_at_most_one_prefetched_trial(a_real_experiment):
     experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
@@ -227,16 +228,15 @@ def test_a_job_that_dies_after_the_end_of_its_trial_fails_at_most_one_prefetched
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trials")
     }
-    # Prefetched trials: ended, running or not yet started at the time of the kill. The job runs one at a
-    # time.
+    # At the time of the kill, a prefetched trial may have ended, run, or not have started. The job runs one trial at a time.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1
-    # Assigned to a job that was already dead.
+    # Trial 5 may have been assigned to the dead job, but it must run in another job.
     assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 
-def test_a_job_runs_further_trials_after_a_stopped_one_and_ends_with_the_experiment(
+def test_a_job_runs_further_trials_after_a_stopped_trial_and_ends_with_the_experiment(
     a_real_experiment,
 ):
     experiment = a_real_experiment(GATED, maxTrialNum=100, trialConcurrency=1, **REUSE)
@@ -254,7 +254,7 @@ def test_a_job_runs_further_trials_after_a_stopped_one_and_ends_with_the_experim
         assert reader.jobs() == ([], ["env-0"])
 
 
-def test_jobs_that_can_never_start_fail_all_trials_so_that_the_experiment_ends(a_real_experiment):
+def test_an_experiment_whose_jobs_can_never_start_ends_with_failed_trials(a_real_experiment):
     experiment = a_real_experiment(SHORT, maxTrialNum=3, trialConcurrency=1, **REUSE)
     experiment.environ["PAI_CURRENT_TASK_ROLE_NAME"] = "half of an identity"
     experiment.start()

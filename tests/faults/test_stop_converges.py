@@ -1,6 +1,4 @@
-"""A stop ends within its deadline without running processes, although processes are suspended or the disk
-is full.
-"""
+"""A stop ends within its deadline and leaves no process, although processes are suspended or the disk is full."""
 
 import asyncio
 import contextlib
@@ -29,7 +27,7 @@ from trial_keeper.wire.messages import Stream
 pytestmark = pytest.mark.timeout(240)
 
 MARK = "STOP_TEST"
-# Reports without end, so that some records are always in transit.
+# The trial reports endlessly, so that some records are always in transit.
 ENDLESS = """
 import time
 import nni_sdk as nni
@@ -38,8 +36,8 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# A keeper that hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. A keeper is the
-# first fork of the fork server. Without a thread of its own, the server forks it as usual.
+# The keeper hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. The thread starts in
+# the first fork of the fork server, which is a keeper. The fork server itself has no thread, so it can still fork.
 HANGS = """
 import os, sys
 from trial_keeper.wire.fork_requests import FORK_SERVER
@@ -78,7 +76,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def an_experiment(a_real_experiment, tmp_path, monkeypatch):
-    """Makes an experiment with running trials, and marks all its processes."""
+    """Return a function that makes an experiment with running trials. All processes of the experiment have the variable MARK."""
     monkeypatch.setenv(MARK, str(tmp_path))
 
     def make(train=ENDLESS, trials=2, **options):
@@ -110,7 +108,7 @@ def processes_of(tmp_path):
 
 
 def assert_nothing_runs(tmp_path):
-    # A process that was just killed may still be ending.
+    # A process that was just killed may need a moment to exit.
     wait_until(lambda: not processes_of(tmp_path), "no process of the experiment runs", scaled_s(5))
 
 
@@ -130,7 +128,7 @@ def keepers_of(experiment):
 
 
 def stopped_within(experiment):
-    """Stop the experiment like `nnictl stop`; return the duration."""
+    """Stop the experiment like `nnictl stop`; return the duration in seconds."""
     began_s = time.monotonic()
     try:
         stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
@@ -154,7 +152,7 @@ def remove_trials(experiment):
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_suspended_keepers_and_guards_end_with_a_stop(an_experiment, tmp_path, options):
+def test_a_stop_ends_suspended_keepers_and_guards(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
     assert stopped_within(experiment) < scaled_s(30)
@@ -163,7 +161,7 @@ def test_suspended_keepers_and_guards_end_with_a_stop(an_experiment, tmp_path, o
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_trials_are_stopped_although_their_folders_were_removed(an_experiment, tmp_path, options):
+def test_a_stop_ends_trials_whose_folders_were_removed(an_experiment, tmp_path, options):
     experiment = an_experiment(**options)
     remove_trials(experiment)
     stopped_within(experiment)
@@ -172,8 +170,8 @@ def test_trials_are_stopped_although_their_folders_were_removed(an_experiment, t
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_trials_are_stopped_on_a_full_disk_and_no_result_is_lost(disk, an_experiment, tmp_path, options):
-    # The workspace is on another disk, as with a cluster.
+def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_experiment, tmp_path, options):
+    # The workspace is on another disk than the experiment's folder, as with a cluster.
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
     disk.fill()
     with pytest.raises(RetryableError, match=r"all of its processes have ended.*disk is full.*nnictl resume"):
@@ -189,7 +187,7 @@ def test_trials_are_stopped_on_a_full_disk_and_no_result_is_lost(disk, an_experi
         assert rows == [*range(len(rows))]
 
 
-def test_a_stop_succeeds_with_suspended_keepers_removed_folders_and_a_full_disk(
+def test_a_stop_ends_all_processes_with_suspended_keepers_removed_folders_and_a_full_disk(
     disk, an_experiment, tmp_path
 ):
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
@@ -221,14 +219,14 @@ def test_a_single_trial_of_a_suspended_keeper_can_be_stopped(an_experiment, opti
     assert ends() == {0: ("USER_CANCELED", "stopped by user"), 1: ("SYS_CANCELED", "time limit")}
 
 
-def test_a_suspended_trial_ends_within_the_grace_period(an_experiment, tmp_path):
+def test_a_stop_ends_a_suspended_trial_within_the_grace_period(an_experiment, tmp_path):
     experiment = an_experiment()
     freeze([each for keeper in keepers_of(experiment) for each in keeper.children(recursive=True)])
     assert stopped_within(experiment) < scaled_s(20)
     assert_nothing_runs(tmp_path)
 
 
-def test_a_suspended_guard_ends_with_its_keeper_also_if_that_is_killed(an_experiment, tmp_path):
+def test_a_suspended_guard_ends_after_its_keeper_was_killed(an_experiment, tmp_path):
     experiment = an_experiment()
     freeze(guards_of(tmp_path, experiment))
     os.kill(experiment.keeper_pids()[0], signal.SIGKILL)
@@ -240,8 +238,8 @@ def test_a_suspended_guard_ends_with_its_keeper_also_if_that_is_killed(an_experi
 
 
 def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tmp_path, monkeypatch):
-    """In this process, with short deadlines. The trial has a process in another session with an empty
-    environment.
+    """The manager runs in the test's process, with short deadlines. The trial has a process with an empty environment in
+    another session.
     """
     hang, folder = tmp_path / "hang", tmp_path / "python"
     folder.mkdir()
@@ -276,10 +274,10 @@ def test_a_hanging_keeper_is_killed_with_all_its_processes(a_real_experiment, tm
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_that_cannot_be_ended_is_named_with_the_command_that_removes_it(
+def test_a_job_that_the_manager_cannot_end_is_reported_with_a_removal_command(
     a_real_experiment, tmp_path, monkeypatch
 ):
-    """The training service cannot end any job, like an unreachable cluster."""
+    """The training service cannot end any job, like that of an unreachable cluster."""
     monkeypatch.setenv(MARK, str(tmp_path))
     experiment = a_real_experiment(ENDLESS, trialConcurrency=1, maxTrialNum=1)
 

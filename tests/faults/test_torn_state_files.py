@@ -1,7 +1,7 @@
-"""State files truncated by a power cut or a full disk: resume works, or names the file and the remedy.
+"""A power cut or a full disk has truncated state files. A resume works, or the error message names the file and the remedy.
 
-THOROUGH=1 damages each file alone, in both forms. Without it, the files are damaged in four groups: every other
-file is emptied, and the rest are cut in half.
+THOROUGH=1 damages each file alone, in both forms. Without it, the files are damaged in four groups. In two groups the files
+are emptied; in the other two they are cut in half.
 """
 
 import concurrent.futures
@@ -34,7 +34,7 @@ FORMS = ("emptied", "cut in half")
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """An experiment whose machine was lost while two trials ran and two had ended. No process is left."""
+    """An experiment whose machine was lost while two trials ran and after two trials had ended. No process is left."""
     return a_lost_experiment(tmp_path_factory.mktemp("whole"))
 
 
@@ -52,7 +52,7 @@ def truncate(path, form):
 
 
 def resume_with(whole, folder, damage, before):
-    """Damage files of a copy, each in its form, and resume it; return what is wrong, or None."""
+    """Damage files of a copy, each file in its form, and resume the copy; return what is wrong, or None."""
     copy = copy_of(whole, folder)
     for name, form in damage.items():
         truncate(copy.folder.path / name, form)
@@ -73,7 +73,7 @@ def resume_with(whole, folder, damage, before):
     try:
         wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
         if not wrong:
-            # The restarted trial proves that the experiment continues.
+            # The experiment continues, because its restarted trials end.
             copy.wait_for_status("DONE")
             wrong = what_is_lost(copy.folder, before)
     except AssertionError as error:
@@ -83,12 +83,12 @@ def resume_with(whole, folder, damage, before):
     return f"{damage}: {wrong}" if wrong else None
 
 
-def test_a_resume_works_with_any_truncated_state_file_or_names_it_with_a_remedy(stopped, tmp_path):
+def test_a_resume_with_a_truncated_state_file_works_or_names_the_file_and_remedy(stopped, tmp_path):
     kinds = state_files(stopped.folder.path)
     assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
         kinds
     )
-    whole = copy_of(stopped, tmp_path / "to look at")  # reading may change SQLite's files
+    whole = copy_of(stopped, tmp_path / "to look at")  # a copy, because a read may change SQLite's files
     before = committed(whole.folder)
     assert (len(before[0]), len(before[1])) == (2, RECORDS)
     if IS_THOROUGH:
@@ -118,7 +118,7 @@ nni.report_final_result(i)
 """
 
 
-def test_a_running_trial_is_adopted_although_the_state_file_of_its_job_is_truncated(a_real_experiment):
+def test_a_running_trial_is_adopted_although_its_job_state_file_is_truncated(a_real_experiment):
     experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
     experiment.start()
     wait_until(
@@ -166,7 +166,7 @@ def test_a_trial_with_a_truncated_exit_record_keeps_its_results(a_real_experimen
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A small separate disk for an experiment's folder."""
+    """A small separate disk for the folder of an experiment."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() != 0:
@@ -180,7 +180,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_resume_on_a_full_disk_is_refused_with_the_remedy_and_works_after_it(small_disk, tmp_path):
+def test_a_resume_on_a_full_disk_is_refused_and_works_after_space_is_freed(small_disk, tmp_path):
     experiment = RealExperiment(
         tmp_path / "experiment", "import nni_sdk as nni\nnni.report_final_result(1)\n",
         maxTrialNum=2, logDir=str(small_disk),

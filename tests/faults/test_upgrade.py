@@ -1,10 +1,10 @@
-"""This manager resumes experiments of killed managers of earlier commits: no row is lost or duplicated.
+"""This manager resumes experiments of killed managers of earlier releases. No row is lost or duplicated.
 
-Each archive has three trials of 12 intermediate results and a final one. One has ended. Of the others the
-database has 5 rows and none; the rest lies in the folders of their attempts. In experiment-0.6.tar.gz these
-are unsigned, attempts/0, and attempts/7 beside one of them was forged. The experiment in
-experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz are of one commit: the last
-one before columns and documents were renamed to the field's terms.
+Each archive has three trials of 12 intermediate results and a final result. One trial has ended. Of the other two, the
+database has 5 rows and no rows; the remaining records are in the folders of their attempts. In experiment-0.6.tar.gz these
+attempts are unsigned and named attempts/0, and one of these trials also has a forged attempts/7. The experiment in
+experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz come from one commit, the last commit before
+columns and documents were renamed.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ nni_sdk.report_final_result(nni_sdk.get_sequence_id())
 
 
 def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]]:
-    """Resume the experiment of an archive and run it to its end."""
+    """Resume the experiment of an archive and run it until it ends."""
     unpack(HERE / archive, tmp_path)
     folder = ExperimentFolder(tmp_path / "experiments" / "TESTEXPT")
     with StoreReader(folder.database) as reader:
@@ -59,13 +59,13 @@ def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]
 
 
 def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
-    """Check that every row of a trial is stored once."""
+    """Check that the trial succeeded, and that each of its rows is stored once."""
     assert (trial.state.value, trial.run.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.run.message
     with StoreReader(folder.database) as reader:
         assert values(metrics_of(reader, trial.trial_id)) == [*range(12), trial.sequence_id]
 
 
-def test_unstored_records_of_version_0_6_are_read_once(tmp_path: Path) -> None:
+def test_unstored_records_of_a_version_0_6_experiment_are_read_once(tmp_path: Path) -> None:
     folder, trials = resumed(tmp_path, "experiment-0.6.tar.gz")
     for trial in trials:
         check_rows(folder, trial)
@@ -76,7 +76,7 @@ def test_unstored_records_of_version_0_6_are_read_once(tmp_path: Path) -> None:
         assert ("attempts/7/main-0: it is not a registered attempt" in trial.warning) == has_forged
 
 
-def test_unstored_records_of_format_6_are_read_once(tmp_path: Path) -> None:
+def test_unstored_records_of_a_format_6_experiment_are_read_once(tmp_path: Path) -> None:
     folder, trials = resumed(tmp_path, "experiment-0.7-format-6.tar.gz")
     assert len(trials) == 3
     for trial in trials:
@@ -85,13 +85,13 @@ def test_unstored_records_of_format_6_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["one job each", "reuse"])
-def test_keepers_from_before_the_renames_work_with_this_manager(
+def test_keepers_of_an_older_release_work_with_this_manager(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     a_real_experiment: Callable[..., RealExperiment],
     reuse: bool,
 ) -> None:
-    """With `reuse`, trials are prefetched, so all messages of the protocol except refusals are exchanged."""
+    """With `reuse`, trials are prefetched. Together, both cases use all messages of the protocol except refusals."""
     unpack(HERE / "keeper-0.7-before-renames.tar.xz", tmp_path)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(
@@ -102,7 +102,8 @@ def test_keepers_from_before_the_renames_work_with_this_manager(
     )
     python.chmod(0o755)
     monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
-    monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)  # a fork is a keeper of today
+    # A forked keeper would have the present version.
+    monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)
     trials_wanted = 8 if reuse else 3
     experiment = a_real_experiment(
         TRAIN, trialConcurrency=2, maxTrialNum=trials_wanted, localConfig={"reuse": reuse}

@@ -1,4 +1,4 @@
-"""One test per failure: no written byte is lost, none is counted twice, and every state is correct."""
+"""Each test has one kind of failure. No written byte is lost or counted twice, and every state is correct."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from trial_keeper.wire.messages import Stream
 
 REPORTS = 2000
 TRIALS = 4
-# Reports slowly enough for a failure in the middle.
+# The trial reports slowly, so that the failure happens between two reports.
 PACED = f"""
 import time
 import nni_sdk as nni
@@ -26,15 +26,15 @@ nni.report_final_result({REPORTS})
 
 
 def is_zombie(pid):
-    # The process that adopts orphans may reap them late.
+    # The process that adopts orphans may reap a zombie late.
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_experiment):
-    """It returns at another port, and once at the same."""
+def test_a_manager_killed_repeatedly_loses_or_duplicates_no_result(a_real_experiment):
+    """Each new manager uses another port, except for one restart at the same port."""
     experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
     port = None
     for share in (0.05, 0.3, 0.6):
@@ -50,7 +50,7 @@ def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_exper
     summary = experiment.wait_for_status("DONE")
 
     assert summary["counts"]["SUCCEEDED"] == TRIALS
-    # The end of a trial's message shows the keeper's log: it has no line of a library.
+    # A trial's message may quote the end of the keeper's log, so the log must have no lines of libraries.
     for log in experiment.folder.jobs.glob("*.log"):
         assert [line for line in log.read_text().splitlines() if " trial-keeper " not in line] == []
     for trial in experiment.get("/trials"):
@@ -61,7 +61,7 @@ def test_a_manager_killed_repeatedly_loses_and_duplicates_no_result(a_real_exper
         assert trial["value"] == REPORTS
 
 
-# Trial 0 runs until the test opens its gate; the others end by themselves.
+# Trial 0 waits until the test creates the file `gate`. The other trials end without it.
 ONE_GATED = f"""
 import os, time
 import nni_sdk as nni
@@ -76,8 +76,10 @@ nni.report_final_result({REPORTS})
 """
 
 
-def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost(a_real_experiment):
-    """One keeper has no state file, one was killed with its trial, one after the end of its trial."""
+def test_a_new_manager_adopts_a_running_trial_reads_an_ended_trial_and_fails_a_lost_trial(a_real_experiment):
+    """The keeper of the running trial has no state file. The keeper of the lost trial was killed during the trial, and that
+    of the ended trial after it.
+    """
     experiment = a_real_experiment(ONE_GATED, trialConcurrency=3, maxTrialNum=3)
     experiment.start()
     with StoreReader(experiment.folder.database) as reader:
@@ -93,10 +95,10 @@ def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost
     os.kill(pids[lost], signal.SIGKILL)
     with (jobs / f"{lost}.log").open("a") as file:
         file.write("trial-keeper: cannot write to the workspace /there: full; free some space there\n")
-    (jobs / f"{running}.json").unlink()  # as if the manager died before it wrote this file
+    (jobs / f"{running}.json").unlink()  # as if the manager had died before it wrote this file
     exit_json = experiment.stream(ended, Stream.METRICS).parent.parent / "exit.json"
     wait_until(exit_json.is_file, "a trial has ended")
-    os.kill(pids[ended], signal.SIGKILL)  # only the files remain
+    os.kill(pids[ended], signal.SIGKILL)  # only the files of this trial remain
 
     experiment.start()
     wait_until(lambda: experiment.summary()["keepers"] == 1, "the keeper of the running trial has connected")
@@ -111,7 +113,7 @@ def test_each_trial_without_a_manager_is_adopted_read_from_the_workspace_or_lost
     assert "free some space there" in trials[lost]["message"]
 
 
-def test_a_killed_trial_fails_with_its_signal_and_keeps_its_results(a_real_experiment):
+def test_a_trial_killed_by_a_signal_fails_with_the_signal_and_keeps_its_results(a_real_experiment):
     train = """
 import os, signal, sys
 import nni_sdk as nni
@@ -130,7 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(500)]
 
 
-def test_the_guard_of_a_killed_keeper_ends_its_trial_and_stored_results_are_kept(a_real_experiment):
+def test_the_guard_of_a_killed_keeper_ends_the_trial_and_stored_results_are_kept(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -147,9 +149,9 @@ def test_the_guard_of_a_killed_keeper_ends_its_trial_and_stored_results_are_kept
     assert values(rows) == [*range(len(rows))]
 
 
-def test_a_failing_tuner_stops_the_experiment_until_a_resume_with_a_working_one(a_real_experiment, tmp_path):
+def test_a_tuner_error_stops_the_experiment_until_a_resume_with_a_working_tuner(a_real_experiment, tmp_path):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # A tuner that fails at its third request.
+    # This tuner fails at its third request.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
@@ -192,8 +194,8 @@ def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_ex
         assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
 
 
-def test_keepers_of_another_version_stop_the_experiment_before_a_trial_runs(a_real_experiment, tmp_path):
-    # The keeper process reports another version, like one from an old image.
+def test_keepers_of_another_version_stop_the_experiment_before_any_trial_runs(a_real_experiment, tmp_path):
+    # The keeper process reports another version, like a keeper of an old image.
     other = tmp_path / "other-version"
     other.mkdir()
     (other / "sitecustomize.py").write_text(

@@ -11,7 +11,7 @@ from fake_manager import Site
 
 @pytest.fixture
 def silent_site(tmp_path: Path) -> Iterator[Site]:
-    """A workspace whose manager.json names a manager that does not run."""
+    """A workspace whose manager.json contains the address of a manager that does not run."""
     site = Site(tmp_path)
     site.manager.address = "127.0.0.1:9"  # the discard port: no program listens below port 1024 in a test
     site.manager.write_document()
@@ -21,7 +21,7 @@ def silent_site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def site(silent_site: Site) -> Site:
-    """A workspace whose manager listens."""
+    """A workspace with a manager that listens."""
     silent_site.manager.start()
     return silent_site
 

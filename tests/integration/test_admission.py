@@ -1,4 +1,4 @@
-"""Authentication of keepers by a real manager, and its responses to protocol violations."""
+"""A real manager authenticates keepers and responds to protocol violations."""
 
 import grpc
 import pytest
@@ -34,7 +34,7 @@ class ForgingClient:
         return Hello(**values | fields)
 
     def send(self, *messages, job=None, token=None):
-        """The manager's responses, until it ends the stream."""
+        """Send messages, and return the manager's responses until the manager ends the stream."""
         metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
         requests = [m if isinstance(m, ConnectRequest) else keeper_messages_to_pb([m]) for m in messages]
         with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
@@ -56,7 +56,7 @@ def refusal(forging_client, *messages, **metadata):
     return caught.value.code(), caught.value.details()
 
 
-def test_invalid_connections_are_refused_with_a_reason_and_change_nothing(forging_client):
+def test_an_invalid_connection_is_refused_with_a_reason_and_changes_nothing(forging_client):
     key = AttemptKey(forging_client.job, attempt_id(0), "main-0")
     hello = forging_client.hello(attempts=(key,))
     code = grpc.StatusCode

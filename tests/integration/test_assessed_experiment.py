@@ -17,7 +17,7 @@ from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.tuner import lazy
 from nni_manager.tuner.registry import make_assessment, make_tuner
 
-# Bad trials block after their first result.
+# A trial with a low x blocks after its first result.
 TRAIN = """
 import signal, nni_sdk
 x = nni_sdk.get_next_parameter()["x"]
@@ -62,7 +62,7 @@ def test_medianstop_stops_bad_trials_early_and_restores_its_state_after_a_resume
     assert restored.report(98, 0, (1.0,))
 
 
-# Trials with a high x are stopped at their second result, at the latest.
+# A trial with a high x is stopped after its second result, at the latest.
 PRUNED = """
 import signal, nni_sdk
 x = nni_sdk.get_next_parameter()["x"]
@@ -75,10 +75,10 @@ nni_sdk.report_final_result(x)
 
 
 @pytest.mark.parametrize("has_intermediates", [False, True], ids=["as in Optuna", "as in NNI"])
-def test_trials_that_a_pruner_stops_are_pruned_trials_of_the_study(
+def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
     a_real_experiment, monkeypatch, has_intermediates
 ):
-    """In the manager that ran them, and in the next one."""
+    """The study of the manager that ran the trials is checked, and the study that the next manager restores."""
     experiment = a_real_experiment(
         PRUNED,
         space={"x": {"_type": "choice", "_value": [0.0, 1.0]}},
@@ -95,7 +95,7 @@ def test_trials_that_a_pruner_stops_are_pruned_trials_of_the_study(
 
     def recorded(**settings):
         study = create_study(**settings)
-        # The pruner has a study of its own.
+        # The pruner creates its own study, which has a name.
         if settings.get("study_name") is None:
             studies.append(study)
         return study

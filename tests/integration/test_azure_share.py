@@ -1,4 +1,4 @@
-"""An Azure share with Azure's real SDK: uploads, downloads, and the secrecy of the key."""
+"""An Azure share, used through Azure's real SDK: uploads, downloads, and the secrecy of the account key."""
 
 import base64
 import contextlib
@@ -68,7 +68,7 @@ def workspace(site):
 
 
 def contents(folder):
-    """The content of a folder as keepers see it: every file, and the empty folders."""
+    """The content of a folder as keepers see it: all files, and all empty folders."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
@@ -83,7 +83,7 @@ def a_trial():
 # ---- files that keepers read
 
 
-def test_every_file_for_keepers_is_uploaded_and_manager_json_comes_last(azure, share, workspace):
+def test_all_files_for_keepers_are_uploaded_and_manager_json_is_the_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
     workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)  # larger than one range
     workspace.checkpoints.mkdir()
@@ -113,7 +113,7 @@ def test_folders_deleted_from_the_share_are_created_again(azure, share, workspac
     share.send(workspace.run_sh)
     share.remove(workspace.root)
     assert list(azure.share.iterdir()) == []
-    share.remove(workspace.root)  # removing it twice is no error
+    share.remove(workspace.root)  # a second removal raises no error
     share.send(workspace.run_sh)
     (azure.share / "EXPT" / "run.sh").unlink()
     (azure.share / "EXPT").rmdir()
@@ -124,7 +124,7 @@ def test_folders_deleted_from_the_share_are_created_again(azure, share, workspac
 # ---- files that keepers write
 
 
-def test_files_of_keepers_are_read_by_ranges_with_the_same_result_as_from_a_mount(azure, share, workspace):
+def test_keeper_files_are_read_by_ranges_with_the_same_result_as_from_a_mount(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY)
     files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
     assert files.find_attempts("trial", SIGNER).newest == []
@@ -165,7 +165,7 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
     there.output.mkdir(parents=True)
     files.fetch("trial", Stream.STDOUT)
     assert not here.exists()
-    # Bytes that the node has not sent yet are read as zeros.
+    # Azure returns zeros for bytes that the node has not sent yet.
     for written, brought in ((b"one\n" + bytes(8), b"one\n"), (b"one\ntwo\n", b"one\ntwo\n")):
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
@@ -173,7 +173,7 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
     SharedFiles(workspace).fetch("trial", Stream.STDERR)  # no download from a mount
 
 
-def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(azure, share, workspace):
+def test_a_log_that_two_processes_fetch_at_once_is_complete_and_not_duplicated(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
     there.parent.mkdir(parents=True)
     content = bytes(range(1, 250)) * 10_000  # more than one read returns
@@ -190,7 +190,8 @@ def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(a
             data = share.read(path, offset, longest)
             if self.others:
                 self.others -= 1
-                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)  # during the other fetch
+                # This second fetch runs during the first fetch.
+                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)
             return data
 
     SharedFiles(workspace, Slow()).fetch("trial", Stream.STDOUT)
@@ -245,7 +246,7 @@ def test_the_number_of_upload_retries_comes_from_the_experiment_file(azure, work
         assert share._retry_policy.tries == 5
 
 
-def test_a_changed_account_key_is_read_again_from_the_vault_and_passed_to_jobs(azure, share, workspace):
+def test_a_changed_account_key_is_read_again_from_the_vault_and_sent_to_jobs(azure, share, workspace):
     workspace.run_sh.write_text("echo\n")
     azure.key = azure.vault_key = new_key("another")
     share.send(workspace.run_sh)
@@ -253,7 +254,7 @@ def test_a_changed_account_key_is_read_again_from_the_vault_and_passed_to_jobs(a
     assert secret.texts == {"azurestorageaccountname": ACCOUNT, "azurestorageaccountkey": azure.key}
 
 
-def test_a_key_missing_in_the_vault_is_reported_without_showing_any_secret(azure, share, workspace, caplog):
+def test_a_missing_vault_key_is_reported_without_any_secret_in_the_message(azure, share, workspace, caplog):
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")
@@ -287,7 +288,7 @@ def test_an_unreadable_or_malformed_key_is_an_error_with_a_remedy(azure, workspa
     assert told in str(raised.value)
 
 
-def test_a_refused_azure_login_shows_azures_error_code(azure, workspace, monkeypatch):
+def test_a_refused_azure_login_raises_with_the_error_code_of_azure(azure, workspace, monkeypatch):
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong-s3cret")
     with pytest.raises(UserError, match=r"AADSTS7000215.*az login") as raised:
         AzureShare(STORAGE, workspace.root, QUICK)
@@ -306,7 +307,7 @@ def test_an_unreachable_vault_is_a_retryable_error(azure, workspace):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 
-def test_check_finds_the_share_with_one_call_and_reports_an_unreachable_one(azure, share):
+def test_check_finds_the_share_with_one_call_and_raises_for_an_unreachable_share(azure, share):
     share.check()
     assert azure.asked == ["GET nni?restype=share"]
     azure.key = new_key("second")

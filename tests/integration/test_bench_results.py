@@ -1,4 +1,4 @@
-"""The command line of `make bench`, its result files and their comparison. Nothing is measured here."""
+"""The command line of `make bench`, its result files and their comparison. These tests measure nothing."""
 
 import json
 
@@ -12,7 +12,7 @@ def bench(benchmark_module):
 
 @pytest.fixture
 def rows_of(bench):
-    """Rows with these figures."""
+    """Make rows with these ratios."""
 
     def make(*ratios):
         return [
@@ -27,7 +27,7 @@ def results_of(bench, *rounds, **machine):
     return bench.Results(machine, list(rounds))
 
 
-def test_the_help_names_every_measurement(bench, capsys):
+def test_the_help_lists_every_measurement(bench, capsys):
     with pytest.raises(SystemExit) as ended:
         bench.main(["--help"])
     assert ended.value.code == 0
@@ -35,7 +35,7 @@ def test_the_help_names_every_measurement(bench, capsys):
     assert all(f"  {measure.__name__} " in shown for measure in bench.MEASUREMENTS)
 
 
-def test_measurements_are_chosen_by_name_and_repeated_in_rounds(bench, monkeypatch, tmp_path, capsys):
+def test_the_bench_command_runs_the_named_measurements_in_rounds(bench, monkeypatch, tmp_path, capsys):
     called = []
 
     def measure(name, holds):
@@ -71,11 +71,11 @@ def test_invalid_arguments_are_refused_with_the_choices(bench, arguments, capsys
         ("-", "-", None),
     ],
 )
-def test_the_figure_of_a_row_is_its_ratio_or_what_was_measured(bench, measured, ratio, figure):
+def test_the_figure_of_a_row_is_its_ratio_or_else_its_measured_value(bench, measured, ratio, figure):
     assert bench.Row("it", measured, "-", ratio, "-", True).figure == figure
 
 
-def test_a_row_has_changed_if_every_pair_of_rounds_changed_alike(bench, rows_of, tmp_path, capsys):
+def test_a_row_is_higher_or_lower_only_if_every_pair_of_rounds_agrees(bench, rows_of, tmp_path, capsys):
     before = [rows_of(2.0, 2.0, 2.0), rows_of(2.2, 2.0, 2.0), rows_of(1.9, 2.0, 2.0)]
     after = [rows_of(1.0, 1.9, 4.0), rows_of(1.2, 2.1, 4.1), rows_of(1.1, 1.8, 5.0)]
     files = [tmp_path / "before.json", tmp_path / "after.json"]
@@ -88,7 +88,7 @@ def test_a_row_has_changed_if_every_pair_of_rounds_changed_alike(bench, rows_of,
     assert lines[5:] == ["python: 3.11 -> 3.12"]
 
 
-def test_two_rounds_are_too_few_for_a_verdict(bench, rows_of):
+def test_two_rounds_are_too_few_for_a_comparison(bench, rows_of):
     results = [results_of(bench, *[rows_of(number)] * 2) for number in (1.0, 9.0)]
     assert bench.results.compare(*results).endswith("too few rounds")
 
@@ -96,7 +96,7 @@ def test_two_rounds_are_too_few_for_a_verdict(bench, rows_of):
 @pytest.mark.parametrize(
     "content", [None, "no JSON", "[]", '{"machine": {}}', '{"machine": {}, "rounds": [[{}]]}']
 )
-def test_a_file_that_is_no_result_is_named_with_the_remedy(bench, content, tmp_path, capsys):
+def test_a_file_without_valid_results_is_refused_with_the_remedy(bench, content, tmp_path, capsys):
     file = tmp_path / "other.json"
     if content is not None:
         file.write_text(content)

@@ -1,6 +1,6 @@
-"""The measurements of `make bench` that need many keepers, with few of them, and Ray Tune with few trials.
+"""The measurements of `make bench` that need many keepers run with few keepers, and Ray Tune runs with few trials.
 
-The measured values are not checked here.
+The tests do not check the measured values.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
     [
         ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 300}),
         ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
-        # So many that a fast manager has not ended all of them between two looks.
+        # With this many trials, even a fast manager has trials left at the next poll.
         ("bench_many_keepers", "cost_of_trials", {"marks": (10, 150), "share": 140}),
         ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
         ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
         ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
     ],
 )
-def test_a_measurement_runs_with_few_keepers_and_counts_every_record(
+def test_every_measurement_runs_with_few_keepers_and_returns_measured_rows(
     benchmark_module, module, measurement, short
 ):
     rows = getattr(benchmark_module(module), measurement)(**short)
@@ -52,7 +52,7 @@ def test_a_measurement_runs_with_few_keepers_and_counts_every_record(
 @pytest.mark.peer
 def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(benchmark_module):
     ray_tune = benchmark_module("bench_turnaround").ray_tune
-    with tempfile.TemporaryDirectory() as folder:  # keeps the path short
+    with tempfile.TemporaryDirectory() as folder:  # a short path, because Ray's socket names are limited
         (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
         if ray == NO_RAY:
             pytest.skip(ray)
@@ -72,7 +72,7 @@ def cmdline(process):
     ("ours_ms", "holds_alone", "holds_beside_ray"),
     [(5.9, True, True), (9.4, False, True), (9.6, False, False)],
 )
-def test_a_warm_trial_must_reach_the_goal_or_be_faster_than_ray_tune(
+def test_the_goal_of_a_warm_trial_is_6_ms_or_95_percent_of_ray_tune(
     benchmark_module, ours_ms, holds_alone, holds_beside_ray
 ):
     bench = benchmark_module("bench_turnaround")

@@ -1,4 +1,4 @@
-"""A manager whose disk is blocked, and keepers that keep sending."""
+"""The disk of a manager is blocked, and its keepers keep sending."""
 
 import contextlib
 import sqlite3
@@ -27,15 +27,15 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
 MAX_CHUNKS = 200
-# Per stream: one message in the servicer, and the bytes that gRPC has read ahead.
+# For each stream: one message in the servicer, and the bytes that gRPC has read in advance.
 MAX_OF_A_STREAM_BYTES = 1 << 20
-# Tolerance for memory that Python's allocator keeps.
+# A tolerance for memory that Python's allocator does not return.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
 
 
 class Flood:
-    """A keeper without flow control: it sends as fast as the stream accepts."""
+    """A keeper without flow control, which sends as fast as the stream accepts."""
 
     def __init__(self, port, secret, job_id, stream):
         self.key = AttemptKey(job_id, attempt_id(0), "main-0")
@@ -76,7 +76,7 @@ class Flood:
 
 @pytest.fixture
 def manager(a_real_experiment):
-    """An experiment, its manager's process, and its port for keepers."""
+    """An experiment, the process of its manager, and the manager's port for keepers."""
     experiment = a_real_experiment(
         "pass\n", trialConcurrency=KEEPERS, maxTrialNum=KEEPERS, logCollection="http"
     )
@@ -93,7 +93,7 @@ def manager(a_real_experiment):
     process.communicate()
 
 
-def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_loses_no_connection(manager):
+def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_keeps_all_connections(manager):
     experiment, process, port = manager
     with StoreReader(experiment.folder.database) as reader:
         secret = reader.experiment().secret
@@ -114,7 +114,7 @@ def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_loses_no_connecti
             blocker.close()
         assert sent_bytes < KEEPERS * MAX_CHUNKS * CHUNK_BYTES / 2
         assert grown_bytes < MAX_BYTES + KEEPERS * MAX_OF_A_STREAM_BYTES + SLACK_BYTES
-        # When the disk accepts writes again, all keepers continue.
+        # All keepers continue when the disk accepts writes again.
         held = [flood.sent_chunks for flood in floods]
         wait_until(
             lambda: all(flood.sent_chunks > chunks for flood, chunks in zip(floods, held, strict=True)),
@@ -137,7 +137,7 @@ def hold_the_database(database):
 
 
 def wait_until_stalled(floods):
-    """Wait until the manager has accepted no chunk for a second."""
+    """Wait until the manager has accepted no chunk during STANDS_STILL_LOOKS polls."""
     seen = []
 
     def nothing_moves():

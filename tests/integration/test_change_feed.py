@@ -61,7 +61,7 @@ def document_of(live, since=None, **options):
     return json.loads(asyncio.run(ask()))
 
 
-def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapshot):
+def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapshot):
     experiment = a_snapshot.experiment
     for number in range(5):
         begin(experiment, number)
@@ -84,7 +84,7 @@ def test_the_first_poll_returns_all_trials_and_later_ones_only_changes(a_snapsho
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_a_client_that_reads_windows_gets_few_trials_or_none(a_snapshot, monkeypatch):
+def test_a_client_with_windows_receives_no_rows_when_more_than_max_rows_changed(a_snapshot, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.0)
     for number in range(5):
@@ -93,7 +93,7 @@ def test_a_client_that_reads_windows_gets_few_trials_or_none(a_snapshot, monkeyp
     few = document_of(feed, may_window=True)
     assert (len(few["trials"]), "windowed" in few) == (5, False)
     begin(a_snapshot.experiment, 5)
-    # It has the others already.
+    # The client already has the other trials.
     assert [
         row["id"] for row in document_of(feed, Cursor.read(few["version"]), may_window=True)["trials"]
     ] == ["t5"]
@@ -103,7 +103,7 @@ def test_a_client_that_reads_windows_gets_few_trials_or_none(a_snapshot, monkeyp
     begin(a_snapshot.experiment, 6)
     changes = document_of(feed, Cursor.read(many["version"]), may_window=True)
     assert (changes["reset"], [row["id"] for row in changes["trials"]]) == (False, ["t6"])
-    # After a long pause, too many have changed.
+    # After a long pause, more trials have changed than a response may contain.
     for number in range(7, 13):
         begin(a_snapshot.experiment, number)
     late = document_of(feed, Cursor.read(many["version"]), may_window=True)
@@ -129,7 +129,7 @@ def test_a_row_is_serialised_once_per_change_of_its_trial(a_snapshot, monkeypatc
 
 
 def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_responses(tmp_path, monkeypatch):
-    """A view replaces its trials at each poll, so a slow response may contain outdated ones."""
+    """A view replaces its trials at each poll, so a slow response may contain outdated trials."""
     monkeypatch.setattr(stored_experiment, "_POLL_INTERVAL_S", 0.0)
     stored = made_experiment(tmp_path, 1000).folder
     with contextlib.closing(StoredExperimentReader(stored)) as looked:
@@ -139,7 +139,7 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # as any other request does
+            looked.snapshot()  # any other request polls the store like this call
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())
@@ -156,14 +156,14 @@ def test_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
     assert (document["reset"], len(document["trials"])) == (True, 1)
 
 
-def test_a_version_newer_than_the_current_one_returns_all_trials(a_snapshot):
+def test_a_version_newer_than_the_current_version_returns_all_trials(a_snapshot):
     begin(a_snapshot.experiment, 0)
     feed = ChangeFeed(lambda: a_snapshot)
     version = Cursor.read(document_of(feed)["version"])
     assert document_of(feed, replace(version, revision=version.revision + 1))["reset"] is True
 
 
-def test_a_long_value_is_truncated_in_its_row_and_the_row_is_marked(a_snapshot):
+def test_a_long_value_is_truncated_in_its_row_and_the_row_has_a_cut_flag(a_snapshot):
     long, short = "x" * 5000, "y" * 256
     values = {"a": long, "b": [long], "c": short, "d": 1.5, "e": None, "f": {"g": 1}}
     a_snapshot.experiment.handle(ParametersSuggested("t0", 0, values, {}, 1.0), 1.0)
@@ -225,7 +225,7 @@ def test_a_reconnected_follower_receives_only_changes_since_its_version(served, 
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])
 
 
-def test_the_number_of_followers_is_limited_and_free_places_are_reused(served, monkeypatch):
+def test_the_number_of_followers_is_limited_and_a_disconnected_follower_frees_capacity(served, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 3)
     with contextlib.ExitStack() as stack:
         following = []
@@ -238,14 +238,14 @@ def test_the_number_of_followers_is_limited_and_free_places_are_reused(served, m
         assert refused.json()["error"].endswith("; poll /changes")
         assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
     deadline_s = time.monotonic() + DEADLINE_S
-    while True:  # disconnected followers free their places
+    while True:  # retry until the server has detected the disconnects
         with contextlib.closing(served.ask("GET", "/events", stream=True)) as response:
             if response.status_code == 200:
                 break
         assert time.monotonic() < deadline_s, "the places of disconnected followers are not free"
 
 
-def test_the_limit_of_followers_holds_for_concurrent_connections(tmp_path, monkeypatch):
+def test_the_limit_of_followers_applies_to_concurrent_connections(tmp_path, monkeypatch):
     monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 5)
     experiment = made_experiment(tmp_path, 300)
     with served_view(experiment.folder) as view, contextlib.ExitStack() as stack:
@@ -254,7 +254,8 @@ def test_the_limit_of_followers_holds_for_concurrent_connections(tmp_path, monke
             + view.session_auth.token.encode()
             + b"\r\n\r\n"
         )
-        for _ in range(2):  # the second round needs the places of the first one
+        # The second round is accepted only after the followers of the first round are removed.
+        for _ in range(2):
             peers = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=DEADLINE_S))
                 for _ in range(30)

@@ -1,4 +1,4 @@
-"""Changes to a running experiment over the HTTP API, in this process; a resume keeps them."""
+"""The HTTP API changes a running experiment, in the test's process. A resume keeps the changes."""
 
 import asyncio
 import contextlib
@@ -51,12 +51,12 @@ ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
 
 @pytest.fixture(autouse=True)
 def no_wait_for_keepers(monkeypatch):
-    """There are no keepers, and closing a finished experiment would wait for them."""
+    """The tests have no keepers. Without this fixture, the close of a finished experiment would wait for keepers."""
     monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.01)
 
 
 class Jobs(Void):
-    """Records the submitted and stopped jobs."""
+    """A training service that records the submitted and stopped jobs."""
 
     def __init__(self, on_job_ended, state):
         super().__init__(on_job_ended, state)
@@ -115,7 +115,7 @@ class Live:
             await asyncio.sleep(0.01)
 
     async def made(self, count):
-        """Wait for `count` trials that all have a job; return their x."""
+        """Wait for `count` trials that all have a job; return the values of x."""
         trials = self.engine.experiment.trials
         await self.until(lambda: len(trials) == count and all(trial.job_id for trial in trials.values()))
         return [trial.parameters["x"] for trial in trials.values()]
@@ -146,7 +146,8 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    with StoreReader(experiment.folder.database) as reader:  # as a manager process does
+    # A manager process also reads the stored configuration.
+    with StoreReader(experiment.folder.database) as reader:
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
@@ -334,7 +335,7 @@ def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_
             assert await live.made(2) == [0, 1]
             live.finish(0)
             await live.made(3)
-            # Trials 1 and 2 are running; the tuner still learns their results.
+            # Trials 1 and 2 still run. The tuner receives their results later.
             await live.put("SEARCH_SPACE", searchSpace={"x": {"_type": "quniform", "_value": [0, 4, 1]}})
             live.finish(1)
             assert await live.made(4) == [0, 1, 2, 2], "0 and 1 have results; trial 2 is running"
@@ -360,7 +361,7 @@ def test_a_changed_search_space_applies_to_new_trials_and_after_a_resume(a_real_
 # ---- trials and results of users
 
 
-def test_a_customized_trial_is_marked_updates_the_tuner_and_survives_a_resume(a_real_experiment):
+def test_a_customized_trial_updates_the_tuner_and_is_restored_by_a_resume(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
 
     async def scenario():
@@ -430,7 +431,7 @@ def test_a_customized_trial_is_refused_while_the_experiment_stops(a_real_experim
     play(scenario)
 
 
-def test_an_import_stores_all_results_or_none_and_survives_a_resume(a_real_experiment):
+def test_an_import_stores_all_results_or_none_and_a_resume_keeps_the_results(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
     right = [{"parameter": {"x": float(x)}, "value": x} for x in (1, 2)]
 
@@ -461,7 +462,7 @@ def test_an_import_stores_all_results_or_none_and_survives_a_resume(a_real_exper
 
 
 class RecordingTuner(BaseTuner):
-    """Proposes its own numbers, and records the results that it receives."""
+    """A tuner that proposes the trial's key as x, and records the imported results."""
 
     def __init__(self, config):
         self.revision = config.search_space_revision
@@ -497,9 +498,8 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
             with contextlib.closing(
                 sqlite3.connect(experiment.folder.database, isolation_level=None)
             ) as slow:
-                slow.execute(
-                    "BEGIN IMMEDIATE"
-                )  # blocks the store, so that both changes are committed in one transaction
+                # The lock blocks the store, so that both changes are committed in one transaction.
+                slow.execute("BEGIN IMMEDIATE")
                 first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
                 await live.until(lambda: len(live.engine.experiment.trials) == 2)
                 changes = [asyncio.ensure_future(live.put("SEARCH_SPACE", searchSpace=wider))]
@@ -509,12 +509,14 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                with contextlib.suppress(asyncio.TimeoutError):  # the import may wait for the other change
+                # The import may wait for the change of the search space.
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # A customized trial that has just ended reaches the tuner by its own report, so history omits it.
+            # The tuner receives a customized trial that has just ended from the trial's own report, so the history omits the
+            # trial.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)
@@ -523,7 +525,7 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
     play(scenario)
 
 
-# ---- what the cluster loses
+# ---- jobs that the cluster loses
 
 
 def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
@@ -561,7 +563,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
     play(scenario)
 
 
-def test_a_keeper_of_a_job_wrongly_reported_lost_must_close_its_attempt_and_leave(
+def test_the_keeper_of_a_job_reported_as_lost_receives_a_close_and_a_shutdown(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
@@ -595,7 +597,7 @@ def test_a_keeper_of_a_job_wrongly_reported_lost_must_close_its_attempt_and_leav
             (word,) = said(session)
             assert word.attempt == AttemptOffsets(key, {}, closed=True)
             session.closed()
-            # The same after a reconnect.
+            # After a reconnect, the attempt is closed too, and the keeper receives a Shutdown.
             welcome, leave = said(hello(key))
             assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
             assert (trial.state.value, trial.retries, trial.run.attempt) == ("WAITING", 1, None)

@@ -1,4 +1,4 @@
-"""Programs that traverse no objects which live as long as they do."""
+"""The garbage collector of a program skips objects that live until the program exits."""
 
 import subprocess
 import sys
@@ -25,6 +25,6 @@ Cycle("at its end")
 """
 
 
-def test_a_program_collects_garbage_while_it_runs_and_not_at_its_end():
+def test_a_program_collects_garbage_while_it_runs_but_not_when_it_exits():
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ran.stdout, ran.stderr) == ("while it runs\n", "")

@@ -61,7 +61,7 @@ def run_doctor(environ, *arguments, prefix=()):
 
 @pytest.fixture
 def run_checks(site):
-    """Runs a doctor in the environment of the site's keeper, with some settings changed."""
+    """Return a function that runs the doctor in the environment of the site's keeper, with some settings changed."""
 
     def run(*, prefix=(), without=(), **overrides):
         environ = site.environ | site.settings(**overrides).to_environ()
@@ -77,7 +77,7 @@ def run_checks(site):
 # ---- a healthy container
 
 
-def test_a_healthy_container_gets_one_line_per_check(site):
+def test_the_doctor_prints_one_line_per_check_in_a_healthy_container(site):
     done = run_doctor(site.environ | site.settings().to_environ())
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -138,7 +138,7 @@ def test_a_doctor_reaches_a_real_manager_without_disturbing_its_keeper(a_real_ex
 # ---- settings
 
 
-def test_missing_settings_fail_only_their_own_check(site, run_checks):
+def test_missing_settings_fail_only_the_settings_check(site, run_checks):
     report = run_checks(without=["TRIAL_KEEPER_TOKEN", "TRIAL_KEEPER_TRIAL_ID"])
     assert report.failed == ["settings"]
     assert "TRIAL_KEEPER_TOKEN is not set" in report.words("settings")
@@ -157,7 +157,9 @@ def test_mount_and_network_are_checked_without_the_other_settings(site, run_chec
 # ---- the shared storage
 
 
-def test_a_missing_mount_fails_with_the_part_of_the_path_that_exists(site, run_checks, tmp_path):
+def test_a_missing_mount_fails_the_mount_check_and_shows_the_existing_part_of_the_path(
+    site, run_checks, tmp_path
+):
     report = run_checks(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
     assert report.failed == ["manager", "mount", "write"]
     assert f"the path exists only up to {tmp_path}" in report.words("mount")
@@ -184,7 +186,7 @@ def test_an_empty_folder_in_place_of_the_mount_fails_with_the_remedy(site, run_c
 
 
 def mounting(script):
-    """A command that changes mounts in a mount namespace of its own."""
+    """A command prefix that runs `script` in a new mount namespace, where the script may change mounts."""
     prefix = ("unshare", "--map-root-user", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare and the right to mount")
@@ -214,7 +216,7 @@ def test_a_full_mount_fails_the_space_and_write_checks(site, run_checks):
 
 
 @pytest.mark.any_machine
-def test_a_mount_of_another_user_fails_with_its_owner_and_mode(site, run_checks, open_way, as_nobody):
+def test_a_mount_owned_by_another_user_fails_with_the_owner_and_mode(site, run_checks, open_way, as_nobody):
     site.workspace.root.chmod(0o711)
     site.workspace.manager_json.chmod(0o600)
     report = run_checks(prefix=as_nobody)
@@ -289,7 +291,7 @@ def test_a_host_name_that_cannot_be_resolved_fails_the_name_check(site, run_chec
 
 @contextlib.contextmanager
 def listener(answer=None):
-    """A port of another program: sends `answer` to every client, or nothing."""
+    """Listen like another program: send `answer` to every client, or nothing if it is None."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 
@@ -366,7 +368,9 @@ def test_a_wrong_token_is_refused_and_not_shown(site, run_checks):
     ],
     ids=["version", "job"],
 )
-def test_a_refused_version_or_job_is_reported_with_the_managers_remedy(site, run_checks, refusal, words):
+def test_a_refused_version_or_job_is_reported_with_the_remedy_of_the_manager(
+    site, run_checks, refusal, words
+):
     site.manager.refuse_with = refusal
     report = run_checks()
     assert report.failed == ["grpc"]
@@ -377,7 +381,7 @@ def test_a_refused_version_or_job_is_reported_with_the_managers_remedy(site, run
 # ---- GPUs
 
 
-def test_visible_gpus_are_named(site, run_checks, tmp_path):
+def test_the_doctor_lists_visible_gpus(site, run_checks, tmp_path):
     site.environ |= build_driver(tmp_path)
     report = run_checks()
     assert report.outcomes("gpu") == ["OK"]

@@ -1,4 +1,4 @@
-"""A keeper and a manager that listens beyond loopback: TLS, and no machine in the middle."""
+"""A manager listens beyond loopback, and its keeper connects with TLS. A machine in the middle can read nothing."""
 
 import os
 import socket
@@ -39,7 +39,7 @@ def encrypted(silent_site: Site, tmp_path) -> Site:
 
 
 class Tap:
-    """Forwards bytes to an address, and records them."""
+    """A TCP proxy that forwards bytes to an address, and records the bytes."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")
@@ -101,7 +101,7 @@ def doctor(site: Site, **settings) -> str:
     return done.stdout
 
 
-def test_an_eavesdropper_on_the_link_sees_neither_token_nor_metrics(encrypted: Site, tapped) -> None:
+def test_an_eavesdropper_on_a_tls_link_reads_neither_token_nor_metrics(encrypted: Site, tapped) -> None:
     tap = tapped(encrypted.manager.address)
     encrypted.manager.write_document(tap.address)
     keeper = encrypted.start_keeper()
@@ -114,8 +114,8 @@ def test_an_eavesdropper_on_the_link_sees_neither_token_nor_metrics(encrypted: S
     assert b"PERIODICAL" not in tap.seen
 
 
-def test_an_eavesdropper_on_a_link_without_tls_sees_token_and_metrics(silent_site: Site, tapped) -> None:
-    """Proves that the previous test would fail without encryption."""
+def test_an_eavesdropper_on_a_link_without_tls_reads_token_and_metrics(silent_site: Site, tapped) -> None:
+    """This counter-check shows that the previous test would fail without encryption."""
     silent_site.manager.start()
     silent_site.gate("gate")
     silent_site.add_python_trial(TRAIN)
@@ -133,7 +133,7 @@ def test_a_keeper_sends_nothing_until_the_manager_has_the_expected_certificate(
 ) -> None:
     expected = encrypted.manager.certificate
     encrypted.manager.close()
-    # The manager listens with another certificate; the workspace still names the expected one.
+    # The manager listens with another certificate, while manager.json still names the expected certificate.
     encrypted.manager.certificate = Certificate.of(tmp_path / "other.pem", [])
     encrypted.manager.start()
     encrypted.manager.certificate = expected
@@ -151,7 +151,7 @@ def test_a_keeper_sends_nothing_until_the_manager_has_the_expected_certificate(
     assert encrypted.manager.stored() == encrypted.file(Stream.METRICS)
 
 
-def test_a_keeper_sends_nothing_to_a_manager_without_tls_if_manager_json_names_a_certificate(
+def test_a_keeper_that_expects_a_certificate_sends_nothing_to_a_manager_without_tls(
     encrypted: Site,
 ) -> None:
     expected = encrypted.manager.certificate
@@ -170,7 +170,7 @@ def test_a_keeper_sends_nothing_to_a_manager_without_tls_if_manager_json_names_a
     assert keeper.wait() == 0
 
 
-def test_a_keeper_without_tls_is_refused(encrypted: Site) -> None:
+def test_a_manager_with_a_certificate_refuses_a_keeper_without_tls(encrypted: Site) -> None:
     hello = Hello("0.6.0", "TESTEXPT", "trial1", "main-0")
     with grpc.insecure_channel(encrypted.manager.address) as channel:
         call = KeeperServiceStub(channel).Connect(
@@ -190,7 +190,7 @@ def test_the_doctor_verifies_the_certificate_and_connects(encrypted: Site) -> No
     assert TOKEN not in found
 
 
-def test_the_token_is_neither_in_the_trials_environment_nor_in_any_output_or_file(site: Site) -> None:
+def test_the_token_is_absent_from_the_trial_environment_and_from_all_output_and_files(site: Site) -> None:
     site.add_python_trial("import os, sys; print(dict(os.environ)); print(sys.argv)")
     keeper = site.start_keeper(collect_logs=True, relay_output=True)
     assert keeper.wait() == 0

@@ -1,4 +1,4 @@
-"""The engine with scripted training services: its behaviour when something fails."""
+"""The engine with scripted training services, mostly when a component fails."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ def test_a_failing_assessor_is_reported_and_running_trials_continue(a_real_exper
 
 
 class OnePlace(Void):
-    """Runs one job at a time; the others wait."""
+    """A training service that runs one job at a time. Other jobs wait for their reservation."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -135,7 +135,7 @@ class OnePlace(Void):
         return True
 
 
-def test_a_waiting_trial_can_be_stopped_and_a_stopped_one_frees_its_place(a_real_experiment):
+def test_a_waiting_trial_can_be_stopped_and_a_stopped_trial_frees_its_reservation(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
 
     async def scenario():
@@ -161,7 +161,7 @@ def test_a_waiting_trial_can_be_stopped_and_a_stopped_one_frees_its_place(a_real
 
 
 class FailsTwice(Void):
-    """The first two submissions fail."""
+    """A training service whose first two submissions fail."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -176,7 +176,7 @@ class FailsTwice(Void):
         await super().submit(settings)
 
 
-def test_a_submission_that_fails_temporarily_is_shown_and_retried_without_failing_a_trial(
+def test_a_temporarily_failing_submission_is_reported_and_retried_without_a_failed_trial(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
@@ -196,7 +196,7 @@ def test_a_submission_that_fails_temporarily_is_shown_and_retried_without_failin
 
 
 class SlowSubmit(Void):
-    """The job runs long before submit() returns."""
+    """A training service whose job starts long before submit() returns."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -233,7 +233,7 @@ def test_a_keeper_that_connects_before_submit_returns_keeps_running(a_real_exper
 
 
 class Refusing(Void):
-    """Refuses every job."""
+    """A training service that refuses every job."""
 
     async def submit(self, settings):
         raise UserError("cannot submit: the image does not exist; name another")
@@ -272,7 +272,7 @@ def test_a_waiting_trial_stays_waiting_when_the_experiment_is_closed(a_real_expe
         assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
 
 
-def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_manager_closes(a_real_experiment):
+def test_the_next_trial_is_not_submitted_if_the_manager_closes_after_a_stop(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=2)
 
     async def scenario():
@@ -288,9 +288,8 @@ def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_mana
         await start(engine)
         await blocked.wait()
         (trial_id,) = engine.experiment.trials
-        engine.stop_trial(
-            trial_id
-        )  # its submission is cancelled, and the next trial is to start when that has ended
+        # The stop cancels the submission of the trial. The next trial would start after that.
+        engine.stop_trial(trial_id)
         await engine.close()
         assert not engine.runtime.failed.is_set()
         assert asyncio.all_tasks() == before
@@ -301,7 +300,7 @@ def test_a_trial_that_would_follow_a_stopped_one_is_not_submitted_while_the_mana
 
 
 class Remote(Void):
-    """Jobs that see only the workspace of this machine."""
+    """A training service whose jobs can access only the workspace of this machine."""
 
     uses_snapshot = True
 
@@ -345,7 +344,7 @@ def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_exper
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_exit_code_of_a_keeper_without_an_attempt_is_the_trials_reason(a_real_experiment, own):
+def test_the_exit_code_of_a_keeper_without_an_attempt_sets_the_reason_of_the_trial(a_real_experiment, own):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -408,7 +407,7 @@ def hello_of(engine, trial, *attempts):
     return hello, trial.job_id, token
 
 
-def test_keepers_are_admitted_between_start_and_close_only(a_real_experiment):
+def test_keepers_are_admitted_only_between_start_and_close(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():
@@ -436,7 +435,7 @@ def test_keepers_are_admitted_between_start_and_close_only(a_real_experiment):
     play(scenario)
 
 
-def test_a_keeper_refused_for_its_attempts_leaves_no_session(a_real_experiment):
+def test_a_keeper_with_too_many_attempts_is_refused_and_leaves_no_session(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():
@@ -478,7 +477,7 @@ def test_repeated_idle_messages_dispatch_a_trial_only_once(a_real_experiment):
 
 
 class ScriptedKeeper:
-    """A keeper that sends the messages of a test, and records what it receives."""
+    """A keeper that sends the test's messages, and returns the messages of the manager."""
 
     def __init__(self, engine, job_id):
         hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", supports_revoke=True)
@@ -489,13 +488,13 @@ class ScriptedKeeper:
             self.session.receive(message)
 
     def run(self, trial_id):
-        """Run a trial of half a second without output."""
+        """Send the messages of a trial that ran for half a second without output."""
         key = AttemptKey(trial_id, attempt_id(0), "main-0")
         ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
         self.send(TrialStarted(key, 10.0), ended, Idle())
 
     async def receive_until(self, kind):
-        """All RunTrial and RevokeTrial messages up to the first one of this kind."""
+        """Return all RunTrial and RevokeTrial messages up to the first message of this kind."""
         told = []
         while not (told and isinstance(told[-1], kind)):
             message = await self.session.outgoing.get()
@@ -504,7 +503,7 @@ class ScriptedKeeper:
         return told
 
 
-def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored(
+def test_a_revoke_is_sent_after_the_dispatch_and_an_answer_on_an_old_stream_is_ignored(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": True})
@@ -555,7 +554,7 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
     play(scenario)
 
 
-def test_a_keeper_that_does_not_support_revokes_is_registered_as_such(a_real_experiment):
+def test_the_manager_records_that_a_keeper_does_not_support_revokes(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -577,7 +576,7 @@ def test_a_keeper_that_does_not_support_revokes_is_registered_as_such(a_real_exp
 
 
 async def a_connected_keeper(engine, service):
-    """The only trial, its running attempt, and its keeper."""
+    """Return the only trial, the key of its running attempt, and its keeper."""
     await start(engine)
     await service.submitted.wait()
     (trial,) = engine.experiment.trials.values()
@@ -596,7 +595,7 @@ def acknowledged(keeper):
     return offsets
 
 
-def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_results_do_not_count(
+def test_uncommitted_bytes_are_not_acknowledged_and_their_results_do_not_count(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
@@ -609,7 +608,7 @@ def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_resu
         await engine.runtime.durable()
         assert acknowledged(keeper) == [{Stream.STDOUT: 7}]
 
-        # Another manager opens the store: each later commit of this one fails.
+        # Another manager opens the store, so each later commit of this manager fails.
         Store(experiment.folder.database, experiment.folder.collected_logs).close()
         keeper.send(Chunk(key, Stream.STDOUT, 7, b"lost\n"), Chunk(key, Stream.METRICS, 0, metrics))
         await engine.runtime.failed.wait()
@@ -622,9 +621,7 @@ def test_bytes_that_could_not_be_committed_are_never_acknowledged_and_their_resu
         assert reader.offsets(AttemptKey(trial_id, attempt_id(0), "main-0")) == {Stream.STDOUT: 7}
 
 
-def test_of_an_attempt_with_many_corrupt_spans_the_log_names_ten_and_says_that_it_stops(
-    a_real_experiment, caplog
-):
+def test_the_log_reports_at_most_ten_corrupt_spans_of_an_attempt(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -648,7 +645,7 @@ def test_of_an_attempt_with_many_corrupt_spans_the_log_names_ten_and_says_that_i
 
 
 class Unhurried(Void):
-    """Ends a job some time after its stop."""
+    """A training service that ends a job some time after its stop."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -660,7 +657,9 @@ class Unhurried(Void):
 
 
 @pytest.mark.parametrize("kind", [Void, Unhurried], ids=["unknown to the cluster", "known to the cluster"])
-def test_a_stopped_trial_ends_at_once_only_if_the_cluster_has_no_job_of_it(a_real_experiment, kind):
+def test_a_stopped_trial_ends_immediately_only_if_the_cluster_has_no_job_for_the_trial(
+    a_real_experiment, kind
+):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -682,7 +681,7 @@ def test_a_stopped_trial_ends_at_once_only_if_the_cluster_has_no_job_of_it(a_rea
     play(scenario)
 
 
-def test_a_trial_whose_keeper_restarted_without_it_is_dispatched_to_the_new_keeper(a_real_experiment):
+def test_a_running_trial_is_dispatched_again_after_its_keeper_restarted_without_attempts(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -709,13 +708,11 @@ def test_a_trial_whose_keeper_restarted_without_it_is_dispatched_to_the_new_keep
 @pytest.mark.parametrize(
     ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
 )
-def test_time_limits_are_checked_when_the_first_runs_out_and_at_least_every_two_seconds(
-    runs_out_at_s, pause_s
-):
+def test_time_limits_are_checked_at_the_earliest_limit_and_at_least_every_two_seconds(runs_out_at_s, pause_s):
     assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
 
 
-def test_an_experiment_starts_no_more_trials_as_soon_as_its_time_is_up(a_real_experiment, monkeypatch):
+def test_an_experiment_starts_no_more_trials_after_max_exec_duration(a_real_experiment, monkeypatch):
     monkeypatch.setattr(engine_module, "_SAVE_DURATION_INTERVAL_S", 3600.0)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxExecDuration="1s")
 
@@ -751,7 +748,7 @@ def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_expe
 # ---- keepers without a connection
 
 
-def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a_real_experiment):
+def test_results_of_a_running_trial_count_although_its_keeper_has_no_connection(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -775,7 +772,7 @@ def test_results_of_a_trial_whose_keeper_has_no_connection_count_while_it_runs(a
 
 
 @pytest.mark.parametrize("was_delivered", [True, False], ids=["delivered", "only in the workspace"])
-def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
+def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
     a_real_experiment, was_delivered
 ):
     experiment = a_real_experiment(
@@ -811,7 +808,7 @@ def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
         assert values(experiment.rows(trial.trial_id)) == [1, 2, 3]
         assert [row.attempt for row in experiment.rows(trial.trial_id)] == [0, 0, 1]
 
-        # Another manager finds the same.
+        # A restored manager reads the same results from the store.
         (restored,) = engine.reader.trials()
         assert (restored.run.intermediate_count, restored.run.intermediate) == (3, "3")
         curves = engine.history.learning_curves([restored])
@@ -821,7 +818,7 @@ def test_an_attempt_that_continues_has_the_results_that_its_predecessor_left(
     play(scenario)
 
 
-def test_results_before_a_checkpoint_that_are_nowhere_are_reported(a_real_experiment, caplog):
+def test_missing_results_before_a_checkpoint_are_logged(a_real_experiment, caplog):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():

@@ -6,7 +6,7 @@ from fake_manager import KEY
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream, TrialEnded
 
-# Six reports are collected before the change, five follow it.
+# The keeper collects six reports before the change, and five reports after it.
 TRAIN = """
 import os
 import nni_sdk as nni
@@ -41,7 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_of_a_trials_files_is_reported_with_its_end(site, name):
+def test_a_changed_metrics_or_output_file_is_reported_when_the_trial_ends(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))
@@ -58,7 +58,7 @@ def test_a_change_of_a_trials_files_is_reported_with_its_end(site, name):
 
 
 def test_a_truncated_file_that_grows_again_before_the_next_poll_is_reported(site):
-    """The reported change depends on whether the keeper polls in between."""
+    """The kind of the reported change depends on whether the keeper polls before the file grows."""
     site.gate("collected")
     longer = "os.truncate(metrics, 0)\nfor i in range(100, 200): nni.report_intermediate_result(i)"
     site.add_python_trial(TRAIN.format(change=longer))

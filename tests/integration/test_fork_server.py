@@ -19,7 +19,7 @@ from trial_keeper import processes
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.fork_requests import FORK_SERVER
 
-# The first trial waits for the file `go`; each reports its parent, which is its keeper.
+# The first trial waits for the file `go`. Each trial reports the pid of its parent, which is its keeper.
 WAITS = """
 import os, time
 import nni_sdk
@@ -42,12 +42,12 @@ def a_server(folder):
 
 
 def incomplete_settings(**more):
-    """An environment with which a keeper ends at once, with a message."""
+    """An environment with missing settings, so that a keeper exits at once with an error message."""
     return os.environ | {"TRIAL_KEEPER_JOB_ID": "JOB1"} | more
 
 
 async def forked(server, tmp_path, environ):
-    """The pid of a keeper, the future of its exit code, and whether it was forked."""
+    """Return the pid of a keeper, the future of its exit code, and whether the server has forked the keeper."""
     watched = []
     with (tmp_path / "log").open("ab") as log:
         is_forked = await server.start(environ, log.fileno(), lambda *found: watched.append(found))
@@ -55,22 +55,22 @@ async def forked(server, tmp_path, environ):
 
 
 def fork_servers(of):
-    """The fork servers of a manager."""
+    """The fork servers among the children of a process."""
     found = []
     for each in psutil.Process(of).children():
-        with contextlib.suppress(psutil.ZombieProcess):  # of another test
+        with contextlib.suppress(psutil.ZombieProcess):  # left by another test
             found += [each] if FORK_SERVER in each.cmdline() else []
     return found
 
 
-async def test_the_exit_code_and_the_output_of_a_fork_are_those_of_a_keeper(tmp_path):
+async def test_a_forked_keeper_returns_its_exit_code_and_writes_to_its_log(tmp_path):
     with a_server(tmp_path) as server:
         _, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
     assert "cannot read the keeper's settings" in (tmp_path / "log").read_text()
 
 
-async def test_the_server_starts_with_the_training_service_before_any_job(a_real_experiment):
+async def test_the_fork_server_starts_with_the_training_service_before_any_job(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     service = platform_of(experiment.config).make_service(experiment.folder)(lambda _: None)
     try:
@@ -80,7 +80,7 @@ async def test_the_server_starts_with_the_training_service_before_any_job(a_real
     assert fork_servers(os.getpid()) == []
 
 
-async def test_a_server_that_was_opened_before_forks_the_keepers(tmp_path):
+async def test_a_fork_server_that_is_already_open_forks_the_keepers(tmp_path):
     with a_server(tmp_path) as server:
         server.open()
         (opened,) = fork_servers(os.getpid())
@@ -89,7 +89,7 @@ async def test_a_server_that_was_opened_before_forks_the_keepers(tmp_path):
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
 
 
-async def test_proc_shows_the_environment_and_the_command_of_a_fork(tmp_path):
+async def test_proc_shows_the_environment_and_command_line_of_a_forked_keeper(tmp_path):
     shown = []
 
     def watch(pid, exit_code):
@@ -106,7 +106,7 @@ async def test_proc_shows_the_environment_and_the_command_of_a_fork(tmp_path):
     assert session == pid
 
 
-async def test_a_fork_that_the_manager_does_not_watch_ends_before_it_runs(tmp_path):
+async def test_a_fork_exits_before_the_keeper_runs_if_the_manager_cannot_watch_the_process(tmp_path):
     pids = []
 
     def fail(pid, exit_code):
@@ -118,13 +118,13 @@ async def test_a_fork_that_the_manager_does_not_watch_ends_before_it_runs(tmp_pa
             await server.start(incomplete_settings(), log.fileno(), fail)
         wait_until(lambda: processes.is_dead(pids[0]), "the fork has ended")
         assert (tmp_path / "log").read_text() == ""
-        # The next request gets the next answer.
+        # The answer to the next request is not that of the failed request.
         pid, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert pid != pids[0]
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS
 
 
-async def test_an_environment_that_does_not_fit_is_refused(tmp_path):
+async def test_an_environment_that_is_too_large_for_a_request_is_refused(tmp_path):
     with a_server(tmp_path) as server:
         for size in (10_000, 200_000):
             assert await forked(server, tmp_path, incomplete_settings(LARGE="x" * size)) == (
@@ -135,7 +135,7 @@ async def test_an_environment_that_does_not_fit_is_refused(tmp_path):
         assert (await forked(server, tmp_path, incomplete_settings()))[2]
 
 
-async def test_a_killed_server_fails_one_start_and_hides_no_end(tmp_path):
+async def test_a_killed_fork_server_makes_one_exit_code_unknown_and_later_forks_succeed(tmp_path):
     with a_server(tmp_path) as server:
         _, first, _ = await forked(server, tmp_path, incomplete_settings())
         await asyncio.wait_for(first, DEADLINE_S)
@@ -157,7 +157,7 @@ async def test_a_killed_server_fails_one_start_and_hides_no_end(tmp_path):
 
 
 @pytest.mark.parametrize("site", [THREAD, BROKEN], ids=["has a thread", "cannot start"])
-async def test_a_server_that_cannot_fork_safely_refuses(tmp_path, monkeypatch, site):
+async def test_a_fork_server_that_cannot_fork_safely_refuses_to_fork(tmp_path, monkeypatch, site):
     (tmp_path / "sitecustomize.py").write_text(site)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with a_server(tmp_path) as server:
@@ -168,13 +168,13 @@ async def test_a_server_that_cannot_fork_safely_refuses(tmp_path, monkeypatch, s
 
 
 def keeper_of(experiment):
-    """The keeper of the only trial, which runs."""
+    """Wait until the only trial runs, and return its keeper."""
     wait_until(lambda: experiment.summary()["counts"].get("RUNNING"), "the trial runs")
     (pid,) = experiment.keeper_pids()
     return psutil.Process(pid)
 
 
-def test_keepers_outlive_the_manager_and_the_server_does_not(a_real_experiment):
+def test_keepers_continue_and_the_fork_server_exits_after_the_manager_was_killed(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     keeper = keeper_of(experiment)
@@ -193,7 +193,7 @@ def test_keepers_outlive_the_manager_and_the_server_does_not(a_real_experiment):
 
 
 def guard_of(keeper):
-    """The process that has the keeper's environment and is not the keeper."""
+    """The guard of a keeper is the other process with the keeper's environment."""
     environ = processes.environ_of(keeper.pid)
     (pid,) = (pid for pid in processes.pids_where(environ.__eq__) if pid != keeper.pid)
     return psutil.Process(pid)
@@ -203,7 +203,9 @@ def has_ended(process):
     return processes.is_dead(process.pid)
 
 
-def test_the_guard_of_a_forked_keeper_ends_its_trial_without_manager_and_server(a_real_experiment):
+def test_the_guard_of_a_killed_forked_keeper_ends_the_trial_without_manager_and_fork_server(
+    a_real_experiment,
+):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     keeper = keeper_of(experiment)
@@ -215,7 +217,7 @@ def test_the_guard_of_a_forked_keeper_ends_its_trial_without_manager_and_server(
     wait_until(lambda: has_ended(guard), "the guard has ended")
 
 
-def test_a_suspended_guard_of_a_forked_keeper_ends_with_it(a_real_experiment):
+def test_a_suspended_guard_of_a_forked_keeper_ends_with_the_keeper(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     guard = guard_of(keeper_of(experiment))
@@ -225,7 +227,7 @@ def test_a_suspended_guard_of_a_forked_keeper_ends_with_it(a_real_experiment):
     wait_until(lambda: has_ended(guard), "the guard has ended")
 
 
-def test_trials_continue_when_the_server_is_killed_and_the_next_ones_start(a_real_experiment):
+def test_running_trials_continue_and_new_trials_start_after_the_fork_server_was_killed(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=2)
     experiment.start()
     keeper = keeper_of(experiment)
@@ -240,7 +242,7 @@ def test_trials_continue_when_the_server_is_killed_and_the_next_ones_start(a_rea
     assert successor != server
 
 
-def test_a_frozen_server_hides_no_end(a_real_experiment):
+def test_the_end_of_a_keeper_is_detected_while_the_fork_server_is_suspended(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     keeper = keeper_of(experiment)

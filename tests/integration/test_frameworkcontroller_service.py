@@ -1,5 +1,5 @@
-"""Jobs on FrameworkController and its objects. See tests/contract/test_platform_jobs.py for what every
-platform does.
+"""Jobs on FrameworkController and their Kubernetes objects. tests/contract/test_platform_jobs.py tests the behaviour that all
+platforms share.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-async def test_a_job_deleted_while_the_server_drops_its_history_ends_after_the_new_list(site):
+async def test_a_job_deleted_while_the_api_server_drops_its_history_ends_after_the_new_list(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -50,7 +50,7 @@ async def test_a_job_deleted_while_the_server_drops_its_history_ends_after_the_n
         assert "was deleted, but not by this manager" in end.message
 
 
-async def test_hanging_calls_delay_the_end_of_no_job(site):
+async def test_hanging_delete_calls_do_not_delay_the_ends_of_other_jobs(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:
@@ -63,7 +63,7 @@ async def test_hanging_calls_delay_the_end_of_no_job(site):
         await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
-async def test_a_submission_without_its_secret_is_completed_by_the_next_one(site):
+async def test_a_second_submission_creates_the_secret_that_the_first_could_not_create(site):
     async with site.manager() as service:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
         with pytest.raises(RetryableError):
@@ -76,7 +76,7 @@ async def test_a_submission_without_its_secret_is_completed_by_the_next_one(site
 
 
 class ShareWithKey:
-    """Shared storage with an access key of its own."""
+    """Shared storage that needs an access key."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
@@ -85,7 +85,7 @@ class ShareWithKey:
         pass
 
 
-async def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_created_last(site):
+async def test_the_storage_key_is_owned_by_the_job_and_the_token_secret_is_created_last(site):
     site.share = ShareWithKey()
     async with site.manager() as service:
         await service.submit(site.settings())
@@ -97,7 +97,7 @@ async def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_created_
         assert owner["uid"] == framework["metadata"]["uid"]
 
 
-async def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes(site, tmp_path):
+async def test_a_user_defined_framework_runs_its_own_commands_with_its_own_volumes(site, tmp_path):
     def role(name, *command):
         container = {
             "name": "mine",
@@ -149,7 +149,7 @@ async def test_jobs_with_the_same_framework_name_run_one_after_the_other(site):
         await service.submit(site.settings("tRiAl1"))
 
 
-async def test_a_full_cluster_is_the_reason_why_a_job_is_pending(site):
+async def test_a_full_cluster_is_the_pending_reason_of_a_job(site):
     async with site.manager() as service:
         site.cluster.node.is_full = True
         await service.submit(site.settings())
@@ -157,7 +157,7 @@ async def test_a_full_cluster_is_the_reason_why_a_job_is_pending(site):
         await until(lambda: full in service.problem, "the reason is shown", DEADLINE_S)
 
 
-async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experiments_problem(
+async def test_the_pending_reason_is_the_message_of_the_trial_and_the_problem_of_the_experiment(
     site, a_real_experiment
 ):
     site.cluster.node.missing_images.add("me/train:1")
@@ -176,7 +176,7 @@ async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experime
         assert f"(not started yet: {why})" in trial_cells(shown)[2]
 
 
-async def test_a_resumed_manager_deletes_jobs_that_the_earlier_one_could_not_delete(site, a_real_experiment):
+async def test_a_new_manager_deletes_jobs_that_the_previous_manager_could_not_delete(site, a_real_experiment):
     experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
 
     def service_of(on_job_ended):
@@ -184,7 +184,8 @@ async def test_a_resumed_manager_deletes_jobs_that_the_earlier_one_could_not_del
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
     site.cluster.api.denied.add(("delete", "frameworks"))
-    async with a_manager_here(experiment, service_of) as engine:  # its only trial finds no run.sh
+    # The only trial fails, because run.sh is missing.
+    async with a_manager_here(experiment, service_of) as engine:
         await until(lambda: engine.experiment.state.is_terminal, "the experiment is over", DEADLINE_S)
     assert site.store.list(SECRETS)
     site.cluster.api.denied.clear()
@@ -200,7 +201,7 @@ async def test_a_pending_reason_without_a_status_is_read_from_events(site):
         assert service.pending_reason("trial1").startswith(
             'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
         )
-        # Events of other experiments, and older ones, are ignored.
+        # The service ignores events of other experiments, and older events.
         pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
         other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
         tell(site.store, other, "Failed", "of another")
@@ -229,14 +230,14 @@ async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
         assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
         await site.has_ended(2)
         assert service.problem == ""
-        # Once for warnings, and once for preemptions.
+        # The service lists events once for warnings and once for preemptions.
         assert site.cluster.api.counted()["list", "events"] == 2
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
     assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
-async def test_the_pending_reason_is_the_task_that_cannot_start_and_not_one_at_the_barrier(site):
+async def test_the_pending_reason_is_taken_from_the_failing_task_instead_of_a_waiting_task(site):
     both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
     site.config = replace(site.config, roles=tuple(both))
 
@@ -257,7 +258,7 @@ async def test_the_pending_reason_is_the_task_that_cannot_start_and_not_one_at_t
         await site.is_running()
 
 
-async def test_missing_pods_are_a_pending_reason_and_name_the_quota(site, monkeypatch):
+async def test_a_job_without_pods_has_a_pending_reason_that_refers_to_the_quota(site, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.observed._PODS_TIMEOUT_S", 0.2)
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as service:
@@ -272,7 +273,7 @@ async def test_missing_pods_are_a_pending_reason_and_name_the_quota(site, monkey
         assert service.problem == ""
 
 
-async def test_a_later_manager_also_shows_why_the_cluster_refuses_a_pod(site, monkeypatch):
+async def test_a_manager_that_adopts_a_job_reports_why_the_cluster_refuses_its_pod(site, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.missing_pods._FIRST_CHECK_S", 0.05)
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as first:
@@ -284,7 +285,7 @@ async def test_a_later_manager_also_shows_why_the_cluster_refuses_a_pod(site, mo
         )
 
 
-async def test_a_partially_created_job_of_an_earlier_manager_is_deleted_and_created_again(site):
+async def test_a_partially_created_job_of_a_previous_manager_is_deleted_and_created_again(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
         with pytest.raises(RetryableError):
@@ -296,7 +297,7 @@ async def test_a_partially_created_job_of_an_earlier_manager_is_deleted_and_crea
         await site.is_running()
 
 
-async def test_a_job_is_not_created_until_the_incomplete_one_of_that_name_is_deleted(site):
+async def test_a_job_is_not_created_until_the_incomplete_job_of_the_same_name_is_deleted(site):
     async with site.manager() as first:
         site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
         with pytest.raises(RetryableError):
@@ -314,7 +315,7 @@ async def test_a_job_is_not_created_until_the_incomplete_one_of_that_name_is_del
         assert not site.ends
 
 
-async def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(site):
+async def test_a_new_manager_deletes_only_ended_jobs_of_the_previous_manager(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
     async with site.manager() as first:
         # The manager reports the end, and exits before it has deleted the ended job.
@@ -354,7 +355,7 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
 async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
     site, monkeypatch, is_watched_first
 ):
-    # If the list comes only afterwards, no watch ever shows the job.
+    # If the job is deleted before the first list, no watch ever reports the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
@@ -381,7 +382,9 @@ async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
 
     async with site.manager() as service:
         if is_watched_first:
-            assert await service.adopt("another") is JobPresence.UNKNOWN  # returns after the first list
+            assert (
+                await service.adopt("another") is JobPresence.UNKNOWN
+            )  # adopt() returns after the first list
         await service.submit(site.settings())
         end = await site.has_ended()
         assert "was deleted, but not by this manager" in end.message
@@ -455,7 +458,7 @@ async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_o
         )
 
 
-def test_missing_rights_are_listed_before_anything_is_created(site):
+def test_missing_rights_are_listed_before_any_object_is_created(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     operator = FrameworkController(site.config)
     check(kubernetes, operator, "default")

@@ -62,7 +62,7 @@ def counting(database, tmp_path):
     return CountingStore(open_store(database, tmp_path))
 
 
-def test_queued_writes_are_dropped_when_another_writer_has_started_the_next_epoch(database, tmp_path):
+def test_queued_writes_are_dropped_after_another_writer_has_started_a_new_epoch(database, tmp_path):
     failures = []
 
     async def run():
@@ -72,7 +72,7 @@ def test_queued_writes_are_dropped_when_another_writer_has_started_the_next_epoc
         waiting = [group.add([row(number)]) for number in range(1, 100)]
         for each in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(each, LeaseLost)
-        assert group.add([row(100)]) is not None  # it is never stored
+        assert group.add([row(100)]) is not None  # this write is never stored
 
     asyncio.run(run())
     assert [type(failure) for failure in failures] == [LeaseLost]
@@ -80,7 +80,7 @@ def test_queued_writes_are_dropped_when_another_writer_has_started_the_next_epoc
         assert [trial.trial_id for trial in reader.trials()] == ["t0"]
 
 
-def test_writes_added_during_a_transaction_share_the_next_one(database, counting):
+def test_writes_added_during_a_transaction_share_the_next_transaction(database, counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         await asyncio.gather(*[group.add([row(number)]) for number in range(100)])
@@ -120,7 +120,7 @@ def test_waiting_bytes_include_the_text_of_queued_writes(counting, write, held_b
     asyncio.run(run())
 
 
-def test_deferred_writes_are_stored_with_the_next_awaited_one(counting):
+def test_deferred_writes_are_stored_with_the_next_awaited_write(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         for number in range(10):
@@ -159,7 +159,7 @@ def test_close_stores_deferred_writes(counting, monkeypatch):
     assert counting.batches == [1]
 
 
-def test_a_full_disk_delays_and_loses_nothing(database, tmp_path, monkeypatch):
+def test_a_full_disk_delays_writes_and_loses_none(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "RETRY_S", 0.01)
     store = open_store(database, tmp_path)
     store._connection.execute("PRAGMA busy_timeout = 1")
@@ -190,7 +190,9 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_reported(database, tmp_p
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))  # the same sequence number again
+        clash = trial_row(
+            Trial("other", 1, {}, {}, 0.0, "other")
+        )  # this trial has the sequence id of the first trial
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
             await done
@@ -221,9 +223,7 @@ def test_a_disk_that_stays_full_does_not_block_close(database, tmp_path):
         assert reader.trials() == []
 
 
-def test_writes_that_follow_from_the_last_transaction_are_stored_and_later_ones_are_refused(
-    database, tmp_path
-):
+def test_close_stores_writes_added_by_its_last_transaction_and_refuses_later_writes(database, tmp_path):
     store = open_store(database, tmp_path)
 
     async def run():
@@ -290,7 +290,7 @@ def play(scenario, database, tmp_path):
     asyncio.run(run())
 
 
-def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(database, tmp_path):
+def test_a_bulk_writer_delays_a_report_of_another_trial_by_one_transaction(database, tmp_path):
     async def scenario(group, gate):
         flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
         await asyncio.sleep(0)  # the first transaction has started, and is blocked
@@ -313,8 +313,8 @@ def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(dat
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # More than joins every transaction: some of it is queued with the bulk writer's, several of which
-        # share one.
+        # These are more reports than may join a transaction directly. Some of them are queued with the chunks of the bulk writer,
+        # and several chunks share a transaction.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)
@@ -328,7 +328,9 @@ def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(dat
     connection.close()
 
 
-def test_bulk_writers_are_not_throttled_for_small_writes_of_bulk_writers(database, tmp_path, monkeypatch):
+def test_bulk_writers_are_not_throttled_for_small_writes_of_other_bulk_writers(
+    database, tmp_path, monkeypatch
+):
     monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
@@ -362,7 +364,7 @@ def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
                 number += 1
         waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
         await asyncio.sleep(0)
-        waiting[0].cancel()  # as when its keeper has disconnected
+        waiting[0].cancel()  # a keeper that disconnects cancels its wait too
         gate.opened.set()
         await asyncio.wait_for(waiting[1], DEADLINE_S)
         await group.add([])
@@ -372,7 +374,7 @@ def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
     play(scenario, database, tmp_path)
 
 
-def test_a_trials_row_is_not_delayed_by_its_own_metrics(database, tmp_path):
+def test_a_trial_row_is_not_delayed_by_the_metrics_of_the_same_trial(database, tmp_path):
     async def scenario(group, gate):
         said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
         gate.opened.set()
@@ -402,7 +404,7 @@ def test_only_the_newest_version_of_a_row_is_queued_while_the_disk_hangs(databas
         assert [trial.run.message for trial in reader.trials()] == ["09999"]
 
 
-def test_a_producer_above_its_limit_waits_while_others_have_capacity(database, tmp_path):
+def test_a_producer_above_its_limit_waits_while_other_producers_have_capacity(database, tmp_path):
     async def scenario(group, gate):
         offset = 0
         while group.has_capacity(group.waiting_bytes_of(FLOOD)):
@@ -435,9 +437,7 @@ def test_many_bulk_writers_leave_capacity_for_producers_without_queued_writes(da
     play(scenario, database, tmp_path)
 
 
-def test_a_full_store_reports_its_size_and_free_space_and_continues_after_space_is_free(
-    database, tmp_path, monkeypatch
-):
+def test_a_full_store_reports_its_size_and_continues_after_space_is_freed(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "RETRY_S", 0.01)
     store = open_store(database, tmp_path)
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
@@ -463,7 +463,7 @@ def test_a_full_store_reports_its_size_and_free_space_and_continues_after_space_
 
 
 class RefusingStore:
-    """A store that refuses one transaction. During each transaction the event loop takes the next step."""
+    """A store that refuses one transaction. During each transaction the event loop runs the next step of the test."""
 
     def __init__(self, store, refused, next_step):
         self.store = store
@@ -487,7 +487,7 @@ class RefusingStore:
 
 
 def decided_writes(reports):
-    """The writes of these reports, in the order of decisions: rows first, then the data that refers to them."""
+    """The writes of these reports in the order of the engine: the rows of a trial, then the data that refers to these rows."""
     size_of = {}
     for trial_id, size_bytes in reports:
         key = AttemptKey(trial_id, attempt_id(0), "main-0")
@@ -500,7 +500,7 @@ def decided_writes(reports):
         yield StreamWrite(key, Stream.STDOUT, offset, offset + size_bytes, data=b"x" * size_bytes)
 
 
-# Reports of three trials, small and bulk.
+# Reports of three trials; each report is small or bulk.
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000])), min_size=1, max_size=12)
 
 
@@ -510,7 +510,7 @@ REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000
     closes_at=st.integers(0, 3),
     refused_later=st.integers(0, 5),
 )
-def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
+def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
     reports, writes_per_step, closes_at, refused_later
 ):
     added, closing = [], []
@@ -527,7 +527,7 @@ def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        while not closing:  # fewer transactions than `closes_at`
+        while not closing:  # there were fewer transactions than `closes_at`
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)
         if store.transactions > store.refused:
@@ -539,7 +539,8 @@ def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
     with tempfile.TemporaryDirectory() as folder:
         database, logs = Path(folder, "experiment.sqlite"), Path(folder)
         asyncio.run(close(database, logs))
-        with contextlib.closing(Store(database, logs)) as store:  # the next manager receives the rest again
+        # The next manager receives the dropped writes again.
+        with contextlib.closing(Store(database, logs)) as store:
             store.commit([write for write, done in added if done.exception() is not None], 0.0)
             store.commit([*pending], 0.0)
         with StoreReader(database) as reader:
@@ -555,7 +556,7 @@ def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
     assert stored == expected
 
 
-def test_a_bulk_writer_in_its_cooldown_delays_no_other_and_causes_no_empty_transaction(counting):
+def test_a_bulk_writer_in_its_cooldown_delays_no_other_writer_and_causes_no_empty_transaction(counting):
     key = AttemptKey("t0", attempt_id(0), "main-0")
     bulk = StreamWrite(key, Stream.STDOUT, 0, 100_000, data=b"x" * 100_000)
 

@@ -40,11 +40,11 @@ from trial_keeper.wire.messages import AttemptKey, Chunk, Idle, Stream, TrialEnd
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.reasons import ExitReason
 
-# More than a CI machine needs to measure the memory per connection; `make hostile` opens five times as many.
+# 2000 connections are enough to measure the memory per connection. `make hostile` opens five times as many.
 CONNECTIONS = int(os.environ.get("HOSTILE_CONNECTIONS", "2000"))
-# An unauthenticated connection was measured at 22 kB.
+# A measurement showed 22 kB for an unauthenticated connection.
 MAX_BYTES_OF_CONNECTION = 60_000
-# Includes growth by the honest trials, and memory that the allocator does not return.
+# Includes memory of the experiment's own trials, and memory that the allocator does not return.
 MAX_GROWTH_BYTES = 100_000_000
 TRAIN = """
 import os, pathlib, time
@@ -62,7 +62,7 @@ CODE = grpc.StatusCode
 
 
 class Scene:
-    """A manager with two honest trials. The hostile keeper has the token of the second trial's job."""
+    """A manager with two regular trials. The hostile keeper has the token of the second trial's job."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -85,7 +85,7 @@ class Scene:
         return [(trial["id"], trial["status"]) for trial in self.experiment.get("/trials")]
 
     def noise(self):
-        """Lines that must not be in the manager's logs."""
+        """The log lines of the manager that report a bug; there must be none."""
         text = (
             self.experiment.folder.manager_log.read_text() + self.experiment.folder.manager_stderr.read_text()
         )
@@ -165,7 +165,7 @@ def test_every_invalid_message_gets_a_documented_status_and_a_short_error(hostil
         assert code is status, ([each[:60] for each in requests], details)
         assert len(details) < 500
         assert "Unexpected" not in details
-        if code is not CODE.RESOURCE_EXHAUSTED:  # worded by gRPC
+        if code is not CODE.RESOURCE_EXHAUSTED:  # gRPC chooses the text of this error
             assert not details or details.startswith("cannot")
 
 
@@ -181,7 +181,7 @@ def test_an_unauthenticated_peer_is_refused_before_its_messages_are_read(scene, 
         ((JOB_KEY, ""), (TOKEN_KEY, "")),
         ((JOB_KEY, first.job_id), (TOKEN_KEY, hostile.token)),
     ]:
-        # A peer that sends nothing is refused without a wait, too.
+        # A peer that sends no message is refused immediately, too.
         for requests in ([hello], [b"\xff" * 1000], []):
             code, details = hostile.answer(*requests, metadata=metadata)
             assert (code, "token" in details) == (CODE.UNAUTHENTICATED, True), (metadata, details)
@@ -240,7 +240,7 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
                 codes.append(error.code())
             else:
                 codes.append(CODE.OK)
-        # One stream belongs to the honest keeper.
+        # One stream of the job belongs to its regular keeper, so 15 of the 20 new streams are accepted.
         assert codes.count(CODE.RESOURCE_EXHAUSTED) == 5, codes
         assert codes[0] is CODE.OK
     wait_until(lambda: hostile.answer(words(hostile.hello))[0] is CODE.OK, "a new stream is accepted")
@@ -276,14 +276,14 @@ def test_two_keepers_of_the_same_task_lose_no_metrics(scene):
         "noise",
     ],
 )
-def test_connections_of_other_protocols_do_not_affect_honest_trials(scene, said):
+def test_connections_of_other_protocols_do_not_affect_running_trials(scene, said):
     peers = [connected(scene.hostile.address, said) for _ in range(100)]
     scene.assert_unaffected()
     for peer in peers:
         peer.close()
 
 
-def test_peers_that_send_one_byte_at_a_time_do_not_affect_honest_trials(scene):
+def test_peers_that_send_one_byte_at_a_time_do_not_affect_running_trials(scene):
     said = OPENING + frame(HEADERS, END_HEADERS, 1, call_headers())
     peers = [connected(scene.hostile.address) for _ in range(50)]
     for byte in said:
@@ -308,7 +308,7 @@ def _flood(address, opening, pieces, most_bytes=20_000_000):
                     break
 
 
-def test_floods_of_http2_frames_do_not_affect_honest_trials(scene):
+def test_floods_of_http2_frames_do_not_affect_running_trials(scene):
     address = scene.hostile.address
     endless = itertools.repeat(frame(CONTINUATION, 0, 1, header(b"x", b"y" * 100) * 100))
     _flood(address, OPENING + frame(HEADERS, 0, 1, call_headers()), endless)
@@ -354,9 +354,8 @@ def test_thousands_of_connections_use_bounded_memory(scene):
     peers = []
     try:
         for number in range(CONNECTIONS):
-            with contextlib.suppress(
-                OSError
-            ):  # beyond its limit the manager closes connections, perhaps during this send
+            # The manager closes connections above its limit, perhaps during this send.
+            with contextlib.suppress(OSError):
                 peers.append(connected(scene.hostile.address, OPENING if number % 2 else b""))
         scene.assert_unaffected()
         held = scene.process.num_fds() - files_before
@@ -373,7 +372,7 @@ def test_thousands_of_connections_use_bounded_memory(scene):
     wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are closed")
 
 
-def test_false_messages_about_one_trial_do_not_change_another(a_real_experiment):
+def test_false_messages_about_one_trial_do_not_change_another_trial(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=2)
     scene = Scene(experiment)
     forger = HostileKeeper(experiment, scene.trials[1], "main-0")
@@ -386,7 +385,7 @@ def test_false_messages_about_one_trial_do_not_change_another(a_real_experiment)
 
     hello = words(forger.hello)
     for said in [
-        [Chunk(key, metrics, 0, b"lies\n" * 1000)],  # stored bytes sent again: they are dropped
+        [Chunk(key, metrics, 0, b"lies\n" * 1000)],  # the manager drops bytes that it has already stored
         [TrialStarted(key, 1.0), TrialStarted(key, 2.0)],
         [Usage(key, 1e300, 2**63 - 1, 2**63 - 1)] * 20,
         [Idle()] * 64,

@@ -1,4 +1,4 @@
-"""A whole engine with a keeper that sends arbitrary messages: the trial of another job is unaffected."""
+"""A whole engine, and a keeper that sends arbitrary messages. The trial of another job is unaffected."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ OFFSETS = st.dictionaries(STREAMS, SIZES)
 
 
 class Counting(Void):
-    """Counts its jobs."""
+    """A training service that counts its jobs."""
 
     jobs = 0
 
@@ -50,7 +50,7 @@ class Counting(Void):
 
 
 def messages(own, other):
-    """Any message of a keeper: about its own trial, another one, or one that does not exist."""
+    """Any message of a keeper: about its own trial, a trial of another job, or a trial that does not exist."""
     keys = st.builds(
         AttemptKey,
         st.sampled_from([own, own, own, other, "nobody"]),
@@ -108,7 +108,7 @@ def test_arbitrary_messages_of_a_keeper_do_not_affect_the_engine_or_other_trials
         hostile = admitted(own)
         for said in data.draw(st.lists(st.lists(messages(own, other), min_size=1, max_size=4), max_size=12)):
             try:
-                # Encoded and decoded, as over the network.
+                # The messages are encoded and decoded, like messages on the network.
                 for message in keeper_messages_from_bytes(keeper_messages_to_pb(said).SerializeToString()):
                     hostile.receive(message)
             except tuple(STATUS_OF):

@@ -1,4 +1,4 @@
-"""The keepers' gRPC server alone: its timeouts, its limits, and the secrecy of its errors."""
+"""The keepers' gRPC server without an engine: its timeouts, its limits, and the secrecy of its errors."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,10 @@ from nni_manager.grpc_server.servicer import STATUS_OF, KeeperServer
 from trial_keeper.wire.messages import Hello, Idle, Shutdown
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
-# The time limit of a scenario, on a machine with other work.
 
 
 class OpenSession:
-    """A session with messages for its keeper from the start."""
+    """A session that has messages for its keeper when it opens."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -44,7 +43,7 @@ class OpenSession:
 
 
 class OpenGate:
-    """Admits every keeper, and may have a bug."""
+    """An admission that accepts every keeper. `bug` names a method that raises an error."""
 
     most_streams_of_job = 3
 
@@ -116,13 +115,13 @@ def test_the_session_of_a_keeper_that_does_not_read_is_closed(monkeypatch):
             await call.write(words(HELLO))
             session = await gate.sessions.get()
             await session.is_closed.wait()
-            # The call has ended for the manager, although the peer has not read everything.
+            # The manager has ended the call, although the peer has not read all messages.
             assert not session.outgoing.empty()
 
     play(scenario, OpenGate(words=20_000, word_characters=2000))
 
 
-def test_streams_above_the_limit_of_a_job_are_refused_until_one_ends():
+def test_streams_above_the_limit_of_a_job_are_refused_until_another_stream_ends():
     async def scenario(gate, address):
         async with contextlib.AsyncExitStack() as stack:
             calls, sessions = [], []
@@ -144,7 +143,7 @@ def test_streams_above_the_limit_of_a_job_are_refused_until_one_ends():
 
 
 @pytest.mark.parametrize("place", ["admit", "receive"])
-def test_a_bug_ends_its_stream_and_is_not_shown_to_the_peer(place, caplog):
+def test_a_bug_in_the_server_ends_the_stream_and_is_not_shown_to_the_peer(place, caplog):
     async def scenario(gate, address):
         async with a_call(address) as call:
             await call.write(words(HELLO, Idle()))
@@ -156,7 +155,8 @@ def test_a_bug_ends_its_stream_and_is_not_shown_to_the_peer(place, caplog):
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    # gRPC's poller is one for the process: it may still write of the closed event loop of an earlier test, as asyncio.
+    # gRPC has one poller for the process. It may still log about the closed event loop of an earlier test, with the logger
+    # asyncio.
     names = [record.name for record in caplog.records if record.name != "asyncio"]
     assert names == ["nni_manager.grpc_server.servicer"]
 
@@ -191,10 +191,10 @@ def without_grpc_timeouts(monkeypatch):
     monkeypatch.setattr(servicer, "_SERVER_OPTIONS", list((dict(servicer._SERVER_OPTIONS) | silent).items()))
 
 
-def test_connections_above_the_limit_are_closed_and_others_continue(monkeypatch):
+def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_continues(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
-    # Only gRPC's own limit, as where /proc cannot be read.
+    # Without /proc, only gRPC's own limit applies.
     monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
@@ -286,7 +286,7 @@ def test_the_connection_limit_leaves_file_descriptors_for_other_uses(monkeypatch
         assert servicer.most_connections() == most
 
 
-def test_no_refusal_has_the_status_of_a_bug():
+def test_no_refusal_uses_the_status_code_of_a_bug():
     assert grpc.StatusCode.INTERNAL not in STATUS_OF.values()
     assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
 

@@ -1,4 +1,4 @@
-"""A trial that replaces its own files by links and pipes, and a manager that reads them without a keeper."""
+"""A trial replaces its own files by links and pipes. The manager reads the files without a keeper."""
 
 import json
 
@@ -49,7 +49,7 @@ open(f"{folder}/exit.json", "w").write(json.dumps(end))
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_the_manager_does_not_follow_links_or_pipes_that_a_trial_put_in_place_of_its_files(
+def test_the_manager_does_not_follow_links_or_pipes_among_the_files_of_a_trial(
     a_real_experiment, tmp_path, trap
 ):
     secret = tmp_path / "private" / "stdout"

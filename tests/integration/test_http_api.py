@@ -26,14 +26,14 @@ WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.rep
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A finished experiment that no test changes, with its manager."""
+    """A finished experiment with its manager. No test changes this experiment."""
     folder = tmp_path_factory.mktemp("done")
     with a_started_experiment(folder, TRAIN, trialConcurrency=1, maxTrialNum=4) as experiment:
         experiment.wait_for_status("DONE")
         yield experiment
 
 
-def test_the_api_shows_the_transport_of_a_running_trial_and_none_of_a_stopped_one(a_real_experiment):
+def test_the_api_shows_the_transport_of_a_running_trial_and_null_for_a_stopped_trial(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
@@ -52,7 +52,7 @@ def test_the_api_shows_the_transport_of_a_running_trial_and_none_of_a_stopped_on
     assert experiment.get("/experiment")["trialTransports"] == {}
 
 
-def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
+def test_the_paths_of_the_nni_api_return_the_data_of_the_experiment(done):
     assert done.get("/check-status") == {"status": "DONE", "errors": []}
     assert done.ask("GET", "/version").text.count(".") == 2
     assert done.get("/job-statistics") == [
@@ -97,7 +97,7 @@ def test_the_paths_of_nnis_api_show_the_whole_experiment(done):
     assert [trial["sequenceId"] for trial in summary["latestFailures"]] == [2]
 
 
-def test_invalid_requests_return_a_status_and_an_error(done):
+def test_invalid_requests_return_an_error_status_and_a_message(done):
     first = done.get("/trials")[0]["id"]
     for method, path, status, word in [
         ("GET", "/trials/nope", 404, "nnictl trial ls"),
@@ -161,7 +161,7 @@ for result in (0, 0.1, 0.2):
 """
 
 
-def test_a_trial_with_several_final_results_has_the_first_one_and_a_warning(a_real_experiment):
+def test_the_first_of_several_final_results_counts_and_the_trial_has_a_warning(a_real_experiment):
     experiment = a_real_experiment(SEVERAL, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     experiment.wait_for_status("DONE")

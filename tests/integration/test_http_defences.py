@@ -1,4 +1,4 @@
-"""The HTTP API's authentication and server limits, in front of an application that accepts everything."""
+"""The HTTP API's authentication and server limits. The application behind them accepts every request."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def server(a_server):
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes the connection, ignoring what it sends before."""
+    """Wait until the server closes the connection. Data that the server sends before is ignored."""
     with contextlib.suppress(ConnectionError):
         while connection.recv(65536):
             pass
@@ -70,7 +70,7 @@ def test_a_request_with_the_token_is_accepted(server):
     [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer ü"],
 )
 @pytest.mark.parametrize("verb", ["GET", "DELETE"])
-def test_a_request_without_the_token_is_refused_with_the_location_of_the_token(server, verb, header):
+def test_a_request_without_the_token_is_refused_and_the_error_names_the_token_file(server, verb, header):
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     answer = server.ask(verb, token=None, headers=headers)
     assert answer.status_code == 401
@@ -82,7 +82,7 @@ def test_a_request_without_the_token_is_refused_with_the_location_of_the_token(s
 
 
 def test_a_token_in_the_query_string_is_refused(server):
-    """URLs are logged, by browsers and by proxies."""
+    """Browsers and proxies log URLs, so a token in a URL would leak."""
     assert server.ask(path=f"/summary?token={TOKEN}&access_token={TOKEN}", token=None).status_code == 401
 
 
@@ -103,7 +103,7 @@ def test_host_headers_of_loopback_are_accepted(server, host):
     assert server.ask(headers={"Host": host}).status_code == 200
 
 
-def test_two_host_headers_are_refused(server):
+def test_a_request_with_two_host_headers_is_refused(server):
     with server.connect() as connection:
         connection.sendall(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nAuthorization: Bearer the-right-token\r\n\r\n"
@@ -130,7 +130,7 @@ def test_cross_site_requests_are_refused_even_with_the_token(server, verb, heade
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_the_address_that_the_server_listens_on_is_accepted_as_host(a_server):
+def test_the_listening_address_of_the_server_is_accepted_as_host_header(a_server):
     for host, name in (("127.0.0.2", "127.0.0.2"), ("127.0.0.2", "127.0.0.2:8080"), ("::1", "[::1]")):
         gate = AuthMiddleware(None, a_session_auth(), host)
         assert gate._is_own(name), host
@@ -142,7 +142,7 @@ def test_the_address_that_the_server_listens_on_is_accepted_as_host(a_server):
         assert session.get(f"http://127.0.0.2:{server.port}/", timeout=DEADLINE_S).text == "done"
 
 
-def test_requests_from_the_managers_own_page_are_accepted(server):
+def test_requests_from_the_page_of_the_manager_are_accepted(server):
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
     assert server.ask("DELETE", headers=own).status_code == 200
 
@@ -177,7 +177,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
     with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
-        server.ask()  # HTTP
+        server.ask()  # a request without TLS
     assert server.done == 1
     assert TOKEN not in repr(process)
 
@@ -185,7 +185,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
 # ---- limits of size and time
 
 
-def test_a_too_large_or_unsized_body_is_refused(server):
+def test_a_body_that_is_too_large_or_has_no_length_is_refused(server):
     assert server.ask("PUT", data=b"x" * MAX_BODY_BYTES).status_code == 200
     assert server.ask("PUT", data=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     assert server.ask("PUT", data=iter([b"x"])).status_code == 411
@@ -193,9 +193,10 @@ def test_a_too_large_or_unsized_body_is_refused(server):
 
 
 @pytest.mark.parametrize("request_", [{"path": "/?" + "x" * 20_000}, {"headers": {"X": "x" * 20_000}}])
-def test_too_long_urls_and_headers_are_refused(server, request_):
-    with contextlib.suppress(requests.ConnectionError):  # the client was still sending
-        assert server.ask(**request_).status_code in (400, 431)  # depends on how much arrives at once
+def test_a_url_or_header_that_is_too_long_is_refused(server, request_):
+    with contextlib.suppress(requests.ConnectionError):  # the server may answer while the client still sends
+        # The status depends on how many bytes arrive at once.
+        assert server.ask(**request_).status_code in (400, 431)
     assert server.done == 0
 
 
@@ -234,8 +235,8 @@ def test_an_incomplete_second_request_on_a_connection_is_closed_after_the_timeou
         assert time.monotonic() - began_s < scaled_s(30)
 
 
-def test_a_slow_response_is_not_cut_off_by_the_request_timeout(server, monkeypatch):
-    """The timeout covers only the request."""
+def test_a_slow_response_is_not_ended_by_the_request_timeout(server, monkeypatch):
+    """The timeout covers only the time until the request is complete."""
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     never = asyncio.Event
 
@@ -266,7 +267,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(a_server, monk
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
 
 
-def test_connections_above_the_limit_are_closed_and_authenticated_ones_stay(server, monkeypatch):
+def test_connections_above_the_limit_are_closed_and_authenticated_connections_stay_open(server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(5)]
@@ -281,14 +282,14 @@ def test_connections_above_the_limit_are_closed_and_authenticated_ones_stay(serv
             assert is_done(connection)
 
 
-def test_unauthenticated_connections_at_the_limit_are_evicted_oldest_first(server, monkeypatch):
+def test_the_oldest_unauthenticated_connection_is_evicted_at_the_limit(server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(server.connect()) for _ in range(5)]
         for peer in peers:
             peer.sendall(b"GET / HTTP/1.1\r\n")
         assert server.ask().text == "done"
-        assert is_closed(peers[0])  # the oldest one
+        assert is_closed(peers[0])  # the oldest connection
         peers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
         assert is_done(peers[-1])
 
@@ -302,8 +303,8 @@ def test_unauthenticated_connections_at_the_limit_are_evicted_oldest_first(serve
         ({"Content-Length": "70000"}, 413),
     ],
 )
-def test_a_refusal_closes_its_connection(server, headers, status):
-    server.config.timeout_keep_alive = 1000  # the idle timeout would close the connection, too
+def test_a_refused_request_closes_its_connection(server, headers, status):
+    server.config.timeout_keep_alive = 1000  # otherwise the idle timeout could close the connection first
     headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with server.connect() as connection:
@@ -320,7 +321,7 @@ def test_a_refusal_closes_its_connection(server, headers, status):
 
 @pytest.fixture
 def tls_server(a_server, tmp_path):
-    """A server with TLS, and a function that sends an authenticated request."""
+    """A server with TLS, and a function that sends an authenticated request to the server."""
     own = Certificate.of(tmp_path / "own.pem", [])
     server = a_server("0.0.0.0", own)
     process = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, own.sha256)
@@ -334,7 +335,8 @@ def tls_server(a_server, tmp_path):
 
 def test_connections_without_a_tls_handshake_are_evicted_at_the_limit(tls_server, monkeypatch):
     server, ask = tls_server
-    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)  # so that the timeout does not close them
+    # With a long timeout, only the connection limit closes connections.
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(server.connect()) for _ in range(30)]
@@ -357,7 +359,7 @@ def test_a_connection_without_a_tls_handshake_is_closed_after_the_timeout(tls_se
     assert ask() == "done"
 
 
-def test_failed_tls_connections_are_not_counted_any_more(tls_server):
+def test_failed_tls_connections_do_not_count_towards_the_limit(tls_server):
     server, ask = tls_server
     with server.connect() as peer:
         peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -382,7 +384,7 @@ def test_a_server_shuts_down_despite_an_unfinished_tls_handshake(a_server, tmp_p
         assert is_closed(peer)
 
 
-def test_each_response_on_a_connection_that_stays_open_comes_at_once(server):
+def test_responses_on_a_keepalive_connection_are_sent_without_delay(server):
     took_s = []
     with requests.Session() as session:
         session.trust_env = False
@@ -391,11 +393,11 @@ def test_each_response_on_a_connection_that_stays_open_comes_at_once(server):
             began_s = time.monotonic()
             session.get(f"http://127.0.0.1:{server.port}/summary", timeout=DEADLINE_S)
             took_s.append(time.monotonic() - began_s)
-    # A kernel delays acknowledgements by 40 ms, but not the first ones of a connection.
+    # The kernel delays TCP acknowledgements by 40 ms, except for the first acknowledgements of a connection.
     assert min(took_s[-20:]) < 0.03
 
 
-def test_the_end_of_a_server_waits_for_nothing_but_its_connections():
+def test_the_shutdown_of_a_server_without_open_connections_takes_less_than_80_ms():
     took_s = []
     for _ in range(5):
         server = Guarded()

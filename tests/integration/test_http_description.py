@@ -1,4 +1,4 @@
-"""The HTTP API of a real manager, tested against its OpenAPI description with generated requests."""
+"""Generated requests test the HTTP API of a real manager against its OpenAPI description."""
 
 import contextlib
 import json
@@ -29,13 +29,13 @@ nni.report_intermediate_result(1)
 nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
 """
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# Valid statuses outside all operations: not found, redirect for a slash, wrong method, or a request that is
-# not HTTP.
+# Valid statuses of requests that match no operation: not found, a redirect for a slash, a wrong method, or a request that is not
+# HTTP.
 OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
 
 
 class Served:
-    """A manager of a finished experiment: every request has a response and stops nothing."""
+    """The manager of a finished experiment. Every request receives a response, and no request stops anything."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -49,7 +49,7 @@ class Served:
         return self.session.request(verb, self.origin + path, timeout=DEADLINE_S, **options)
 
     def raw(self, content):
-        """Send these bytes; return the status of the response, or None without a response."""
+        """Send these bytes; return the status of the response, or None if there is no response."""
         head = f"Host: 127.0.0.1\r\nAuthorization: {self.session.headers['Authorization']}\r\nConnection: close\r\n"
         with socket.create_connection(("127.0.0.1", self.experiment.port), timeout=DEADLINE_S) as peer:
             peer.sendall(content.replace(b"HEAD\r\n", head.encode()))
@@ -103,7 +103,7 @@ def test_the_description_lists_every_operation_with_its_statuses(description):
     schemathesis.openapi.from_dict(description)
 
 
-def test_the_description_requires_the_token_from_another_user(served):
+def test_the_openapi_description_is_refused_to_another_user_without_the_token(served):
     with session_of_another_user() as another:
         response = another.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
     assert response.status_code == 401
@@ -111,12 +111,12 @@ def test_the_description_requires_the_token_from_another_user(served):
 
 
 def test_generated_requests_get_responses_that_match_the_description(served, description):
-    # These end the manager, start trials or change limits; other tests cover them.
+    # These operations end the manager, start trials or change limits. Other tests cover them.
     del description["paths"][f"{ROOT}/experiment"]["delete"]
     del description["paths"][f"{ROOT}/experiment"]["put"]
     del description["paths"][f"{ROOT}/trial-jobs"]["post"]
     del description["paths"][f"{ROOT}/trials/{{trial_id}}/retry"]
-    # An endless stream; tests/integration/test_live.py covers it.
+    # The event stream never ends. tests/integration/test_change_feed.py covers it.
     del description["paths"][f"{ROOT}/events"]
     schema = schemathesis.openapi.from_dict(description)
     schema.config.update(base_url=served.origin)
@@ -196,7 +196,7 @@ def test_requests_with_real_ids_get_the_described_statuses(served, description):
 
 
 @pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "x"])
-def test_unknown_methods_are_refused_with_405(served, description, verb):
+def test_methods_that_the_description_lacks_are_refused_with_405(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue
@@ -220,7 +220,7 @@ def test_unknown_methods_are_refused_with_405(served, description, verb):
         f"{ROOT}/trials/%", f"{ROOT}/trials/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
     ],
 )  # fmt: skip
-def test_malformed_paths_reach_no_operation(served, target):
+def test_malformed_paths_match_no_operation(served, target):
     assert served.raw(f"GET {target} HTTP/1.1\r\nHEAD\r\n\r\n".encode()) in OF_NO_OPERATION
 
 
@@ -237,7 +237,7 @@ def test_malformed_paths_reach_no_operation(served, target):
         )
     )
 )
-def test_random_bytes_are_refused_or_get_no_response(stage, content):
+def test_random_bytes_are_refused_or_receive_no_response(stage, content):
     with contextlib.suppress(TimeoutError):
         assert stage.raw(content + b"\r\n\r\n") in {*OF_NO_OPERATION, 200, None}
 
@@ -263,7 +263,7 @@ def test_malformed_bodies_are_refused(served, body):
     assert status in {None, 400, 409, 411, 413, 501}
 
 
-def test_attempts_and_logs_of_a_trial_are_available_to_the_page(served):
+def test_the_api_returns_the_attempts_and_logs_of_a_trial(served):
     (attempt,) = served.ask(f"{ROOT}/trials/{served.trial}/attempts").json()
     (task,) = attempt["tasks"]
     assert (attempt["attempt"], task["task"]) == (0, "main-0")
@@ -274,7 +274,7 @@ def test_attempts_and_logs_of_a_trial_are_available_to_the_page(served):
     assert (tail["text"], tail["from"]) == (log["text"][-20:], log["size"] - 20)
 
 
-def test_jobs_list_their_trials_and_experiments_their_url(served):
+def test_the_api_lists_the_trials_of_each_job_and_the_url_of_each_experiment(served):
     jobs = served.ask(f"{ROOT}/jobs").json()
     assert [job["state"] for job in jobs] == ["ended", "ended"]
     assert sorted(trial for job in jobs for trial in job["trialIds"]) == sorted(

@@ -1,4 +1,4 @@
-"""The server of all experiments: the list, each experiment's API by its manager or from its store, and the actions."""
+"""The hub serves all experiments of a user: their list, each experiment's API from its manager or its store, and actions."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ from nni_manager.store.folders import Registry
 from nni_manager.store.reader import StoreReader
 
 ROOT = "/api/v1/nni"
-# Reports once, and then waits for a signal.
+# The trial reports once, and then waits until a signal ends it.
 ENDLESS = """
 import signal
 import nni_sdk
@@ -40,7 +40,7 @@ def stored(hub, tmp_path):
 
 @pytest.fixture
 def running(hub, tmp_path):
-    """An experiment with a manager and a trial that runs."""
+    """An experiment with a manager and a running trial."""
     experiment = RealExperiment(tmp_path / "running", ENDLESS, maxTrialNum=1, experiment_id="RUNNING1")
     experiment.create()
     Registry.of_user().add(experiment.folder)
@@ -54,7 +54,7 @@ def of(experiment, path):
     return f"/experiments/{experiment.folder.experiment_id}{ROOT}{path}"
 
 
-def test_the_list_and_the_curves_have_all_experiments(hub, stored, running):
+def test_the_hub_lists_all_experiments_with_their_learning_curves(hub, stored, running):
     lines = {line["id"]: line for line in hub.get("/all")}
     assert lines.keys() == {"TESTEXPT", "RUNNING1"}
     assert lines["TESTEXPT"]["best"][-1][2] == lines["TESTEXPT"]["bestValue"] == 2 / 7
@@ -63,7 +63,7 @@ def test_the_list_and_the_curves_have_all_experiments(hub, stored, running):
     assert (curve["id"], curve["results"]) == ("TESTEXPT", 3)
 
 
-def test_a_stored_experiment_is_read_only(hub, stored):
+def test_the_hub_serves_a_stored_experiment_read_only(hub, stored):
     summary = hub.ask("GET", of(stored, "/summary")).json()
     assert (summary["id"], summary["readOnly"], summary["trialCount"]) == ("TESTEXPT", True, 3)
     assert len(hub.ask("GET", of(stored, "/changes")).json()["trials"]) == 3
@@ -73,7 +73,7 @@ def test_a_stored_experiment_is_read_only(hub, stored):
     assert hub.ask("GET", of(stored, "/trials/absent")).status_code == 404
 
 
-def test_a_running_experiment_is_answered_by_its_manager(hub, running):
+def test_the_hub_forwards_requests_to_the_manager_of_a_running_experiment(hub, running):
     summary = hub.ask("GET", of(running, "/summary")).json()
     assert (summary["readOnly"], summary["keepers"]) == (False, 1)
     (trial,) = hub.ask("GET", of(running, "/trials")).json()
@@ -92,7 +92,7 @@ def test_a_running_experiment_is_answered_by_its_manager(hub, running):
             pass
 
 
-def test_a_killed_manager_is_replaced_by_its_store_with_the_reason_and_a_resumed_one_continues(hub, running):
+def test_the_hub_serves_the_store_of_a_killed_manager_and_forwards_again_after_a_resume(hub, running):
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
     with hub.ask("GET", of(running, "/events"), stream=True) as response:
         next(events_of(response))
@@ -106,7 +106,7 @@ def test_a_killed_manager_is_replaced_by_its_store_with_the_reason_and_a_resumed
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
 
 
-def test_a_manager_that_does_not_answer_is_named(hub, running, monkeypatch):
+def test_the_error_of_an_unresponsive_manager_contains_its_address(hub, running, monkeypatch):
     monkeypatch.setattr(forward, "TIMEOUT_S", 0.5)
     running.manager.send_signal(signal.SIGSTOP)
     try:
@@ -124,7 +124,7 @@ ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials
              "/x/..%2fentrance")  # fmt: skip
 
 
-def test_no_spelling_of_a_path_makes_a_login_link_of_a_manager(hub, running):
+def test_no_variant_of_the_entrance_path_returns_a_login_link_of_a_manager(hub, running):
     for path in ENTRANCES:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
             head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"
@@ -136,7 +136,7 @@ def test_no_spelling_of_a_path_makes_a_login_link_of_a_manager(hub, running):
         assert b'"code"' not in answer, path
 
 
-def test_a_page_starts_stops_resumes_and_deletes_experiments(hub, tmp_path):
+def test_the_hub_starts_stops_resumes_and_deletes_experiments(hub, tmp_path):
     work = RealExperiment(tmp_path / "work", ENDLESS, maxTrialNum=1)
     started = hub.ask("POST", f"{ROOT}/all", json={"config": str(work.config_file)})
     assert started.status_code == 200, started.text
@@ -169,9 +169,7 @@ def test_a_page_starts_stops_resumes_and_deletes_experiments(hub, tmp_path):
         ("DELETE", "/all/..", None, 404, ""),
     ],
 )
-def test_an_action_that_cannot_be_done_is_refused_with_the_reason(
-    hub, stored, verb, path, body, status, error
-):
+def test_an_invalid_action_is_refused_with_the_reason(hub, stored, verb, path, body, status, error):
     refused = hub.ask(verb, f"{ROOT}{path}", json=body)
     assert refused.status_code == status, refused.text
     assert error in refused.json()["error"]

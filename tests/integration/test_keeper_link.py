@@ -1,4 +1,4 @@
-"""The keeper's stream to the manager, and every kind of interruption."""
+"""The keeper's stream to the manager, and every kind of interruption of this stream."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 RECORDS = 2000
-# Half of the records before the gate, half after it.
+# The trial reports half of the records before it waits at the gate, and half after that.
 GATED = f"""
 import sys
 import nni_sdk as nni
@@ -62,7 +62,7 @@ def assert_all_is_stored_once(site, *streams):
 
 
 @pytest.mark.parametrize("collect_logs", [False, True])
-def test_a_link_that_breaks_repeatedly_loses_and_duplicates_nothing(site, collect_logs):
+def test_a_link_that_breaks_repeatedly_loses_and_duplicates_no_bytes(site, collect_logs):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.drop_after_bytes = [0, 1, 1000, 20_000, 70_000]
@@ -83,8 +83,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # The manager's message; a keeper that writes at that moment only receives gRPC's error for a closed
-    # stream.
+    # This checks the manager's log. A keeper that writes at that moment receives only gRPC's error for a closed stream.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
@@ -102,16 +101,15 @@ def test_a_dead_connection_behind_a_proxy_that_still_accepts_bytes_is_replaced(s
         broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
-        assert (
-            time.monotonic() - broke_at_s < 28
-        )  # the keeper lingers for 30 s, and after that the end is not delivered
+        # The keeper lingers for 30 s, and would then exit without sending the end.
+        assert time.monotonic() - broke_at_s < 28
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
         proxy.close()
 
 
-def test_a_restarted_manager_receives_everything_after_its_last_commit(site):
+def test_a_restarted_manager_receives_all_bytes_after_its_last_commit(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper(collect_logs=True)
@@ -138,7 +136,7 @@ def test_a_restarted_manager_receives_everything_after_its_last_commit(site):
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 
-def test_a_keeper_reconnects_soon_to_a_manager_restarted_at_another_address(site):
+def test_a_keeper_reconnects_within_seconds_to_a_manager_restarted_at_another_address(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
@@ -155,7 +153,7 @@ def test_a_keeper_reconnects_soon_to_a_manager_restarted_at_another_address(site
     assert_all_is_stored_once(site)
 
 
-def test_a_manager_started_after_the_end_of_the_trial_receives_everything(silent_site):
+def test_a_manager_started_after_the_trial_has_ended_receives_all_bytes(silent_site):
     site = silent_site
     site.gate("gate")
     site.add_python_trial(GATED)
@@ -168,7 +166,7 @@ def test_a_manager_started_after_the_end_of_the_trial_receives_everything(silent
     assert len(site.manager.all_of(TrialStarted)) == 1
 
 
-def test_the_keeper_uses_the_address_that_responds(site):
+def test_the_keeper_connects_to_the_only_address_that_responds(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.write_document("127.0.0.1:9", "127.0.0.1:10", site.manager.address)
@@ -195,7 +193,7 @@ def test_a_temporarily_damaged_manager_json_is_read_again(site):
     assert_all_is_stored_once(site)
 
 
-def test_without_acks_a_keeper_sends_no_more_than_one_window_per_stream(site):
+def test_a_keeper_without_acks_sends_at_most_one_window_per_stream(site):
     site.manager.commits = False
     site.add_python_trial(
         "import nni_sdk as nni\n"
@@ -339,7 +337,7 @@ def test_shutdown_stops_the_trial_and_the_keeper(site):
     assert "the manager sent Shutdown: the experiment is over" in keeper.stderr
 
 
-def test_a_trial_whose_attempt_is_closed_is_stopped_after_the_reconnect(site):
+def test_a_trial_whose_attempt_was_closed_is_stopped_after_a_reconnect(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -349,7 +347,7 @@ def test_a_trial_whose_attempt_is_closed_is_stopped_after_the_reconnect(site):
     assert exit_of(site).reason is ExitReason.JOB_LOST
 
 
-def test_repeated_stops_and_stops_after_the_end_change_nothing(site):
+def test_a_repeated_stop_and_a_stop_of_an_ended_trial_change_nothing(site):
     site.manager.closes = False
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
@@ -405,8 +403,8 @@ nni.report_final_result("done")
 
 @pytest.fixture
 def truncating_site(site):
-    """A trial that truncates its stdout to `size` while the manager, which stores nothing, has one window
-    of it.
+    """Start a trial that truncates its stdout to `size`. At that time one window of stdout has arrived at the manager, which
+    stores nothing yet.
     """
 
     def begin(size, *, goes_on):
@@ -426,7 +424,7 @@ def truncating_site(site):
 
 
 @pytest.mark.parametrize("size", [0, 1000, LOG_WINDOW_BYTES + 100_000])
-def test_a_truncated_stream_ends_and_the_other_streams_continue(truncating_site, size):
+def test_a_truncated_stream_ends_and_the_remaining_streams_continue(truncating_site, size):
     site, keeper = truncating_site(size, goes_on=True)
     site.manager.wait_for_bytes(b', "value": "99"')
     site.manager.commit_again()
@@ -458,7 +456,7 @@ def test_a_truncation_found_after_a_manager_restart_shortens_the_reported_size(t
 
 
 def test_the_end_of_a_trial_that_deletes_its_own_folder_is_reported(site):
-    # A file that the keeper writes at that moment would make `rm` fail.
+    # The trial waits for the keeper's log, because a file that the keeper creates during `rm` would make `rm` fail.
     site.add_trial(
         'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'
     )
@@ -485,7 +483,7 @@ def test_a_keeper_does_not_connect_to_a_listener_of_another_user(site):
     )
 
 
-def test_a_keeper_of_another_user_trusts_a_listener_of_the_owner_of_manager_json(site):
+def test_a_keeper_connects_to_a_listener_of_the_owner_of_manager_json(site):
     give_away(int(site.manager.address.rpartition(":")[2]))
     os.chown(site.workspace.manager_json, NOBODY, NOBODY)
     site.add_python_trial("print('in a container')")

@@ -1,4 +1,4 @@
-"""The keeper as a process: what it starts, its output, and its exit code."""
+"""The keeper as a process: the trial that it starts, its output, and its exit code."""
 
 import json
 import os
@@ -33,7 +33,7 @@ nni.report_final_result(300)
 print("to stdout")
 print("to stderr", file=sys.stderr)
 """
-# Reports metrics after SIGTERM.
+# The trial reports metrics after it has received SIGTERM.
 REPORTS_AFTER_SIGTERM = """
 import signal, sys
 import nni_sdk as nni
@@ -48,7 +48,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# Ends by itself after a stop, and would note a SIGTERM.
+# The trial exits by itself when should_stop() is true. It would print a received SIGTERM.
 ASKS_FOR_STOP = """
 import signal, sys, time
 import nni_sdk as nni
@@ -61,7 +61,7 @@ while not nni.should_stop():
 print("stop:", nni.stop_reason(), flush=True)
 nni.report_final_result(4)
 """
-# Asks once, and continues.
+# The trial calls should_stop() once, and ignores the result.
 ASKS_AND_IGNORES = """
 import signal, time
 import nni_sdk as nni
@@ -99,7 +99,7 @@ def run_keeper(*arguments, environ):
 
 
 def assert_has_ended(pid):
-    """Wait for the end of a process that is not a child."""
+    """Wait until a process that is not a child of this process has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -113,7 +113,7 @@ def assert_has_ended(pid):
 # ---- an ordinary trial
 
 
-def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_follows_them(site):
+def test_the_metrics_of_a_trial_arrive_unchanged_and_before_its_end(site):
     site.add_python_trial(REPORTING)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -132,7 +132,7 @@ def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_follows_them(si
     assert site.manager.all_of(Hello) == [Hello(__version__, EXPERIMENT, TRIAL, "main-0", (KEY,))]
 
 
-def test_with_log_collection_every_stream_arrives_complete(site):
+def test_all_streams_arrive_complete_with_log_collection(site):
     site.add_python_trial(REPORTING)
     assert site.start_keeper(collect_logs=True).wait() == 0
     assert site.file(Stream.STDOUT) == b"to stdout\n"
@@ -152,7 +152,7 @@ def test_with_log_collection_every_stream_arrives_complete(site):
     ],
 )
 def test_the_keeper_exits_with_the_exit_code_of_its_trial(site, command, code, reason):
-    # test_process_trees.py has more kinds of ends.
+    # test_process_trees.py tests more kinds of exits.
     site.add_trial(f"echo why >&2; {command}")
     assert site.start_keeper().wait() == code
     assert (exit_of(site).exit_code, exit_of(site).reason) == (code, reason)
@@ -161,7 +161,7 @@ def test_the_keeper_exits_with_the_exit_code_of_its_trial(site, command, code, r
     assert site.file(Stream.STDOUT) == b""
 
 
-def test_the_message_of_a_failed_trial_is_the_end_of_its_stderr(site):
+def test_the_message_of_a_failed_trial_is_the_last_part_of_its_stderr(site):
     site.add_trial("seq 100000 >&2; exit 1")
     assert site.start_keeper().wait() == 1
     lines = exit_of(site).message.splitlines()
@@ -181,7 +181,7 @@ def trial_environ(site):
 DUMP = 'env -0 > "$NNI_OUTPUT_DIR/environ"; pwd; cat'
 
 
-def test_a_trial_has_the_containers_and_nni_variables_but_none_of_the_keeper(site):
+def test_a_trial_inherits_the_container_variables_but_no_variables_of_the_keeper(site):
     site.environ["GREETING"] = "a 'b' \"c\" $HOME\n=é"
     path = [entry for entry in site.environ.get("PYTHONPATH", "").split(":") if entry] + ["/opt/mine", "src"]
     site.environ["PYTHONPATH"] = ":".join(path)
@@ -247,7 +247,7 @@ def test_cuda_visible_devices_lists_the_gpus_assigned_to_the_trial(site, indices
     assert trial_environ(site).get("CUDA_VISIBLE_DEVICES") == visible
 
 
-def test_the_keepers_token_is_written_to_no_file(site):
+def test_the_token_of_the_keeper_is_written_to_no_file(site):
     site.add_trial("env; env >&2; exit 1")
     keeper = site.start_keeper(collect_logs=True, relay_output=True)
     assert keeper.wait() == 1
@@ -260,7 +260,7 @@ def test_the_keepers_token_is_written_to_no_file(site):
     ("recorded", "task"),
     [("openpai-upper-case-role", "Bert_Large-1"), ("frameworkcontroller", None)],
 )
-def test_the_task_folder_is_named_after_the_clusters_task(site, recorded, task):
+def test_the_task_folder_has_the_name_of_the_task_in_the_cluster(site, recorded, task):
     lines = (GOLDEN / f"{recorded}.env").read_text().splitlines()
     cluster = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     task = task or f"{cluster['FC_TASKROLE_NAME']}-{cluster['FC_TASK_INDEX']}"
@@ -291,7 +291,7 @@ def test_metrics_reported_after_sigterm_arrive(site):
 
 
 @pytest.mark.parametrize("command", ["true; {} ; true", "{} | cat", "({})& wait"])
-def test_a_program_keeps_its_grace_period_when_its_shell_dies_of_sigterm(site, command):
+def test_a_program_has_its_grace_period_although_its_shell_is_ended_by_sigterm(site, command):
     (site.code / "train.py").write_text(REPORTS_AFTER_SIGTERM)
     site.add_trial(command.format(f"{sys.executable} train.py"))
     keeper = site.start_keeper()
@@ -303,7 +303,7 @@ def test_a_program_keeps_its_grace_period_when_its_shell_dies_of_sigterm(site, c
 
 
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
-def test_the_end_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
+def test_the_exit_record_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
     site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -314,7 +314,7 @@ def test_the_end_of_a_stopped_trial_has_the_reason_of_the_stop(site, reason):
 
 
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT])
-def test_code_that_asks_for_the_stop_ends_by_itself_without_a_signal(site, reason):
+def test_training_code_that_calls_should_stop_ends_by_itself_without_a_signal(site, reason):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -326,7 +326,7 @@ def test_code_that_asks_for_the_stop_ends_by_itself_without_a_signal(site, reaso
     assert (final.value, final.offset) == ("4", ready.offset + ready.size)
 
 
-def test_a_signal_to_the_keeper_writes_the_stop_notice_too(site):
+def test_a_keeper_that_receives_sigterm_writes_the_stop_notice(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -335,7 +335,7 @@ def test_a_signal_to_the_keeper_writes_the_stop_notice_too(site):
     assert site.file(Stream.STDOUT) == b"stop: job lost\n"
 
 
-def test_code_that_asks_and_does_not_stop_gets_sigterm_at_half_of_the_grace_period_and_is_killed_at_its_end(
+def test_code_that_ignores_the_stop_notice_receives_sigterm_and_is_then_killed(
     site,
 ):
     site.add_python_trial(ASKS_AND_IGNORES)
@@ -352,11 +352,11 @@ def test_code_that_asks_and_does_not_stop_gets_sigterm_at_half_of_the_grace_peri
     assert b"killing it" in log
 
 
-def test_a_stop_notice_that_cannot_be_written_is_followed_by_sigterm_at_once(site):
+def test_sigterm_is_sent_immediately_if_the_stop_notice_cannot_be_written(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
-    # The keeper writes to this path first, and also root cannot replace a folder by a file.
+    # The keeper writes the notice to this temporary path. Not even root can replace a folder by a file.
     (site.attempt().path / ".stop_notice.json.new" / "full").mkdir(parents=True)
     keeper.signal(signal.SIGTERM)
     wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
@@ -378,7 +378,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):
     assert b"killing it" in site.file(Stream.KEEPER)
 
 
-def test_a_keeper_as_pid_1_leaves_no_process(site):
+def test_a_keeper_with_pid_1_leaves_no_process(site):
     prefix = ("unshare", "--pid", "--fork", "--mount-proc")
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("tests cannot create a PID namespace here")
@@ -389,12 +389,12 @@ def test_a_keeper_as_pid_1_leaves_no_process(site):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_right_after_the_start_is_not_lost(silent_site, number):
+def test_a_signal_immediately_after_the_start_is_not_lost(silent_site, number):
     site = silent_site
     site.add_trial('trap "exit 5" TERM; echo > started; sleep 1000 & wait')
     os.mkfifo(site.code / "started")
     keeper = site.start_keeper(linger_s=0, grace_s=20)
-    (site.code / "started").read_bytes()  # the command runs, before gRPC is imported
+    (site.code / "started").read_bytes()  # the command runs, but the keeper has not imported gRPC yet
     keeper.signal(number)
     assert keeper.wait() in (5, 128 + signal.SIGTERM)
     assert exit_of(site).reason is ExitReason.JOB_LOST
@@ -418,7 +418,7 @@ def test_a_trial_runs_without_a_manager(silent_site):
 # ---- errors before the start
 
 
-def test_a_version_mismatch_runs_nothing_and_names_the_remedy(site):
+def test_a_version_mismatch_prevents_the_trial_and_the_error_has_a_remedy(site):
     site.manager.version = "99.1.0"
     site.manager.write_document()
     site.add_trial("touch ran")
@@ -442,7 +442,7 @@ def test_a_version_mismatch_is_ignored_without_the_version_check(site):
     assert (site.code / "ran").exists()
 
 
-def test_a_missing_workspace_ends_the_keeper_with_code_101_and_its_path(site, tmp_path):
+def test_a_keeper_without_a_workspace_exits_with_code_101_and_the_missing_path(site, tmp_path):
     keeper = site.start_keeper(workspace=str(tmp_path / "nowhere"))
     assert keeper.wait() == 101
     assert keeper.stderr.count("\n") == 1
@@ -461,7 +461,7 @@ def test_an_invalid_manager_json_is_an_error_with_a_remedy(site, content):
     assert not (site.code / "ran").exists()
 
 
-def test_a_workspace_where_no_folder_can_be_created_is_an_error(site):
+def test_a_workspace_that_refuses_new_folders_is_an_error(site):
     site.add_trial("touch ran")
     site.workspace.trial(TRIAL).attempts.write_text("a file")
     keeper = site.start_keeper()
@@ -474,7 +474,7 @@ def test_a_workspace_where_no_folder_can_be_created_is_an_error(site):
 
 @pytest.fixture
 def private_mounts():
-    """A command that runs a shell script in its own mount namespace; its arguments are the script's."""
+    """A command prefix that runs a shell script in a new mount namespace. Further arguments are those of the script."""
     prefix = ("unshare", "--mount", "sh", "-c")
     if (
         shutil.which("unshare") is None
@@ -511,7 +511,7 @@ def test_a_read_only_or_full_workspace_is_an_error_with_a_remedy(site, private_m
 
 def test_the_exit_record_is_written_when_the_workspace_accepts_writes_again(silent_site):
     site = silent_site
-    # A folder at the path of the temporary file makes the write fail, as a full disk would.
+    # A folder at the path of the temporary file makes the write fail, like a full disk.
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
@@ -559,7 +559,7 @@ def test_a_command_that_cannot_start_is_reported_as_an_end_with_code_104(site, c
 
 
 @pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000])
-def test_a_command_that_exec_cannot_take_is_reported_in_a_short_message(site, command):
+def test_a_command_that_exec_rejects_is_reported_in_a_short_message(site, command):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", command))
@@ -577,7 +577,7 @@ def test_a_command_with_a_lone_surrogate_makes_trial_json_unreadable(site):
     assert "cannot read trial.json" in keeper.stderr
 
 
-def test_a_keeper_without_settings_names_all_missing_variables(site):
+def test_the_error_of_a_keeper_without_settings_lists_all_missing_variables(site):
     result = run_keeper(environ=site.environ)
     assert (result.returncode, result.stdout) == (100, "")
     assert result.stderr.startswith("trial-keeper: cannot read the keeper's settings: ")
@@ -586,14 +586,14 @@ def test_a_keeper_without_settings_names_all_missing_variables(site):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_trial_id_that_leads_out_of_the_workspace_is_refused(site):
+def test_a_trial_id_with_a_path_outside_the_workspace_is_refused(site):
     keeper = site.start_keeper(trial_id="../../etc")
     assert keeper.wait() == 100
     assert re.match(r"trial-keeper: cannot run trial '\.\./\.\./etc': ", keeper.stderr)
 
 
 def test_a_bug_ends_the_keeper_with_code_110_and_kills_the_trial(site):
-    # A second Welcome on an open stream is never valid; here it stands for any unexpected error.
+    # A second Welcome on an open stream is never valid. The test uses it as an example of an unexpected error.
     from trial_keeper.wire.messages import Welcome
 
     site.add_trial("echo $$; exec sleep 1000")
@@ -613,7 +613,7 @@ def test_help_and_version_need_no_settings(site):
     assert run_keeper("--version", environ=site.environ).stdout == f"trial-keeper {__version__}\n"
 
 
-def test_an_unknown_argument_is_an_error_in_one_line(site):
+def test_an_unknown_argument_is_an_error_of_one_line(site):
     result = run_keeper("--verbose", "now", environ=site.environ | site.settings().to_environ())
     assert (result.returncode, result.stdout) == (100, "")
     assert (
@@ -639,7 +639,7 @@ def test_a_restarted_job_starts_a_second_attempt(site):
 def test_concurrent_keepers_of_a_trial_start_different_attempts(site):
     site.add_python_trial(REPORTING)
     keepers = [site.start_keeper() for _ in range(3)]
-    # A newer attempt ends the processes of an older one.
+    # A newer attempt ends the processes of an older attempt, so an older keeper's trial may be killed.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
     keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
     assert site.manager.numbers.keys(TRIAL) == keys
@@ -660,7 +660,7 @@ for i in range(5 * 1024):
 """
 
 
-def test_the_output_of_a_trial_is_relayed_completely_on_the_keepers_output(site):
+def test_a_keeper_relays_the_complete_output_of_its_trial(site):
     site.add_python_trial(TALKATIVE)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     keeper = site.start_keeper(relay_output=True, options=pipes)
@@ -672,7 +672,7 @@ def test_the_output_of_a_trial_is_relayed_completely_on_the_keepers_output(site)
     assert OWN_LINE.sub(b"", stderr) == site.file(Stream.STDERR)
 
 
-def test_without_relay_the_keeper_prints_only_its_own_lines(site):
+def test_a_keeper_without_relay_prints_only_its_own_lines(site):
     site.add_python_trial(TALKATIVE)
     keeper = site.start_keeper()
     assert keeper.wait() == 0
@@ -682,7 +682,7 @@ def test_without_relay_the_keeper_prints_only_its_own_lines(site):
 
 @pytest.fixture
 def unread_pipes():
-    """The write ends of two pipes that are never read."""
+    """The write ends of two pipes whose read ends are never read."""
     pipes = [os.pipe(), os.pipe()]
     yield [write_end for _, write_end in pipes]
     for pipe in pipes:
@@ -737,8 +737,8 @@ def test_a_keeper_works_with_closed_standard_descriptors(site):
         assert site.manager.stored(stream) == site.file(stream), stream
 
 
-def test_an_end_that_overtakes_log_chunks_does_not_close_the_attempt_early(site):
-    site.manager.commits = False  # so the windows of the logs stay full
+def test_an_attempt_is_closed_only_after_log_chunks_that_arrive_later_than_the_end(site):
+    site.manager.commits = False  # so that the windows of the logs stay full
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)

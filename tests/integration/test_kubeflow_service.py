@@ -1,4 +1,4 @@
-"""Behaviour only of Kubeflow's operators and Kubernetes Jobs. See tests/contract/test_platform_jobs.py."""
+"""Behaviour of only Kubeflow's operators and Kubernetes Jobs. tests/contract/test_platform_jobs.py tests the shared behaviour."""
 
 import contextlib
 from dataclasses import replace
@@ -58,11 +58,11 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
-async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
+async def test_a_job_that_the_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
         await service.submit(site.settings())
-        # A policy of the cluster may set this.
+        # A policy of the cluster may set the restartPolicy.
         site.store.change(
             *(PYTORCH_JOBS, "default", NAME),
             lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
@@ -90,7 +90,7 @@ async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
         assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
+async def test_a_held_queue_is_the_pending_reason_of_a_job(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
@@ -124,7 +124,7 @@ async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
         (replace(CONFIGS["job"], queue="team"), "LocalQueue team does not exist in namespace default"),
     ],
 )
-def test_missing_objects_and_rights_are_listed_before_anything_is_created(site, config, missing):
+def test_missing_objects_and_rights_are_listed_before_any_object_is_created(site, config, missing):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
         check(kubernetes, operator_of(each), "default")
@@ -152,7 +152,7 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator,
     kubernetes.close()
 
 
-async def test_a_running_job_that_kueue_suspends_says_so_and_starts_again(site):
+async def test_a_running_job_that_kueue_suspends_has_a_warning_and_starts_again(site):
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.config = replace(CONFIGS["job"], queue="team")
@@ -181,7 +181,7 @@ async def test_a_running_job_that_kueue_suspends_says_so_and_starts_again(site):
         await site.has_ended()
 
 
-def test_a_server_that_hides_its_version_is_not_refused(site):
+def test_a_server_that_does_not_return_its_version_is_accepted(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["job"])
     site.cluster.api.minor_version = "20"
     site.cluster.api.misbehave((403, "Forbidden", "not for you"), 1, at=("get", "/version"))
@@ -191,7 +191,7 @@ def test_a_server_that_hides_its_version_is_not_refused(site):
     kubernetes.close()
 
 
-def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
+def test_a_release_of_kubeflow_trainer_without_pod_template_overrides_is_refused(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))
@@ -201,7 +201,8 @@ def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
     with pytest.raises(UserError, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"):
         check(kubernetes, operator, "default")
     site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{operator.resource.root}"))
-    check(kubernetes, operator, "default")  # a server without this document cannot be checked
+    # A server without this document cannot be checked, so it is accepted.
+    check(kubernetes, operator, "default")
     kubernetes.close()
 
 
@@ -222,7 +223,7 @@ async def test_an_older_api_version_is_used_if_the_file_names_it_and_the_cluster
     kubernetes.close()
 
 
-def test_a_missing_operator_is_named_in_the_error(site):
+def test_the_error_lists_missing_operators(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for kind in (TF_JOBS, LOCAL_QUEUES):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")
@@ -243,11 +244,12 @@ def test_a_missing_operator_is_named_in_the_error(site):
         (Deleted, "Pending", "; the job had not started: Failed: no image"),
     ],
 )
-async def test_a_deleted_job_waits_for_its_pods_before_its_end_names_a_pending_reason(
+async def test_a_deleted_job_ends_with_a_pending_reason_only_if_its_pods_never_started(
     site, monkeypatch, change, phase, reason
 ):
     async with site.manager() as service:
-        monkeypatch.setattr(service, "_watch", lambda: None)  # the test delivers the changes, the pod's last
+        # The test delivers the changes itself, with the pod's change last.
+        monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())
         await service.submit(site.settings())
         (name,) = await until_pods_run(site)
@@ -263,7 +265,7 @@ async def test_a_deleted_job_waits_for_its_pods_before_its_end_names_a_pending_r
     assert (end.reason, end.message) == (ExitReason.JOB_LOST, deleted + reason)
 
 
-async def test_a_deleted_job_has_started_if_its_last_status_shows_it(site, monkeypatch):
+async def test_a_deleted_job_counts_as_started_if_its_last_status_has_ready_pods(site, monkeypatch):
     async with site.manager() as service:
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())

@@ -1,4 +1,4 @@
-"""Calls to a fake Kubernetes API server through the official client: retries, errors and watches."""
+"""The official client calls a fake Kubernetes API server. The tests cover retries, errors and watches."""
 
 import base64
 import contextlib
@@ -73,7 +73,7 @@ def a_secret(name, **labels):
 
 
 class RecordedWatch:
-    """The events of a watch, in order."""
+    """Records the events of a watch, in order."""
 
     def __init__(self, cluster, selector="app=t", **options):
         self._queue = queue.Queue()
@@ -102,12 +102,12 @@ class RecordedWatch:
 # ---- login
 
 
-def test_every_call_names_this_program_and_its_version(cluster, server):
+def test_every_call_has_a_user_agent_with_the_version_of_this_program(cluster, server):
     cluster.objects(OUR_SECRETS, "default", "app=t")
     assert server.api.user_agents == {f"trial-keeper/{__version__}"}
 
 
-def test_the_login_is_read_from_the_same_places_as_kubectl(server, tmp_path, monkeypatch):
+def test_the_login_is_read_from_the_same_locations_as_by_kubectl(server, tmp_path, monkeypatch):
     path = tmp_path / "kubeconfig"
     path.write_text(server.api.kubeconfig(namespace="team"))
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -137,7 +137,7 @@ def test_a_missing_kubeconfig_is_an_error(tmp_path):
         log_in(path)
 
 
-def test_without_the_kubernetes_package_the_error_names_the_extra(monkeypatch):
+def test_the_error_without_the_kubernetes_package_names_the_pip_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(UserError, match="pip install 'trial-keeper\\[kubernetes\\]'"):
         log_in()
@@ -181,7 +181,7 @@ def test_transient_errors_are_retried_a_limited_number_of_times(cluster, server,
     assert server.api.counted()["get", "secrets"] == 3
 
 
-def test_retry_after_of_the_server_is_respected(server, tmp_path):
+def test_the_client_waits_for_the_time_of_the_retry_after_header(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig", ClientRetryPolicy(tries=2, first_s=0.001, longest_s=5.0))
     server.api.misbehave(429, 1, retry_after=1)
     began_at_s = time.monotonic()
@@ -205,7 +205,9 @@ def test_an_unreachable_server_is_an_error_with_its_address(cluster, server):
         (a_secret("a"), errors.AlreadyExists, 'secrets "a" already exists'),
     ],
 )
-def test_a_refusal_contains_the_message_of_the_server(cluster, server, document, kind, told):
+def test_the_error_of_a_refused_call_contains_the_message_of_the_server(
+    cluster, server, document, kind, told
+):
     server.store.create(SECRETS, "default", a_secret("a"))
     with pytest.raises(kind, match=told):
         cluster.create(OUR_SECRETS, "default", document)
@@ -225,7 +227,7 @@ def test_an_expired_login_is_read_again_from_the_kubeconfig(cluster, server, tmp
     assert cluster.serves(PODS)
 
 
-def test_the_token_is_in_no_error_repr_or_log(cluster, server, caplog):
+def test_the_token_is_absent_from_errors_reprs_and_logs(cluster, server, caplog):
     caplog.set_level("DEBUG")
     server.api.misbehave(500, 3)
     with pytest.raises(ClusterUnavailable) as failure:
@@ -261,12 +263,12 @@ def test_a_broken_watch_continues_without_a_new_list_or_duplicate_events(cluster
     assert server.api.counted()["list", "secrets"] == 1
 
 
-def test_after_410_objects_are_listed_again_and_missed_deletions_are_reported(cluster, server):
+def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
     server.store.create(SECRETS, "default", a_secret("b"))
     with RecordedWatch(cluster) as told:
         assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
-        with server.store.changed:  # the watch sees both changes together
+        with server.store.changed:  # so that the watch receives both changes together
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()
@@ -275,13 +277,13 @@ def test_after_410_objects_are_listed_again_and_missed_deletions_are_reported(cl
         assert told.next() == ("Deleted", "b")
 
 
-def test_after_an_outage_and_410_objects_are_listed_without_another_pause(cluster, server, monkeypatch):
+def test_a_watch_lists_objects_without_another_pause_after_an_outage_and_a_410(cluster, server, monkeypatch):
     def watches():
         return server.api.counted()["watch", "secrets"]
 
     def pauses(*_):
         while True:
-            yield 1e6 if watches() == 5 else 0.0  # the fifth is answered with 410
+            yield 1e6 if watches() == 5 else 0.0  # the server answers the fifth watch with 410
 
     monkeypatch.setattr(watching, "delays_s", pauses)
     server.api.misbehave(503, 3, at=("watch", "secrets"))
@@ -326,7 +328,7 @@ def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, mon
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # An event of another kind: only a bookmark moves the watch beyond it, and beyond the dropped history.
+        # This is an event of another kind, so the watch moves beyond it, and beyond the dropped history, only by a bookmark.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
@@ -351,8 +353,8 @@ def test_a_watch_continues_with_a_renewed_login(cluster, server, tmp_path):
         assert told.next() == ("Upserted", "a")
 
 
-def test_a_watch_survives_a_response_that_cannot_be_parsed(cluster, server):
-    server.api.misbehave(200, 1, at=("list", "secrets"))  # a Status in place of the objects
+def test_a_watch_continues_after_a_response_that_cannot_be_parsed(cluster, server):
+    server.api.misbehave(200, 1, at=("list", "secrets"))  # the response is a Status in place of the objects
     with RecordedWatch(cluster) as told:
         kind, message = told.next()
         assert kind == "WatchFailed"
@@ -402,9 +404,7 @@ def test_an_optional_watch_that_is_denied_reports_one_failure_and_ends(cluster, 
 
 
 class SteppedEvent:
-    """Replaces the event that a thread waits on: waits return at once, and after a minute of them a
-    callback runs.
-    """
+    """Replaces the event that a thread waits on. Each wait returns at once. After waits of a minute in total, a callback runs."""
 
     def __init__(self, after_a_minute):
         self.waits_s, self._after = [], after_a_minute
@@ -420,7 +420,7 @@ class SteppedEvent:
 
 
 def double_with_jitter(waits_s, nominal_s):
-    """True if the waits are the nominal ones, each shortened by no more than the jitter."""
+    """True if the waits are the nominal waits, and each wait is shortened by at most the jitter."""
     pairs = zip(waits_s, nominal_s, strict=True)
     return all(SMALLEST_SHARE * each_s <= wait_s <= each_s for wait_s, each_s in pairs)
 
@@ -471,7 +471,7 @@ def test_a_login_without_permission_for_events_passes_with_a_warning(cluster, se
     assert warning.startswith("this login may not list and watch events in namespace default: ")
 
 
-def test_everything_missing_in_a_cluster_is_reported_in_one_error(cluster, server):
+def test_all_missing_parts_of_a_cluster_are_reported_in_one_error(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
     with pytest.raises(UserError) as failure:
         checked(cluster, storage=ClaimStorage(Path("/mnt/data"), "data"), account="fc")
@@ -485,7 +485,7 @@ def test_everything_missing_in_a_cluster_is_reported_in_one_error(cluster, serve
         assert words in str(failure.value)
 
 
-def test_an_unsupported_operator_version_is_reported_with_the_served_ones(cluster, server):
+def test_the_error_of_an_unsupported_operator_version_lists_the_served_versions(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
 
     class Newer(FrameworkController):
@@ -495,7 +495,7 @@ def test_an_unsupported_operator_version_is_reported_with_the_served_ones(cluste
         checked(cluster, operator=Newer)
 
 
-def test_a_missing_namespace_is_an_error_and_an_unreadable_one_passes(cluster, server):
+def test_a_missing_namespace_is_an_error_and_an_unreadable_namespace_is_accepted(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")
@@ -503,7 +503,7 @@ def test_a_missing_namespace_is_an_error_and_an_unreadable_one_passes(cluster, s
     checked(cluster)
 
 
-def test_the_fake_servers_kubeconfig_contains_its_certificate(server):
+def test_the_kubeconfig_of_the_fake_server_contains_its_certificate(server):
     config = json.loads(server.api.kubeconfig())
     authority = config["clusters"][0]["cluster"]["certificate-authority-data"]
     assert base64.b64decode(authority).startswith(b"-----BEGIN CERTIFICATE-----")

@@ -1,6 +1,4 @@
-"""The lease on an experiment: visible to other machines, renewed by heartbeats, lost by a suspended
-holder.
-"""
+"""The lease on an experiment: other machines can read it, heartbeats renew it, and a suspended holder loses it."""
 
 import contextlib
 import dataclasses
@@ -44,12 +42,12 @@ def lock_of(folder):
 
 
 def written_elsewhere(folder, beat, pid=7):
-    """Write a lease record as a manager on another machine does, whose file lock this kernel does not see."""
+    """Write a lease record like a manager on another machine, whose file lock is invisible to this machine's kernel."""
     owner = {"pid": pid, "host": "node7", "machine": "another start of another machine", "since_s": 1e9}
     lock_of(folder).write_text(json.dumps({"owner": owner, "beat": beat}))
 
 
-def test_the_lock_file_names_its_owner_and_is_empty_after_the_release(folder):
+def test_the_lock_file_contains_its_owner_and_is_empty_after_the_release(folder):
     with folder.owned() as held:
         found = read_record(lock_of(folder))
         assert found is not None
@@ -58,7 +56,7 @@ def test_the_lock_file_names_its_owner_and_is_empty_after_the_release(folder):
     assert read_record(lock_of(folder)) is None
 
 
-def test_a_second_owner_is_refused_with_the_first_ones_pid_and_the_remedy(folder):
+def test_a_second_owner_is_refused_with_the_pid_of_the_first_owner_and_the_remedy(folder):
     with folder.owned(), pytest.raises(ExperimentLocked) as refused, folder.owned():
         pass
     assert str(refused.value).startswith(
@@ -83,7 +81,7 @@ def test_the_lease_of_a_killed_local_owner_is_free_immediately(folder):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"owns\n"
         owner.kill()
-    assert read_record(lock_of(folder)).holder.pid == owner.pid  # not cleared
+    assert read_record(lock_of(folder)).holder.pid == owner.pid  # the killed owner has not cleared the record
     began_s = time.monotonic()
     with folder.owned() as held:
         assert held.holder.pid == os.getpid()
@@ -119,7 +117,7 @@ def test_a_remote_owner_without_heartbeats_is_replaced(folder):
 
 @contextlib.contextmanager
 def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
-    """A suspended process that holds the lock, with an expired last heartbeat."""
+    """A suspended process that holds the lock. Its last heartbeat is older than the lease."""
     command = [sys.executable, "-c", script, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
         try:
@@ -135,7 +133,7 @@ def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
             frozen.kill()
 
 
-def test_a_suspended_holder_is_replaced_and_detects_its_lost_lease_when_it_continues(folder):
+def test_a_suspended_holder_is_replaced_and_detects_the_lost_lease_when_it_continues(folder):
     with a_suspended_holder(folder) as frozen:
         with folder.owned() as lease:
             assert read_record(lock_of(folder)).holder == lease.holder
@@ -147,7 +145,8 @@ def test_a_suspended_holder_is_replaced_and_detects_its_lost_lease_when_it_conti
                 "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
-            assert read_record(lock_of(folder)).holder == lease.holder  # left unchanged
+            # The suspended holder has not changed the file.
+            assert read_record(lock_of(folder)).holder == lease.holder
         assert read_record(lock_of(folder)) is None
 
 
@@ -159,7 +158,7 @@ def test_a_holder_that_renews_its_lease_is_never_replaced(folder):
                 pass
 
 
-def test_only_one_of_many_concurrent_replacements_of_a_suspended_holder_succeeds(folder):
+def test_only_one_of_many_concurrent_managers_replaces_a_suspended_holder(folder):
     outcomes, may_release = [], threading.Event()
     starts = threading.Barrier(8)
 
@@ -195,7 +194,7 @@ with folder.owned():
 """
 
 
-def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_names_the_kill_command(folder):
+def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_has_the_kill_command(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
     with a_suspended_holder(folder, SUSPENDED_IN_A_WRITE) as frozen:
         before = read_record(lock_of(folder))
@@ -210,11 +209,11 @@ def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_names_the_k
             pass
 
 
-def test_a_new_owner_excludes_others_after_the_lock_file_was_replaced(folder):
+def test_a_new_owner_keeps_the_lease_after_the_lock_file_was_replaced(folder):
     with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
-        # The lock of the old file is free now, but the path names the new file.
+        # The kernel lock of the old file is free now, but the path refers to the new file.
         with pytest.raises(ExperimentLocked), folder.owned():
             pass
 
@@ -234,7 +233,7 @@ def test_an_expired_lease_is_read_again_before_a_write(folder, monkeypatch):
 
 
 @given(st.binary() | st.text().map(str.encode) | st.from_type(LeaseRecord).map(LeaseRecord.to_bytes))
-def test_any_bytes_are_parsed_as_a_lease_record_without_an_error(content):
+def test_the_parser_of_lease_records_accepts_any_bytes_without_an_error(content):
     LeaseRecord.from_bytes(content)
     LeaseRecord.from_bytes(content[: len(content) // 2])
 
@@ -247,7 +246,7 @@ def test_any_bytes_are_parsed_as_a_lease_record_without_an_error(content):
         st.none() | st.floats(0, 1e10),
     )
 )
-def test_a_lease_record_survives_a_round_trip(record):
+def test_a_lease_record_is_unchanged_after_writing_and_reading(record):
     assert LeaseRecord.from_bytes(record.to_bytes()) == record
 
 
@@ -259,12 +258,12 @@ def test_an_experiment_with_an_invalid_lock_file_can_be_owned(folder, content):
         pass
 
 
-def test_a_replaced_owner_detects_it_and_leaves_the_lock_file_unchanged(folder):
+def test_a_replaced_owner_detects_its_lost_lease_and_leaves_the_lock_file_unchanged(folder):
     lock_of(folder).touch()
     held, loss_detected = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
     held.call_when_lost(lambda _: loss_detected.set())
     wait_until(lambda: read_record(lock_of(folder)).heartbeat > 0, "a heartbeat is written")
-    # Repeated, in case both write at the same moment.
+    # The write is repeated, because the owner's heartbeat may overwrite it at the same moment.
     wait_until(lambda: written_elsewhere(folder, 9) or loss_detected.is_set(), "the loss is detected")
     held.release()
     assert read_record(lock_of(folder)).holder.host == "node7"
@@ -280,7 +279,7 @@ def test_an_owner_keeps_its_lease_after_its_folder_was_deleted(folder):
     assert not held.is_lost
 
 
-def test_the_process_record_of_an_earlier_manager_does_not_count_as_running(folder):
+def test_the_process_record_of_a_previous_manager_does_not_count_as_running(folder):
     with folder.owned():
         folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
         assert folder.running_process().port == 9000

@@ -1,4 +1,4 @@
-"""Trials with excessive output, in real experiments."""
+"""Trials with excessive output run in real experiments."""
 
 import os
 
@@ -11,7 +11,7 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
 
 METRICS_BYTES, LOG_BYTES = 5000, 3000
-# Keeper and manager use these quotas instead of their gigabytes.
+# Keeper and manager use these quotas in place of the real quotas of gigabytes.
 SMALL_LIMITS = f"""
 import sys
 if "-m" in sys.orig_argv and {{"nni_manager", "trial_keeper"}} & set(sys.orig_argv):
@@ -28,7 +28,7 @@ for number in range(500):
 nni.report_final_result(1)
 """
 REPORTS, WRITES = amount(40_000, 200_000), amount(20_000, 100_000)
-# A smaller version of ten million reports and a hundred thousand tiny writes.
+# A smaller version of a load of ten million reports and a hundred thousand tiny writes.
 FLOOD = f"""
 import os
 import nni_sdk as nni
@@ -41,7 +41,7 @@ nni.report_final_result(1)
 """
 
 
-def test_a_trial_above_its_quota_succeeds_with_a_warning_that_names_the_complete_files(
+def test_a_trial_above_its_quota_succeeds_and_its_warning_refers_to_the_complete_files(
     a_real_experiment, tmp_path
 ):
     site = tmp_path / "site"
@@ -84,5 +84,5 @@ def test_a_flood_of_reports_and_tiny_writes_is_stored_completely(a_real_experime
     assert values(rows) == [*range(REPORTS), 1]
     (collected,) = experiment.folder.collected_logs.glob(f"{flood['id']}/*/*/stdout")
     assert collected.read_bytes() == b"x" * WRITES
-    # Read page by page, returned as one document.
+    # The manager reads the metrics page by page, and returns them as one document.
     assert len(experiment.get(f"/metric-data/{flood['id']}")) == REPORTS + 1

@@ -1,4 +1,4 @@
-"""The keeper's link alone, against a server that breaks and delays streams."""
+"""The keeper's link without a keeper, against a server that breaks and delays streams."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ ROUNDS = 30
 
 @contextlib.asynccontextmanager
 async def a_link_to(servicer, folder):
-    """A keeper's link to a new server, and the events that it posts."""
+    """Yield a keeper's link to a new server, and the queue of events that the link posts."""
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     add_KeeperServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -64,7 +64,7 @@ def a_welcome():
 
 
 class BreakingServicer(KeeperServiceServicer):
-    """Sends Welcome, reads some messages and aborts the stream. Records the first message of each stream."""
+    """Send Welcome, read some messages and abort the stream. Record the first message of each stream."""
 
     def __init__(self, reads_before_break):
         self.first_messages = []
@@ -94,7 +94,7 @@ async def talk(folder, reads_before_break, size):
         for _ in range(ROUNDS):
             link.open(HELLO)
             assert isinstance(await events.get(), Welcome)
-            while events.empty():  # like the keeper of a busy trial, until the loss is detected
+            while events.empty():  # send like the keeper of a busy trial until the link detects the loss
                 link.send(chunk)
                 await asyncio.sleep(0)
             lost = await events.get()
@@ -104,7 +104,7 @@ async def talk(folder, reads_before_break, size):
 
 
 class Recording(KeeperServiceServicer):
-    """Sends Welcome and records all messages. `open_streams`: the number of streams that have not ended."""
+    """Send Welcome and record all messages. `open_streams`: the number of streams that have not ended."""
 
     def __init__(self):
         self.open_streams = 0
@@ -176,7 +176,7 @@ async def close_early(folder):
             await asyncio.sleep(0)
 
 
-# Every order of completion and cancellation. The first step of each is one tick.
+# The parameters cover every order of completion and cancellation. The first step of each coroutine takes one tick.
 TICKS = range(1, 10)
 
 
@@ -208,7 +208,7 @@ def test_work_that_exceeds_its_timeout_is_cancelled():
     asyncio.run(play())
 
 
-def test_messages_and_metrics_overtake_queued_logs(tmp_path):
+def test_messages_and_metrics_are_sent_before_queued_logs(tmp_path):
     asyncio.run(asyncio.wait_for(overtake(tmp_path), DEADLINE_S))
 
 
@@ -228,7 +228,11 @@ async def overtake(folder):
             TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
             Chunk(key, Stream.METRICS, 8, b"the last 1"),
         ]
-        for message in (*logs, *urgent):  # without a pause: a whole window of logs, then the urgent messages
+        # Without a pause, a whole window of logs is queued, and then the urgent messages.
+        for message in (
+            *logs,
+            *urgent,
+        ):
             link.send(message)
         (brought,) = servicer.streams
         while len(brought) < 1 + len(logs) + len(urgent):
@@ -236,7 +240,7 @@ async def overtake(folder):
         assert brought == [HELLO, *urgent, *logs]
 
 
-def test_messages_sent_together_are_batched_up_to_the_limits_of_a_request(tmp_path):
+def test_messages_sent_together_are_batched_up_to_the_request_limits(tmp_path):
     asyncio.run(asyncio.wait_for(send_batches(tmp_path), DEADLINE_S))
 
 
@@ -267,7 +271,7 @@ def metric(number, size=1):
 
 @contextlib.asynccontextmanager
 async def a_coalescing_link(folder):
-    """A connected link that coalesces messages, and its server."""
+    """Yield a connected link that coalesces messages, and its server."""
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
@@ -283,7 +287,7 @@ async def until(servicer, requests):
 
 @pytest.fixture
 def no_coalesce_timeout(monkeypatch):
-    """Coalesced messages are never sent because of the timer."""
+    """Prevent the timer from sending coalesced messages."""
     monkeypatch.setattr(link_module, "COALESCE_S", 1000.0)
 
 
@@ -296,7 +300,7 @@ def test_messages_are_coalesced_until_coalescing_is_switched_off(tmp_path, no_co
             link.set_coalescing(is_allowed=False)
             await until(servicer, 3)
             assert servicer.requests == [[HELLO], [metric(1), metric(2)], [LOG]]
-            link.send(metric(3))  # from then on nothing is delayed
+            link.send(metric(3))  # from here on, the link delays no message
             await until(servicer, 4)
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
@@ -323,7 +327,9 @@ def test_a_revoked_trial_is_reported_immediately_with_all_coalesced_messages(
     "much", [[metric(1, 64 * 1024)], [metric(number) for number in range(1, 1 + MESSAGES_AT_ONCE)]]
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_coalescing_ends_at_its_limit_of_bytes_or_messages(tmp_path, no_coalesce_timeout, much, at_once):
+def test_coalesced_messages_are_sent_at_the_limit_of_bytes_or_messages(
+    tmp_path, no_coalesce_timeout, much, at_once
+):
     async def work():
         async with a_coalescing_link(tmp_path) as (link, servicer):
             for message in much:
@@ -338,9 +344,8 @@ def test_coalescing_ends_at_its_limit_of_bytes_or_messages(tmp_path, no_coalesce
 def test_coalesced_messages_are_sent_after_the_timeout(tmp_path, monkeypatch):
     async def work():
         async with a_coalescing_link(tmp_path) as (link, servicer):
-            for number in range(
-                1, 4
-            ):  # the first message starts a timer; the last one follows long after it has expired
+            # The first message starts a timer; the last message follows long after the timer has expired.
+            for number in range(1, 4):
                 monkeypatch.setattr(link_module, "COALESCE_S", 0.001 if number == 3 else 0.05)
                 link.send(metric(number))
                 await until(servicer, 1 + number)
@@ -383,7 +388,7 @@ async def pace(folder):
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
 
 
-def test_logs_sent_without_a_rate_limit_do_not_delay_the_next_trials_logs(tmp_path):
+def test_logs_sent_without_a_rate_limit_do_not_delay_the_logs_of_the_next_trial(tmp_path):
     asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
 
@@ -395,7 +400,7 @@ async def next_trial(folder):
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]
-        for chunk in rest:  # at the paced rate: twenty seconds
+        for chunk in rest:  # at the limited rate, this would take twenty seconds
             link.send(chunk)
         while len(brought) < 1 + len(rest):
             await asyncio.sleep(0)
@@ -408,8 +413,8 @@ async def next_trial(folder):
         assert time.monotonic() - began_s < scaled_s(5)
 
 
-def test_a_server_of_keepers_answers_any_number_of_pings_without_a_stream():
-    """By gRPC's default, the third ping within 5 min ends a connection with GOAWAY "too_many_pings"."""
+def test_the_keepers_server_answers_any_number_of_pings_without_a_stream():
+    """With gRPC's default, the third ping within 5 min would end a connection with GOAWAY "too_many_pings"."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2_frame(_SETTINGS)
 
     async def ping_in_a_row():
@@ -419,7 +424,7 @@ def test_a_server_of_keepers_answers_any_number_of_pings_without_a_stream():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(preface)
         kinds = []
-        # The next ping follows the answer to the last one: gRPC would drop the rest of a flood for another reason.
+        # Each ping waits for the answer to the previous ping, because gRPC would drop a flood of pings for another reason.
         for number in range(20):
             writer.write(_http2_frame(_PING, payload=number.to_bytes(8, "big")))
             while True:
@@ -442,5 +447,5 @@ _SETTINGS, _PING, _GOAWAY, _ACK = 4, 6, 7, 1
 
 
 def _http2_frame(kind, payload=b""):
-    """A frame of the connection, which is stream 0."""
+    """A frame of stream 0, which represents the connection."""
     return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + payload

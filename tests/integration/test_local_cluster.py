@@ -1,4 +1,4 @@
-"""Jobs on a real local OpenPAI cluster, each task a real process."""
+"""Jobs run on a real local OpenPAI cluster, and each task is a real process."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,9 @@ PLUGINS = "com.microsoft.pai.runtimeplugin"
 
 @pytest.fixture
 def play(tmp_path):
-    """Runs a scenario on a new cluster, within 60 s; afterwards all its processes are ended."""
+    """Return a function that runs a scenario on a new cluster, within a deadline. After the test all processes of the cluster
+    are killed.
+    """
 
     def make(scenario, **changes):
         async def bounded():
@@ -59,13 +61,13 @@ def play(tmp_path):
 
 @pytest.fixture
 def finished(play):
-    """The detail of a job that has ended."""
+    """Return a function that runs a job until it ends, and returns the job's detail."""
     return lambda text, **changes: play(lambda cluster: run(cluster, text), **changes)
 
 
 @contextlib.contextmanager
 def an_api_error(code, match=None):
-    """The block raises an API error with this code."""
+    """Check that the block raises an API error with this code."""
     with pytest.raises(ApiError, match=match) as caught:
         yield
     assert caught.value.code == code
@@ -86,7 +88,7 @@ FOR_EVER = "sleep 1000"
 @pytest.mark.parametrize(
     ("policy", "instances", "command", "state", "code", "task_states"),
     [
-        # The default: one failure fails the job; it succeeds when all tasks have succeeded.
+        # The default policy: one failed task fails the job, and the job succeeds when all tasks have succeeded.
         (completion(), 3, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
         (
             completion(),
@@ -96,7 +98,7 @@ FOR_EVER = "sleep 1000"
             255,
             {"FAILED", "STOPPED"},
         ),
-        # minFailedInstances: 2 fails the job after two failures, 3 does not.
+        # minFailedInstances 2 fails the job after two failed tasks. minFailedInstances 3 is not reached.
         (
             completion(2, -1),
             3,
@@ -106,7 +108,7 @@ FOR_EVER = "sleep 1000"
             {"FAILED", "STOPPED"},
         ),
         (completion(3, -1), 3, BY_INDEX, "SUCCEEDED", 0, {"SUCCEEDED", "FAILED"}),
-        # minSucceededInstances is reached, and the other tasks are stopped.
+        # The job ends when minSucceededInstances is reached, and the remaining tasks are stopped.
         (
             completion(1, 1),
             3,
@@ -115,13 +117,13 @@ FOR_EVER = "sleep 1000"
             0,
             {"SUCCEEDED", "STOPPED"},
         ),
-        # Failures do not matter, even if all tasks fail.
+        # Failed tasks do not count, even if all tasks fail.
         (completion(-1, -1), 2, "false", "SUCCEEDED", 0, {"FAILED"}),
-        # Successes are not counted; the job ends with its last task.
+        # Succeeded tasks do not count, and the job ends with its last task.
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
-def test_the_completion_policy_decides_how_a_job_ends(
+def test_the_completion_policy_decides_when_a_job_ends_and_whether_it_succeeds(
     finished, policy, instances, command, state, code, task_states
 ):
     role = {"commands": [command], "instances": instances, "completion": policy}
@@ -159,9 +161,7 @@ def test_the_parameter_server_is_stopped_when_all_workers_have_succeeded(finishe
         (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
     ],
 )
-def test_the_exit_code_follows_openpai_and_the_commands_own_code_is_stored_beside_it(
-    finished, lines, code, origin
-):
+def test_exit_codes_are_mapped_as_in_openpai_and_the_original_code_is_stored(finished, lines, code, origin):
     detail = finished(commands(*lines))
     (task,) = detail.tasks["worker"]
     assert (task.exit.code, detail.job.exit_code) == (code, code)
@@ -172,7 +172,7 @@ def plugin(**parameters):
     return {"extras": {PLUGINS: [{"plugin": "cmd", "parameters": parameters}]}}
 
 
-def test_post_commands_run_after_the_commands_and_only_if_these_succeed(play):
+def test_post_commands_run_after_the_commands_only_if_the_commands_succeed(play):
     async def scenario(cluster):
         around = plugin(preCommands=["echo before > f"], postCommands=["cat f; echo after"])
         detail = await run(cluster, commands("cat f", **around))
@@ -207,7 +207,7 @@ def test_the_diagnostics_contain_the_last_output_and_the_exit_code(finished):
 ATTEMPTS = 'echo "$FC_FRAMEWORK_ATTEMPT_ID $FC_TASK_ATTEMPT_ID"'
 
 
-def test_a_failed_job_is_retried_until_it_succeeds_and_every_attempt_is_stored(play):
+def test_a_failed_job_is_retried_until_it_succeeds_and_all_attempts_are_stored(play):
     async def scenario(cluster):
         once = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 2 ]'
         detail = await run(cluster, commands(ATTEMPTS, once, jobRetryCount=3))
@@ -229,12 +229,12 @@ def test_a_job_fails_when_its_retries_are_used_up(finished):
     assert (detail.job.state, detail.job.retries) == (State.FAILED, RetryCounts(user=1))
 
 
-def test_a_failure_of_the_platform_is_retried_without_using_up_job_retry_count(finished):
+def test_a_retry_after_a_platform_failure_does_not_count_towards_job_retry_count(finished):
     detail = finished(commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || kill -KILL $$'))
     assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
 
 
-def test_failures_of_the_platform_end_the_job_after_a_maximum_of_retries(finished):
+def test_platform_failures_end_the_job_after_a_maximum_number_of_retries(finished):
     detail = finished(commands("kill -TERM $$"), most_platform_retries=2)
     assert (detail.job.state, detail.job.exit_code) == (State.FAILED, 143)
     assert detail.job.retries == RetryCounts(platform=2)
@@ -245,7 +245,7 @@ def test_a_command_that_does_not_exist_is_not_retried(finished):
     assert (detail.job.state, detail.job.retries.total) == (State.FAILED, 0)
 
 
-def test_without_gang_allocation_a_single_task_is_retried(play):
+def test_a_failed_task_is_retried_alone_without_gang_allocation(play):
     async def scenario(cluster):
         role = {
             "commands": [ATTEMPTS, '[ "$FC_TASK_ATTEMPT_ID" = 1 ]'],
@@ -298,7 +298,7 @@ def python(code):
     return [f"cat > program.py <<'END'\n{code}END", "python3 program.py"]
 
 
-def test_roles_connect_over_tcp_with_addresses_from_the_environment(play):
+def test_roles_connect_over_tcp_with_addresses_from_environment_variables(play):
     async def scenario(cluster):
         resources = {"cpu": 1, "memoryMB": 10, "gpu": 0, "ports": {"sync": 1}}
         text = roles(
@@ -325,7 +325,7 @@ def test_each_task_has_unique_ports_and_a_job_without_free_ports_fails(play):
         tasks = (await cluster.read(JobStore.detail, "alice", "job")).tasks["worker"]
         held = [port for task in tasks for numbers in task.allocation.ports.values() for port in numbers]
         assert len(set(held)) == len(held) == 6 * 7
-        # 45 ports, of which 42 are reserved; the kernel gives none of them to a process that binds port 0.
+        # The range has 45 ports, and 42 of them are reserved. The kernel assigns none of the 45 to a process that binds port 0.
         await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
         crowded = await over(cluster, "two")
         assert crowded.tasks["worker"][0].exit.code == 253
@@ -407,7 +407,7 @@ def test_a_queued_job_is_stopped_immediately(play):
     play(scenario, virtual_clusters={"default": ResourceCounts(1, 2000, 0)})
 
 
-def test_background_processes_of_the_commands_are_killed_when_the_task_ends(finished, tmp_path):
+def test_background_processes_of_a_task_are_killed_when_the_task_ends(finished, tmp_path):
     detail = finished(commands("sleep 1000 &", "setsid sleep 1000 &", "echo done"))
     assert detail.job.state is State.SUCCEEDED
     assert processes_of(tmp_path) == []
@@ -416,7 +416,7 @@ def test_background_processes_of_the_commands_are_killed_when_the_task_ends(fini
 # ---- the queue
 
 
-def test_jobs_wait_for_gpus_in_order_of_submission_and_share_none(play):
+def test_jobs_wait_for_gpus_in_order_of_submission_and_share_no_gpu(play):
     async def scenario(cluster):
         role = {
             "commands": ['echo "$CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"', "sleep 0.2"],
@@ -427,7 +427,7 @@ def test_jobs_wait_for_gpus_in_order_of_submission_and_share_none(play):
             await cluster.submit("alice", roles(name=name, worker=role))
         found = [await over(cluster, name) for name in names]
         assert {await log(cluster, name) for name in names} == {"0,1 0,1\n", "2,3 2,3\n"}
-        # In the order of submission, two at a time.
+        # The jobs start in the order of their submission, two at a time.
         began = [detail.job.launched_at_s for detail in found]
         ended = [detail.job.completed_at_s for detail in found]
         assert max(began[:2]) < min(began[2:])
@@ -458,7 +458,7 @@ CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_is_mounted_at_the_path_that_the_job_requests_and_nowhere_else(play, tmp_path):
+def test_a_storage_is_mounted_only_at_the_path_that_the_job_requests(play, tmp_path):
     (tmp_path / "share").mkdir()
     (tmp_path / "share/hello").write_text("from the storage")
     (tmp_path / "fixed").mkdir()
@@ -485,9 +485,7 @@ def test_a_storage_is_mounted_at_the_path_that_the_job_requests_and_nowhere_else
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_that_would_cover_the_state_folder_is_not_mounted_and_the_log_names_its_path(
-    play, tmp_path
-):
+def test_a_storage_over_the_state_folder_is_not_mounted_and_the_log_contains_its_path(play, tmp_path):
     (tmp_path / "share").mkdir()
 
     async def scenario(cluster):
@@ -501,7 +499,7 @@ def test_a_storage_that_would_cover_the_state_folder_is_not_mounted_and_the_log_
     play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
 
 
-def test_a_secret_reaches_the_commands_and_is_stored_in_no_file(play, tmp_path):
+def test_a_secret_is_available_to_the_commands_and_stored_in_no_file(play, tmp_path):
     async def scenario(cluster):
         text = commands(
             "set -x; token='<% $secrets.token %>'; [ ${#token} = 13 ]; echo $token",
@@ -571,7 +569,7 @@ def test_an_unknown_log_name_or_a_path_is_refused(play, name):
 
 
 class Hook(http.server.ThreadingHTTPServer):
-    """Records its requests; refuses the first one."""
+    """A webhook that records its requests, and refuses the first request."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), HookHandler)
@@ -594,7 +592,7 @@ class HookHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log no request."""
 
 
 def test_requested_state_changes_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
@@ -623,7 +621,7 @@ def test_requested_state_changes_are_sent_to_the_webhook_and_the_notification_fi
     assert (in_file[-1]["user"], in_file[-1]["exit_code"]) == ("alice", 0)
 
 
-# ---- what is refused
+# ---- refused jobs
 
 
 def refused(play, text, error, match, **changes):
@@ -660,7 +658,7 @@ def test_an_image_or_mount_path_that_could_inject_options_is_refused(play, tmp_p
         refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
-def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_existing_ones(play):
+def test_an_unknown_virtual_cluster_or_storage_is_refused_with_the_available_names(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
     assert error.code == "NoVirtualClusterError"
@@ -704,7 +702,7 @@ def test_a_job_name_is_unique_per_user_until_the_job_is_deleted(play):
     play(scenario)
 
 
-def test_a_query_about_a_missing_object_raises_no_job_error(play):
+def test_a_query_about_a_missing_object_raises_the_error_no_job_error(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (
@@ -780,7 +778,7 @@ def test_the_notification_example_of_the_documentation_runs(finished):
     assert finished((GOLDEN / "notification.yaml").read_bytes()).job.state is State.SUCCEEDED
 
 
-def test_a_parameter_and_a_secret_reach_the_commands(play):
+def test_parameters_and_secrets_are_filled_into_the_commands(play):
     async def scenario(cluster):
         text = commands(
             "echo <% $parameters.lr %>; echo -n <% $secrets.token %> | wc -c",
@@ -793,12 +791,12 @@ def test_a_parameter_and_a_secret_reach_the_commands(play):
     play(scenario)
 
 
-def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line(play):
+def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line_number(play):
     text = (GOLDEN / "infiniband.yaml").read_bytes()
     refused(play, text, ProtocolInvalid, "line 11, column 3: cannot read the job")
 
 
-def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_after_them(play):
+def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_afterwards(play):
     def cmd(name, require=()):
         events = [
             {"event": "taskStarts", "commands": [f"echo {name} >> order"]},
@@ -819,7 +817,7 @@ def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_aft
     play(scenario)
 
 
-def test_a_closed_cluster_leaves_jobs_running_and_the_next_one_adopts_them(play, tmp_path):
+def test_a_closed_cluster_leaves_jobs_running_and_the_next_cluster_adopts_the_jobs(play, tmp_path):
     async def begin(cluster):
         await cluster.submit("alice", commands("until [ -f go ]; do sleep 0.02; done", "echo went"))
         await until(lambda: runs(cluster))
@@ -837,7 +835,7 @@ def test_a_closed_cluster_leaves_jobs_running_and_the_next_one_adopts_them(play,
     play(go_on)
 
 
-def test_a_task_with_a_killed_supervisor_is_retried_and_its_processes_are_killed(play, tmp_path):
+def test_a_task_with_a_killed_supervisor_is_retried_and_its_old_processes_are_killed(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
         await until(lambda: runs(cluster))

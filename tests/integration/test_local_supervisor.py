@@ -20,12 +20,12 @@ USER_NAMESPACES = (
     if shutil.which("unshare")
     else False
 )
-# A bind mount without which the task runs too.
+# The fields of a bind mount that is optional: the task also runs without it.
 PLAIN = {"size_mb": 0, "is_required": False}
 
 
 def forked(folder, before=()):
-    """The response of the fork server."""
+    """Ask the fork server to start a supervisor; return its response."""
     asked = os.fsencode(folder) + b"\0"
     done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=DEADLINE_S)
     assert (done.stderr, done.returncode) == (b"", 0)
@@ -34,7 +34,7 @@ def forked(folder, before=()):
 
 @pytest.fixture
 def container(tmp_path):
-    """Runs the script in a container and returns its exit record."""
+    """Return a function that runs a script in a container and returns the container's exit record."""
 
     def run(script, before=(), mounts=(), **spec):
         folder = tmp_path / "containers/c"
@@ -67,13 +67,13 @@ def container(tmp_path):
 
 @pytest.fixture
 def said(tmp_path):
-    """The content of a log: the user's stdout, or the supervisor's own."""
+    """Return a function that reads a log: the task's stdout, or the log of the supervisor."""
     return lambda log="user-stdout": (tmp_path / "logs" / log / "current").read_text()
 
 
 @pytest.mark.skipif(not SETPRIV or os.getuid() != 0, reason="only root can give up being allowed to mount")
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel makes no user namespaces")
-def test_without_cap_sys_admin_a_storage_is_mounted_in_a_user_namespace(container, said, tmp_path):
+def test_a_storage_is_mounted_in_a_user_namespace_without_cap_sys_admin(container, said, tmp_path):
     share = tmp_path / "share"
     share.mkdir()
     (share / "hello").write_text("hi\n")
@@ -85,7 +85,7 @@ def test_without_cap_sys_admin_a_storage_is_mounted_in_a_user_namespace(containe
 
 
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_read_only_storage_is_not_written_and_its_neighbours_stay_writable(container, said, tmp_path):
+def test_a_read_only_mount_refuses_writes_and_files_beside_it_accept_them(container, said, tmp_path):
     parent, share = tmp_path / "parent", tmp_path / "share"
     for folder in (parent, share, parent / "folder"):
         folder.mkdir()
@@ -104,7 +104,7 @@ def test_a_read_only_storage_is_not_written_and_its_neighbours_stay_writable(con
 
 
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
-def test_shared_memory_of_a_task_is_its_own_and_has_its_size(container, said):
+def test_the_shared_memory_of_a_task_is_private_and_has_the_requested_size(container, said):
     size = {"name": "", "path": "tmpfs", "mount_path": "/dev/shm", "is_read_only": False}
     script = "ls -A /dev/shm; head -c 3000000 /dev/zero > /dev/shm/fits && echo fits; head -c 9000000 /dev/zero > /dev/shm/large"
     ended = container(script, mounts=[{**size, **PLAIN, "size_mb": 8}])
@@ -112,14 +112,14 @@ def test_shared_memory_of_a_task_is_its_own_and_has_its_size(container, said):
     assert "No space left on device" in said("user-stderr")
 
 
-def test_no_script_runs_without_a_required_mount(container, said, tmp_path):
+def test_the_script_does_not_run_if_a_required_mount_fails(container, said, tmp_path):
     mount = {"name": "", "path": f"{tmp_path}/absent", "mount_path": f"{tmp_path}", "is_read_only": False}
     ended = container("echo ran", mounts=[{**mount, **PLAIN, "is_required": True}])
     assert (ended["stage"], ended["exit_code"], said()) == ("init", 1, "")
     assert f"cannot give this task its own {tmp_path}: " in said("runtime")
 
 
-def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp_path):
+def test_a_container_folder_that_is_already_claimed_is_not_started_again(container, tmp_path):
     container(f"echo ran >> {tmp_path}/ran")
     folder = tmp_path / "containers/c"
     assert forked(folder) != BEGUN
@@ -129,7 +129,8 @@ def test_a_container_folder_that_was_claimed_is_not_started_again(container, tmp
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-# The parent waits for its end. The child prints its pid, and in one case waits for a line first.
+# The parent process waits for a signal. The child prints its pid, and in the case `before` reads a line before it calls
+# end_with().
 PARENT_AND_CHILD = """
 import os, signal, sys
 from nni_manager.local_openpai.supervisor import end_with
@@ -152,7 +153,7 @@ def test_a_child_between_fork_and_exec_ends_with_its_supervisor(when):
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # After `end_with`, the child has ended with its parent and reads nothing.
+        # After end_with(), the child ends with its parent. In the case `before`, the child first has to read its line.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()
@@ -182,7 +183,7 @@ def test_a_killed_fork_server_is_replaced(tmp_path):
     starter.close()
 
 
-def test_a_task_that_cannot_start_ends_with_127_and_a_logged_cause(container, said):
+def test_a_task_that_cannot_start_ends_with_127_and_its_cause_is_logged(container, said):
     ended = container("true", work_dir="/nowhere")
     assert ended["exit_code"] == 127
     assert "cannot start bash in /nowhere" in said("runtime")
@@ -206,7 +207,7 @@ def test_a_full_disk_discards_output_without_failing_the_task(container, tmp_pat
 @pytest.mark.parametrize(
     ("stop", "exit_code", "expected"), [("", 0, "hi\n"), ("trap '' TERM; kill -TERM $PPID", 143, "")]
 )
-def test_a_container_is_removed_while_its_watcher_runs_and_the_removal_is_retried(
+def test_a_container_is_removed_while_its_watcher_runs_and_a_failed_removal_is_retried(
     container, said, tmp_path, stop, exit_code, expected
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"

@@ -1,4 +1,4 @@
-"""Probes and metrics of a real manager, read as Kubernetes and Prometheus read them."""
+"""Probes and metrics of a real manager, requested like Kubernetes and Prometheus request them."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ nni.report_final_result(0.5 + nni.get_sequence_id())
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory):
-    """A manager of a finished experiment with two trials."""
+    """The manager of a finished experiment with two trials."""
     with a_started_experiment(tmp_path_factory.mktemp("monitored"), TRAIN, maxTrialNum=2) as experiment:
         experiment.wait_for_status("DONE")
         yield experiment
@@ -46,7 +46,7 @@ def get(manager, path, **headers):
 
 
 def samples(text):
-    """Values by name and labels, without the label `experiment`."""
+    """The metrics' values by name and labels, without the label `experiment`."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -72,13 +72,13 @@ def test_metrics_show_trials_results_jobs_and_the_process(manager):
     assert f'experiment="{manager.folder.path.name}"' in answer.text
 
 
-def test_metrics_are_openmetrics_for_those_who_ask(manager):
+def test_metrics_have_the_openmetrics_format_if_the_client_accepts_it(manager):
     answer = get(manager, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
 
 
-def test_another_user_of_the_machine_reads_the_probes_and_needs_the_token_for_metrics(manager):
+def test_another_user_of_the_machine_can_read_the_probes_but_not_the_metrics(manager):
     with session_of_another_user() as another:
         assert another.get(url(manager, "/metrics"), timeout=DEADLINE_S).status_code == 401
         for path in ("/livez", "/readyz"):
@@ -94,7 +94,7 @@ async def test_a_manager_that_cannot_store_results_is_not_ready():
     assert answers[0].body == b"cannot store results; see `nnictl experiment status`\n"
 
 
-def test_promtool_finds_nothing_to_correct(manager):
+def test_promtool_reports_no_error_in_the_metrics(manager):
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     checked = subprocess.run(
@@ -107,7 +107,7 @@ def test_promtool_finds_nothing_to_correct(manager):
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_every_metric_of_the_dashboard_and_of_the_alerts_exists(manager):
+def test_every_metric_of_the_dashboard_and_the_alerts_exists(manager):
     names = {name for (name, *_) in samples(get(manager, "/metrics").text)} | {"up"}
     dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -120,7 +120,7 @@ def test_every_metric_of_the_dashboard_and_of_the_alerts_exists(manager):
     assert used - names == set()
 
 
-def test_promtool_accepts_the_configuration_and_the_alerts(tmp_path):
+def test_promtool_accepts_the_example_configuration_and_alerts(tmp_path):
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     config = (EXAMPLES / "prometheus.yml").read_text().replace("/etc/prometheus", str(tmp_path))
@@ -139,7 +139,7 @@ def test_promtool_accepts_the_configuration_and_the_alerts(tmp_path):
 
 @contextlib.contextmanager
 def a_prometheus(folder, manager):
-    """A Prometheus that scrapes the manager each second with the token from a file; its address."""
+    """Run a Prometheus that scrapes the manager each second with the token from a file. Yield its address."""
     (folder / "token").write_text(manager.folder.process().token)
     (folder / "prometheus.yml").write_text(
         json.dumps(

@@ -1,4 +1,4 @@
-"""A keeper and its shared storage: missing, late, forbidden, read-only or full; and the code snapshot."""
+"""A keeper with shared storage that is missing, late, forbidden, read-only or full; and the code snapshot."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become ano
 
 @pytest.fixture
 def mounting():
-    """A command that changes mounts in a mount namespace of its own."""
+    """Return a function that makes a command prefix, which changes mounts in a new mount namespace."""
 
     def make(script):
         prefix = ("unshare", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
@@ -43,7 +43,7 @@ def mounting():
 
 @pytest.fixture
 def storage(site, tmp_path):
-    """The site's shared storage below a folder that the keeper gets as its mount."""
+    """The site's shared storage, below a folder that the keeper receives as its mount."""
     site.mount = tmp_path / "mnt"
     site.mount.mkdir()
 
@@ -62,12 +62,12 @@ def storage(site, tmp_path):
 
 
 def mount_here(site):
-    """Move the workspace into the mount folder, as if the storage were mounted."""
+    """Move the workspace into the mount folder, like a mount of the storage."""
     site.workspace.root.rename(site.mount / EXPERIMENT)
 
 
 def one_line(keeper):
-    """The keeper's error: one line with one remedy."""
+    """Check that the keeper's error is one line with one remedy; return it."""
     assert keeper.stderr.count("\n") == 1, keeper.stderr
     assert keeper.stderr.startswith("trial-keeper: cannot ")
     assert keeper.stderr.count("; ") == 1
@@ -77,7 +77,7 @@ def one_line(keeper):
 # ---- the mount
 
 
-def test_a_missing_mount_path_is_reported_with_its_existing_part(storage):
+def test_a_missing_mount_path_is_reported_with_the_part_that_exists(storage):
     keeper = storage.start_on_mount(mount=storage.mount / "no" / "data")
     assert keeper.wait() == 105
     assert f"the path exists only up to {storage.mount}); mount" in one_line(keeper)
@@ -89,7 +89,7 @@ def test_an_empty_mount_folder_ends_the_keeper_with_code_101(storage):
     assert re.search(r"/mnt is empty; mount .* nniManagerNFSMountPath", one_line(keeper))
 
 
-def test_a_mount_with_other_experiments_only_is_reported_with_their_names(storage):
+def test_a_mount_with_only_other_experiments_is_reported_with_their_ids(storage):
     for number in range(7):
         (storage.mount / f"EXPT{number}").mkdir()
     keeper = storage.start_on_mount()
@@ -97,14 +97,14 @@ def test_a_mount_with_other_experiments_only_is_reported_with_their_names(storag
     assert "contains only EXPT0, EXPT1, EXPT2, EXPT3, EXPT4, ...; unless" in one_line(keeper)
 
 
-def test_a_workspace_without_manager_json_is_reported_with_nnictl_resume(storage):
+def test_the_error_of_a_workspace_without_manager_json_recommends_nnictl_resume(storage):
     (storage.mount / EXPERIMENT).mkdir()
     keeper = storage.start_on_mount()
     assert keeper.wait() == 101
     assert "manager.json; run `nnictl resume` so that the manager writes it" in one_line(keeper)
 
 
-def test_a_mount_that_appears_while_the_keeper_waits_is_used(storage):
+def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
     storage.add_trial("echo ran")
     keeper = storage.start_on_mount(wait_s=60.0)
     said = wait_until(
@@ -113,16 +113,16 @@ def test_a_mount_that_appears_while_the_keeper_waits_is_used(storage):
     )
     assert 50 <= int(said[1]) <= 55
     assert "is empty" in said[2]
-    # The workspace moves, and `storage` still refers to its old path.
+    # The workspace moves, but `storage` still refers to the old path.
     mount_here(storage)
     assert keeper.wait() == 0
     ended = storage.manager.wait_for_message(TrialEnded)
     assert ended.reason is ExitReason.SUCCEEDED
 
 
-def test_a_late_bind_mount_is_used(storage, mounting):
+def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mounting):
     storage.add_trial("echo ran")
-    # The test opens the gate once the keeper waits.
+    # The test opens the gate as soon as the keeper waits.
     gate = storage.gate("gate")
     late = (
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
@@ -134,7 +134,7 @@ def test_a_late_bind_mount_is_used(storage, mounting):
     assert storage.file(Stream.STDOUT) == b"ran\n"
 
 
-# A FUSE server that never responds for 20 s: any access to its mount hangs in the kernel.
+# A FUSE server that does not respond for 20 s. Any access to its mount hangs in the kernel.
 SILENT_SERVER = """
 import ctypes, os, signal, sys
 device = os.open("/dev/fuse", os.O_RDWR)
@@ -151,7 +151,7 @@ def test_storage_that_does_not_respond_ends_the_keeper_after_the_timeout(storage
     if not os.path.exists("/dev/fuse"):
         pytest.skip("there is no /dev/fuse")
     (storage.code / "server.py").write_text(SILENT_SERVER)
-    # The server closes its stdout after the mount.
+    # The server closes its stdout after the mount, and `read` waits for this.
     serve = f"exec 3< <({sys.executable} {storage.code}/server.py {storage.mount}); read -r <&3 || true"
     began_at_s = time.monotonic()
     keeper = storage.start_on_mount(prefix=mounting(serve))
@@ -229,7 +229,7 @@ def test_unwritable_storage_is_reported_with_its_owner_and_mode(storage, open_wa
     assert list(attempts.iterdir()) == []
 
 
-# A keeper that is root in its user namespace but nobody for the file system, as with root squashing.
+# This keeper is root in its user namespace but nobody for the file system, like root on an NFS export with root squashing.
 AS_SQUASHED_ROOT = """
 import ctypes, os, sys
 import trial_keeper.host.mount, trial_keeper.host.orphan_reaper
@@ -249,7 +249,7 @@ sys.exit(main([]))
 
 @pytest.mark.any_machine
 @as_root
-def test_permission_denied_for_root_is_reported_with_no_root_squash_as_remedy(storage, open_way):
+def test_the_remedy_for_permission_denied_as_root_is_no_root_squash(storage, open_way):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
@@ -281,7 +281,7 @@ def test_a_keeper_of_another_user_with_write_access_runs_the_trial(storage, open
 
 
 def with_snapshot(site, command, files):
-    """A trial whose code comes from a snapshot."""
+    """Add a trial whose code comes from a snapshot; return the path of the snapshot."""
     code = site.workspace.root.parent / "packed"
     code.mkdir()
     for name, content in files.items():
@@ -290,7 +290,7 @@ def with_snapshot(site, command, files):
     return site.workspace.file(take_snapshot(code, site.workspace).name)
 
 
-def test_each_attempt_runs_in_a_fresh_copy_of_its_own(site):
+def test_each_attempt_runs_in_its_own_fresh_copy_of_the_code(site):
     with_snapshot(site, "pwd; echo $NNI_CODE_DIR; ls; touch left-over", {"train.py": "print(1)"})
     for attempt in (0, 1):
         assert site.start_keeper().wait() == 0
@@ -304,7 +304,7 @@ def ended_of(site):
     return site.exit(KEY)
 
 
-def test_a_damaged_snapshot_is_reported_to_the_manager_and_runs_nothing(site):
+def test_a_damaged_snapshot_is_reported_and_the_command_does_not_run(site):
     snapshot = with_snapshot(site, "touch ran", {"train.py": "print(1)"})
     snapshot.write_bytes(snapshot.read_bytes()[:-10])
     keeper = site.start_keeper()
@@ -322,7 +322,7 @@ def test_a_missing_snapshot_ends_the_attempt_with_reason_mount(site):
     assert ended_of(site).reason is ExitReason.MOUNT
 
 
-def test_a_snapshot_name_that_leads_out_of_the_workspace_is_refused(site):
+def test_a_snapshot_name_with_a_path_outside_the_workspace_is_refused(site):
     site.add_trial("touch ran", code_dir="", code_snapshot="../code.tar.gz")
     keeper = site.start_keeper()
     assert keeper.wait() == 114
@@ -330,7 +330,7 @@ def test_a_snapshot_name_that_leads_out_of_the_workspace_is_refused(site):
 
 
 def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
-    # 64 GiB of zeros after the archive: the keeper, which unpacks them to verify them, needs a minute.
+    # The archive is followed by 64 GiB of zeros. The keeper decompresses them for verification, which takes a minute.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     with snapshot.open("ab") as file:
         file.write(gzip.compress(bytes(64 << 20)) * 1024)
@@ -344,7 +344,7 @@ def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
 
 
 def packed(tmp_path, *members):
-    """An archive that the manager would never create."""
+    """Make an archive that the manager would never create."""
     path = tmp_path / "code-bad.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, kind, target in members:
@@ -382,7 +382,7 @@ def test_archive_members_that_lead_out_of_the_folder_are_refused(tmp_path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code", archive.name]
 
 
-def test_a_python_without_tarfile_filters_unpacks_the_same(tmp_path, monkeypatch):
+def test_a_python_without_tarfile_filters_unpacks_the_same_files(tmp_path, monkeypatch):
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     archive = packed(
         tmp_path, ("sub", tarfile.DIRTYPE, ""), ("sub/file", FILE, ""), ("link", LINK, "sub/file")
@@ -400,7 +400,7 @@ def test_every_truncation_or_flipped_byte_of_a_snapshot_is_detected(tmp_path):
     whole = (workspace / take_snapshot(code, Workspace(workspace)).name).read_bytes()
     broken = tmp_path / "broken.tar.gz"
     damages = [whole[:length] for length in range(len(whole))]
-    # Bytes 4 to 9 are gzip's time and operating system, which are not checked.
+    # Bytes 4 to 9 of a gzip file are its time and operating system, which the keeper does not check.
     damages += [
         whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
         for place in (*range(4), *range(10, len(whole)))

@@ -1,4 +1,4 @@
-"""The mutation tester over a small tree of its own: a copy is changed, its tests run, and the checkout stays as it is."""
+"""The mutation tester on a small source tree. It changes a copy and runs the copy's tests, and the checkout stays unchanged."""
 
 import subprocess
 
@@ -16,7 +16,8 @@ def tree(tmp_path):
     root = tmp_path / "checkout"
     (root / "tests").mkdir(parents=True)
     (root / "small.py").write_text(CODE)
-    (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")  # its import takes seconds
+    # The import of schemathesis takes seconds.
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")
     (root / "tests/test_signs.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q", root], check=True)
     return root
@@ -30,7 +31,7 @@ def copy(tree, tmp_path):
 
 
 def mutant(line, text):
-    """The mutant that puts this text into this line."""
+    """The mutant that replaces this line with this text."""
     (found,) = (
         each
         for each in mutate.mutants_of("small.py", CODE)
@@ -46,7 +47,7 @@ def judge(tree, *tests):
     return mutate.Judge(tree, lambda _: [list(tests)])
 
 
-def test_a_mutant_that_a_test_notices_is_killed_and_another_survives(tree, copy):
+def test_a_mutant_that_fails_a_test_is_killed_and_an_undetected_mutant_survives(tree, copy):
     judged = judge(tree, "tests/test_signs.py")
     assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_signs"
     assert judged.killer(copy, UNDETECTED) == ""
@@ -54,7 +55,7 @@ def test_a_mutant_that_a_test_notices_is_killed_and_another_survives(tree, copy)
     assert (tree / "small.py").read_text() == CODE == (copy.tree / "small.py").read_text()
 
 
-def test_a_test_that_fails_anyway_detects_nothing_and_hides_no_other_test(tree, copy, capsys):
+def test_a_test_that_fails_without_a_mutant_kills_no_mutant_and_hides_no_other_test(tree, copy, capsys):
     (copy.tree / "tests/test_anyway.py").write_text(FAILS_ANYWAY)
     judged = judge(tree, "tests/test_anyway.py", "tests/test_signs.py")
     assert judged.killer(copy, UNDETECTED) == ""
@@ -62,13 +63,13 @@ def test_a_test_that_fails_anyway_detects_nothing_and_hides_no_other_test(tree, 
     assert capsys.readouterr().out.count("fails without a mutant as well") == 1
 
 
-def test_a_hang_is_a_detection(tree, copy, monkeypatch):
+def test_a_test_that_hangs_kills_the_mutant(tree, copy, monkeypatch):
     monkeypatch.setattr(mutate, "TEST_TIMEOUT_S", 1)
     (copy.tree / "tests/test_hang.py").write_text(HANGS)
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_after_the_end_no_test_starts(tree, copy):
+def test_a_copy_that_has_ended_starts_no_test(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -1,4 +1,4 @@
-"""`import nni` in a trial: the real package wherever this Python finds one, else the SDK under NNI's name."""
+"""`import nni` in a trial imports the real package if this Python finds one. Otherwise it imports the SDK under NNI's name."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
 SHOW = "import nni; from nni.tuner import WHO; print(nni.__version__, nni.tuner.WHO, nni.__file__)"
 SHOW_OURS = "import nni; from nni.tuner import Tuner; print(nni.__name__, Tuner.__module__, nni.__version__)"
 OURS = "nni_sdk nni_sdk.tuner 3.0\n"
-# As setuptools installs a package whose folder has another name.
+# setuptools installs such a finder for an editable package whose folder has another name.
 FINDER = """
 import sys
 from importlib.util import spec_from_file_location
@@ -36,7 +36,7 @@ def install():
 
 @pytest.fixture
 def sdk(tmp_path):
-    """A workspace's folder for the Python path."""
+    """The SDK folder of a workspace, which trials have in their Python path."""
     return new_sdk(tmp_path / "workspace")
 
 
@@ -49,13 +49,13 @@ def new_sdk(folder):
 
 @pytest.fixture
 def site_packages(tmp_path):
-    """Those of a new virtual environment, `tmp_path/venv`."""
+    """The site-packages folder of a new virtual environment, `tmp_path/venv`."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     return tmp_path / "venv" / LIB / "site-packages"
 
 
 def real_nni(folder, init=""):
-    """A package nni as NNI's is, to these tests."""
+    """Make a package `nni` that looks like NNI's package to these tests."""
     package = folder / "nni"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(f"__version__ = '2.10.1'\nfrom .tuner import WHO\n{init}")
@@ -64,7 +64,7 @@ def real_nni(folder, init=""):
 
 
 def ran(python, code, sdk, *, before=(), after=(), folder=None, **environ):
-    """The output of code in this Python as in a trial, where the SDK is at the end of PYTHONPATH, and what it printed last."""
+    """Run code in this Python like a trial, with the SDK in PYTHONPATH. Return its stdout, and the last line of its stderr."""
     path = os.pathsep.join(map(str, [*before, sdk, *after]))
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("NNI_", "PYTHON"))}
     (script := Path(folder or sdk.parent) / "script.py").write_text(code)
@@ -105,7 +105,7 @@ def by_a_finder(tmp_path, site_packages):
 
 
 def in_a_prefix(tmp_path, site_packages):
-    """As conda's: the prefix has its own standard library, and no pyvenv.cfg."""
+    """An installation like conda's: the prefix has its own standard library, and no pyvenv.cfg."""
     prefix = tmp_path / "prefix"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "conda-meta").mkdir()
@@ -115,7 +115,7 @@ def in_a_prefix(tmp_path, site_packages):
     for entry in Path(sys.base_prefix, LIB).iterdir():
         if entry.name != "site-packages":
             (prefix / LIB / entry.name).symlink_to(entry)
-    # site-packages, or what Debian has in its place.
+    # The folder is site-packages, or dist-packages on Debian.
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
@@ -150,12 +150,12 @@ PLACES = (
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_installed_package_wins_wherever_it_is(sdk, tmp_path, site_packages, place):
+def test_import_nni_prefers_the_real_package_wherever_it_is_installed(sdk, tmp_path, site_packages, place):
     python, package, options = place(tmp_path, site_packages)
     assert ran(python, SHOW, sdk, **options) == (f"2.10.1 real {package / '__init__.py'}\n", "")
 
 
-def test_a_module_of_the_user_wins(sdk, tmp_path):
+def test_import_nni_prefers_a_module_of_the_user(sdk, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source/nni.py").write_text("__version__ = 'of the user'\n")
     code = "import nni; print(nni.__version__)"
@@ -165,19 +165,20 @@ def test_a_module_of_the_user_wins(sdk, tmp_path):
 @pytest.mark.parametrize(
     "python", each_of({version: python_of(version) for version in ("3.5", "3.6", "3.7", "3.13")})
 )
-def test_an_installed_package_wins_in_a_python_of_any_age(sdk, tmp_path, python):
+def test_import_nni_prefers_the_real_package_in_every_python_version(sdk, tmp_path, python):
     package = real_nni(tmp_path / "source")
     shown = f"2.10.1 real {package / '__init__.py'}\n"
     assert ran(python, SHOW, sdk, after=[tmp_path / "source"]) == (shown, "")
 
 
 @pytest.mark.parametrize("python", each_of({f"3.{minor}": python_of(f"3.{minor}") for minor in range(7, 15)}))
-def test_without_a_package_nni_is_the_sdk(sdk, tmp_path, python):
-    (tmp_path / "code/nni").mkdir(parents=True)  # a folder without __init__.py, such as one of checkpoints
+def test_import_nni_returns_the_sdk_if_no_package_is_installed(sdk, tmp_path, python):
+    # A folder without __init__.py, such as a folder of checkpoints.
+    (tmp_path / "code/nni").mkdir(parents=True)
     assert ran(python, SHOW_OURS, sdk, folder=tmp_path / "code") == (OURS, "")
 
 
-def test_two_workspaces_on_the_path_find_the_package_after_both(sdk, tmp_path):
+def test_the_package_is_found_after_the_sdk_folders_of_two_workspaces(sdk, tmp_path):
     second = new_sdk(tmp_path / "second")
     assert ran(BASE, SHOW_OURS, sdk, after=[second, second]) == (OURS, "")
     package = real_nni(tmp_path / "source")
@@ -185,7 +186,7 @@ def test_two_workspaces_on_the_path_find_the_package_after_both(sdk, tmp_path):
     assert ran(BASE, SHOW, sdk, after=after) == (f"2.10.1 real {package / '__init__.py'}\n", "")
 
 
-def test_a_hook_that_searches_the_whole_path_does_not_find_the_fallback(sdk, tmp_path):
+def test_an_import_hook_that_searches_the_whole_path_does_not_find_the_sdk(sdk, tmp_path):
     hook = """
 import sys
 from importlib.machinery import PathFinder
@@ -203,7 +204,7 @@ sys.meta_path.insert(0, Hook)
     assert ran(BASE, hook + SHOW, sdk, after=[tmp_path / "source"]) == (shown, "")
 
 
-def test_the_error_of_a_broken_package_is_not_hidden(sdk, tmp_path):
+def test_the_import_error_of_a_broken_package_is_not_hidden(sdk, tmp_path):
     real_nni(tmp_path / "source", "raise ValueError('broken')\n")
     code = """
 import sys
@@ -216,7 +217,7 @@ for _ in range(2):
     assert ran(BASE, code, sdk, after=[tmp_path / "source"]) == ("broken False\nbroken False\n", "")
 
 
-def test_another_thread_waits_for_the_end_of_the_import(sdk, tmp_path):
+def test_another_thread_waits_until_the_import_of_nni_has_finished(sdk, tmp_path):
     init = """
 import threading
 def other():
@@ -266,7 +267,7 @@ ABSENT = (
 )
 
 
-def test_nnis_names_are_there_and_what_is_absent_says_what_to_do(sdk, tmp_path):
+def test_the_names_of_nni_are_available_and_missing_names_raise_with_a_remedy(sdk, tmp_path):
     code = NAMES.format(modules=ABSENT)
     printed, error = ran(BASE, code, sdk, NNI_CONFIG_DIR=str(tmp_path / "config"))
     folder, *lines = printed.splitlines()
@@ -293,7 +294,7 @@ def test_nnis_names_are_there_and_what_is_absent_says_what_to_do(sdk, tmp_path):
     ]
 
 
-def test_the_experiment_api_answers_under_nnis_names(sdk):
+def test_the_experiment_api_is_available_under_the_names_of_nni(sdk):
     code = (
         "import nni, nni.experiment, nni_manager.experiment as ours\n"
         "from nni import Experiment\n"
@@ -326,8 +327,8 @@ def test_trials_that_import_nni_succeed_without_the_package(a_real_experiment, k
     assert (summary["status"], summary["counts"]["SUCCEEDED"]) == ("DONE", 4), summary
 
 
-def test_advisors_have_our_base_class_beside_an_installed_package(tmp_path):
-    """That of NNI connects to NNI's manager when it is created."""
+def test_advisors_use_the_base_class_of_the_sdk_although_nni_is_installed(tmp_path):
+    """NNI's own base class would connect to NNI's manager when an advisor is created."""
     package = real_nni(tmp_path)
     (package / "runtime").mkdir()
     (package / "runtime" / "__init__.py").touch()

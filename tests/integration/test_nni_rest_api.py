@@ -1,4 +1,4 @@
-"""Paths of NNI's REST API that answer with NNI's own fields only."""
+"""Paths of NNI's REST API whose responses have only NNI's own fields."""
 
 import json
 import os
@@ -28,13 +28,13 @@ nni.report_final_result({"default": x, "loss": 0.5})
 if nni.get_sequence_id() == 1:
     raise SystemExit("no success")
 """
-# The constructor of TrialJob in NNI v2.10 has these parameters, and refuses others.
+# The constructor of TrialJob in NNI v2.10 has only these parameters.
 OF_TRIAL_JOB = {
     "trialJobId", "status", "hyperParameters", "logPath", "startTime", "endTime", "finalMetricData", "stderrPath",
     "sequenceId", "message",
 }  # fmt: skip
 REQUIRED = {"trialJobId", "status", "startTime", "sequenceId"}
-# The part of `python -m tensorboard.main` that matters here.
+# The part of `python -m tensorboard.main` that these tests need.
 TENSORBOARD = """
 import socket, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -45,7 +45,7 @@ with socket.create_server(("127.0.0.1", port)) as server:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A finished experiment with one failed trial, and a program named tensorboard for its manager."""
+    """A finished experiment with one failed trial. Its manager has a program named tensorboard."""
     folder = tmp_path_factory.mktemp("done")
     program = folder / "packages" / "tensorboard" / "main.py"
     program.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def done(tmp_path_factory):
         yield experiment
 
 
-def test_a_trial_job_has_only_the_fields_that_nnis_client_accepts(done):
+def test_a_trial_job_has_only_the_fields_that_the_nni_client_accepts(done):
     succeeded, failed = done.get("/trial-jobs")
     for job in (succeeded, failed):
         assert job.keys() >= REQUIRED
@@ -84,7 +84,7 @@ def test_a_trial_job_has_only_the_fields_that_nnis_client_accepts(done):
     assert done.ask("GET", "/trial-jobs/nope").status_code == 404
 
 
-def test_a_waiting_trial_job_has_a_start_too(a_real_experiment):
+def test_a_waiting_trial_job_also_has_a_start_time(a_real_experiment):
     experiment = a_real_experiment(
         "", trialConcurrency=1, maxTrialNum=1, trial={"command": "sleep 600", "codeDir": "."}
     )
@@ -96,7 +96,7 @@ def test_a_waiting_trial_job_has_a_start_too(a_real_experiment):
     assert "finalMetricData" not in job
 
 
-def test_metadata_and_the_list_of_experiments_name_the_managers_process(done):
+def test_the_metadata_and_the_list_of_experiments_contain_the_process_of_the_manager(done):
     metadata = done.get("/experiment-metadata")
     assert metadata["pid"] == done.manager.pid
     assert (metadata["port"], metadata["tag"], metadata["prefixUrl"]) == (done.port, [], None)
@@ -117,7 +117,7 @@ def test_metadata_and_the_list_of_experiments_name_the_managers_process(done):
     assert isinstance(line["startTime"], int)
 
 
-def test_files_of_a_trial_are_sent_whole(done):
+def test_the_api_returns_complete_files_of_a_trial(done):
     trial = done.get("/trial-jobs")[0]["trialJobId"]
 
     def file(name):
@@ -147,7 +147,7 @@ def test_files_of_a_trial_are_sent_whole(done):
 
 
 @pytest.mark.parametrize(("verb", "path"), [("POST", "/experiment"), ("PUT", "/experiment/cluster-metadata")])
-def test_requests_that_only_nnis_own_nnictl_sends_are_refused_with_advice(done, verb, path):
+def test_requests_of_the_nnictl_of_nni_are_refused_with_a_remedy(done, verb, path):
     answer = done.ask(verb, path, json={})
     assert (answer.status_code, "nnictl create" in answer.json()["error"]) == (409, True)
 
@@ -165,7 +165,7 @@ def test_tensorboard_is_started_listed_and_stopped(done):
     assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
     assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
     process = psutil.Process(board["pid"])
-    wait_until(process.cmdline, "its program has started")  # empty during exec
+    wait_until(process.cmdline, "its program has started")  # the command line is empty during exec
     assert process.cmdline()[-1] == board["port"]
     path = f"/tensorboard/{board['id']}"
     assert done.get(path) == board == done.ask("PUT", path).json()
@@ -192,16 +192,16 @@ def test_tensorboard_of_unknown_trials_is_refused(done, body):
     assert (answer.status_code, "separated by commas" in answer.json()["error"]) == (400, True)
 
 
-def test_a_program_without_a_token_gets_the_same_answers(done):
+def test_a_program_without_a_token_receives_the_same_responses(done):
     for path in ("/trial-jobs", "/experiments-info", "/experiment-metadata", "/export-data", "/metric-data"):
         url = f"http://localhost:{done.port}/api/v1/nni{path}"
         answer = requests.get(url, timeout=DEADLINE_S)
         assert answer.status_code == 200, path
-        if path != "/experiment-metadata":  # it has the address of the request
+        if path != "/experiment-metadata":  # this response contains the address of the request
             assert answer.json() == done.get(path)
 
 
-# The routes of NNI's manager, v2.10 and v3.0.
+# The routes of NNI's manager in v2.10 and v3.0.
 ROUTES = """\
 GET /version
 GET /check-status
@@ -234,7 +234,7 @@ DELETE /tensorboard-tasks
 """
 
 
-def test_every_route_of_nnis_manager_exists(done):
+def test_every_route_of_the_nni_manager_exists(done):
     paths = done.get("/openapi.json")["paths"]
     found = {
         (verb.upper(), re.sub(r"{\w+}", "{}", path.removeprefix("/api/v1/nni")))

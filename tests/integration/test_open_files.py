@@ -1,4 +1,4 @@
-"""The limit of open files of the manager and of its trials."""
+"""The limit of open files for the manager and for its trials."""
 
 import resource
 
@@ -23,7 +23,7 @@ def a_lowered_limit():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_manager_raises_its_limit_of_open_files_and_trials_keep_the_original_one(
+def test_the_manager_raises_its_limit_of_open_files_and_trials_keep_the_original_limit(
     a_lowered_limit, a_real_experiment
 ):
     experiment = a_real_experiment(SHOWS_LIMIT, maxTrialNum=1, trialConcurrency=1)

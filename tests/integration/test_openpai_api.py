@@ -1,4 +1,4 @@
-"""OpenPAI's REST API, over real sockets."""
+"""The local OpenPAI's REST API, over real sockets."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ def here(tmp_path):
 
 
 class FailingCluster(Cluster):
-    """Refuses every job with the error that a test sets."""
+    """A cluster that refuses every job with the error that the test sets."""
 
     async def submit(self, user, config_text):
         raise self.failure
@@ -46,7 +46,7 @@ def failing(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "data"])
-def test_a_login_returns_a_token_on_every_path_of_every_release(here, form):
+def test_a_login_returns_a_token_on_every_login_path_of_every_release(here, form):
     fields = {"username": "bob", "password": PASSWORDS["bob"], "expiration": 60}
     for path in (
         "/api/v2/authn/basic/login",
@@ -102,7 +102,7 @@ def test_a_failed_login_returns_the_reason_without_the_password(here, fields, co
     assert "whatever" not in caplog.text + message
 
 
-def test_without_a_token_only_the_version_and_login_information_are_available(here):
+def test_only_the_version_and_the_login_information_are_available_without_a_token(here):
     guest = here.client(None)
     assert guest.get("/rest-server/api/v2/info").json()["version"].startswith("v1.")
     assert guest.get("/api/v2/authn/info").json()["authn_type"] == "basic"
@@ -165,7 +165,7 @@ def test_tokens_are_listed_without_their_signature_and_can_be_revoked(here):
     assert here.stored[-1] == here.accounts.to_json()
 
 
-def test_a_password_is_set_by_its_user_with_the_old_one_or_by_an_administrator(here):
+def test_a_password_is_changed_by_its_user_with_the_old_password_or_by_an_administrator(here):
     ada, bob, program = (
         here.client("ada", application=False),
         here.client("bob", application=False),
@@ -195,7 +195,7 @@ def test_a_password_is_set_by_its_user_with_the_old_one_or_by_an_administrator(h
     assert here.stored[-1] == here.accounts.to_json()
 
 
-def test_users_are_managed_by_administrators_and_not_by_application_tokens(here):
+def test_administrators_manage_users_but_not_with_application_tokens(here):
     ada, bob, program = (
         here.client("ada", application=False), here.client("bob", application=False), here.client("ada")
     )  # fmt: skip
@@ -223,7 +223,7 @@ def test_users_are_managed_by_administrators_and_not_by_application_tokens(here)
 # ---- refused requests
 
 
-def test_a_job_with_another_content_type_is_refused_with_the_expected_one(here):
+def test_a_job_with_a_wrong_content_type_is_refused_with_the_expected_content_type(here):
     for headers in ({"Content-Type": "application/json"}, {"Content-Type": "application/x-yaml; a=b"}, {}):
         answer = here.client().post(JOBS, data=text_of(a_job()).encode(), headers=headers)
         assert "Content-Type: text/yaml" in refused(answer, 400, "InvalidProtocolError")
@@ -233,7 +233,7 @@ def test_a_job_with_another_content_type_is_refused_with_the_expected_one(here):
     )
 
 
-def test_a_body_with_a_too_large_content_length_is_refused_before_it_is_sent(here):
+def test_a_body_with_a_content_length_above_the_limit_is_refused_before_it_is_sent(here):
     connection = http.client.HTTPConnection(here.address, timeout=DEADLINE_S)
     connection.putrequest("POST", JOBS)
     connection.putheader("Authorization", f"Bearer {here.client().token}")
@@ -296,7 +296,7 @@ def test_a_job_of_the_maximum_size_is_accepted(here):
         ("GET", f"{JOBS}/ada~job/attempts/0/taskRoles/..%2f..%2fx/taskIndex/0/attempts/0/logs"),
     ],
 )
-def test_an_unknown_path_returns_no_api_error(here, method, path):
+def test_an_unknown_path_is_refused_with_the_code_no_api_error(here, method, path):
     refused(here.client().request(method, path), 404, "NoApiError")
 
 
@@ -462,7 +462,7 @@ def test_only_the_owner_or_an_administrator_may_change_a_job(here):
         ("DELETE", "/tag", {"value": "t"}),
     ],
 )
-def test_a_request_for_an_unknown_job_returns_no_job_error(here, method, path, body):
+def test_a_request_for_an_unknown_job_is_refused_with_the_code_no_job_error(here, method, path, body):
     for name in ("ada~nope", "nobody~job", "nope", "~", "ada~", "a~b~c", "%00~%ff"):
         answer = here.client().request(method, f"{JOBS}/{name}{path}", json=body)
         assert "job" in refused(answer, 404, "NoJobError").lower()

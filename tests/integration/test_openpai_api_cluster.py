@@ -1,4 +1,4 @@
-"""The views of users, groups, machines and job history in OpenPAI's REST API, which its portal and its API tests call."""
+"""The views of users, groups, machines and job history in OpenPAI's REST API, which OpenPAI's portal and API tests call."""
 
 import pytest
 from openpai_here import JOBS, PASSWORDS, an_openpai_here, refused
@@ -16,7 +16,7 @@ def here(tmp_path):
 
 
 def logged_in(here, name):
-    """A client with the token of a login, as the portal has."""
+    """A client with the token of a login, like the portal's token."""
     return here.client(name, application=False)
 
 
@@ -29,7 +29,7 @@ def submitted(client, command, **top):
     assert client.submit(text_of(a_job(*changes, **top))).status_code == 202
 
 
-def test_the_history_of_a_job_has_each_attempt_and_marks_the_newest(here):
+def test_the_history_of_a_job_has_all_attempts_and_marks_the_newest(here):
     ada = here.client()
     submitted(ada, "exit 3", jobRetryCount=1)
     wait_until(lambda: ada.get(f"{JOBS}/ada~job").json()["jobStatus"]["completedTime"], "the job has ended")
@@ -49,7 +49,7 @@ def test_the_history_of_a_job_has_each_attempt_and_marks_the_newest(here):
     refused(ada.get(f"{JOBS}/ada~absent/job-attempts"), 404, "NoJobError")
 
 
-def test_one_group_has_all_users(here):
+def test_all_users_belong_to_one_group(here):
     bob = here.client("bob")
     (group,) = bob.get(f"{API}/groups").json()
     assert group["groupname"] == "default"
@@ -62,7 +62,7 @@ def test_one_group_has_all_users(here):
     refused(bob.get(f"{API}/groups/other"), 404, "NoGroupError")
 
 
-def test_users_change_their_own_password_with_the_old_one(here):
+def test_users_change_their_own_password_with_the_old_password(here):
     bob = logged_in(here, "bob")
     change = {"username": "bob", "newPassword": "another password", "oldPassword": "wrong"}
     refused(bob.put(f"{API}/users/me", json={"data": change}), 400, "IncorrectPasswordError")
@@ -80,7 +80,7 @@ def test_users_change_their_own_password_with_the_old_one(here):
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
 
 
-def test_an_administrator_changes_rights_and_passwords_but_one_administrator_stays(here):
+def test_an_administrator_changes_rights_and_passwords_but_cannot_remove_the_last_administrator(here):
     ada, bob = logged_in(here, "ada"), logged_in(here, "bob")
     made = {"data": {"username": "bob", "admin": True}, "patch": True}
     refused(bob.put(f"{API}/users", json=made), 403, "ForbiddenUserError")
@@ -98,7 +98,7 @@ def test_an_administrator_changes_rights_and_passwords_but_one_administrator_sta
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
 
 
-def test_administrators_see_this_machine_and_its_tasks_as_kubernetes_would_list_them(here):
+def test_administrators_list_nodes_and_pods_in_the_format_of_kubernetes(here):
     ada = logged_in(here, "ada")
     nodes = ada.get(f"{API}/kubernetes/nodes").json()
     assert (nodes["kind"], [node["status"]["capacity"]["cpu"] for node in nodes["items"]]) == (
@@ -119,7 +119,7 @@ def test_administrators_see_this_machine_and_its_tasks_as_kubernetes_would_list_
     assert ada.get(f"{API}/cluster/sku-types").json() == {}
 
 
-def test_prometheus_reads_jobs_queues_and_resources_with_a_token(here):
+def test_prometheus_metrics_with_a_token_contain_jobs_queues_and_resources(here):
     ada = here.client()
     all_cpus = ((*WORKER, "instances"), 1), ((*WORKER, "resourcePerInstance", "cpu"), 4)
     for name in ("runs", "waits"):

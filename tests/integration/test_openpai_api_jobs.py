@@ -1,4 +1,4 @@
-"""Jobs over OpenPAI's REST API on a real local cluster: submission, logs and refusals."""
+"""Jobs over the REST API on a real local OpenPAI cluster: submission, logs and refusals."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def a_job_of(command, *changes, **top):
 
 
 def ended(client, name="job"):
-    """The detail of a job that has ended."""
+    """Wait until a job has ended, and return the job's detail."""
 
     def look():
         document = client.get(f"{JOBS}/ada~{name}").json()
@@ -52,7 +52,7 @@ def path_of_logs(detail):
 
 
 def links(client, detail, query=""):
-    """The links to the logs of the only task, by name."""
+    """The links to the logs of the job's only task, by name of the log."""
     answer = client.get(path_of_logs(detail) + query)
     return {each["name"]: each["uri"] for each in answer.json().get("locations", [])}
 
@@ -60,7 +60,7 @@ def links(client, detail, query=""):
 # ---- from the submission to the end
 
 
-def test_a_job_is_shown_from_submission_to_end_in_list_detail_events_and_logs(here):
+def test_a_job_is_visible_from_submission_to_end_in_list_detail_events_and_logs(here):
     ada = here.client()
     answer = ada.submit(a_job_of("echo out; echo err >&2; exit 3", secrets={"key": "s3cr3t"}))
     assert (answer.status_code, answer.json()) == (
@@ -93,7 +93,7 @@ def test_a_job_is_shown_from_submission_to_end_in_list_detail_events_and_logs(he
     refused(ada.get(f"{JOBS}/ada~job/ssh"), 404, "NoJobSshInfoError")
 
 
-def test_the_paths_of_the_first_releases_work(here):
+def test_the_api_paths_of_the_first_openpai_releases_are_served(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     old = "/rest-server/api/v1/user/ada/jobs"
@@ -107,7 +107,7 @@ def test_the_paths_of_the_first_releases_work(here):
     refused(ada.get(f"{old}/nope"), 404, "NoJobError")
 
 
-def test_an_ended_job_can_be_deleted_and_its_name_reused(here):
+def test_an_ended_job_can_be_deleted_and_its_name_can_be_reused(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     assert "stop it first" in refused(ada.delete(f"{JOBS}/ada~job"), 409, "ConflictJobError")
@@ -135,7 +135,7 @@ def test_tags_are_added_filtered_and_removed(here):
     assert "job ada~a are: other" in refused(missing, 404, "NoTagError")
 
 
-def test_of_simultaneous_removals_of_a_tag_one_succeeds(here):
+def test_only_one_of_several_simultaneous_removals_of_a_tag_succeeds(here):
     here.client().submit(a_job_of("true", name="a"))
     here.client().put(f"{JOBS}/ada~a/tag", json={"value": "best"})
     clients = [here.client() for _ in range(8)]
@@ -148,7 +148,7 @@ def test_of_simultaneous_removals_of_a_tag_one_succeeds(here):
     assert refused(refusal, 404, "NoTagError").endswith("the tags of job ada~a are: none")
 
 
-def test_start_does_not_restart_a_stopped_job(here):
+def test_the_execution_type_start_does_not_restart_a_stopped_job(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     for value in ("START", "STOP", "START"):
@@ -156,7 +156,7 @@ def test_start_does_not_restart_a_stopped_job(here):
     assert ended(ada)["jobStatus"]["state"] == "STOPPED"
 
 
-def test_a_query_over_http_filters_orders_and_pages(here):
+def test_job_lists_are_filtered_ordered_and_paged(here):
     for number in range(5):
         here.client("bob" if number % 2 else "ada").submit(a_job_of("true", name=f"j{number}"))
     client = here.client()
@@ -190,7 +190,7 @@ def test_a_hundred_submitted_jobs_are_listed_once_each(here, capsys):
         assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
 
 
-def test_every_attempt_of_a_job_and_of_a_task_is_shown(here):
+def test_all_attempts_of_a_job_and_of_a_task_are_available(here):
     ada = here.client()
     ada.submit(a_job_of("echo $FC_FRAMEWORK_ATTEMPT_ID; exit 3", jobRetryCount=1))
     detail = ended(ada)
@@ -248,7 +248,7 @@ def test_every_invalid_job_is_refused_with_cause_and_remedy(here):
         assert refused(ada.submit(text), 404, code).startswith("cannot find ")
     assert ada.get(f"{JOBS}?withTotalCount=true").json() == {"totalCount": 0, "data": []}
     assert list((here.cluster.settings.state_dir / "containers").iterdir()) == []
-    # The names of refused jobs are still free.
+    # The names of the refused jobs are still free.
     for name in ("job", "n"):
         assert ada.submit(a_job_of("true", name=name)).status_code == 202
 
@@ -264,7 +264,7 @@ def test_every_job_that_openpai_accepts_is_accepted(here):
 # ---- logs
 
 
-def test_a_log_is_read_whole_by_its_tail_or_from_an_offset(here):
+def test_a_log_is_returned_completely_by_its_tail_or_from_an_offset(here):
     ada, bob, guest = here.client(), here.client("bob"), here.client(None)
     ada.submit(a_job_of("seq 1 200000 | sed s/^/line-/"))
     detail, whole = ended(ada), b"".join(b"line-%d\n" % n for n in range(1, 200_001))
@@ -377,7 +377,7 @@ def test_no_log_name_leads_out_of_the_log_folder(here):
     assert read_log(folder, "stdout").data == b"hello\n"
 
 
-def test_unknown_tasks_and_attempts_return_no_job_error(here):
+def test_unknown_tasks_and_attempts_are_refused_with_the_code_no_job_error(here):
     client = here.client()
     client.submit(a_job_of("true"))
     path = path_of_logs(ended(client))

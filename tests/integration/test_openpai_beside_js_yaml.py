@@ -1,6 +1,6 @@
-"""Generated job texts, read here and by js-yaml, with which OpenPAI's server reads jobs.
+"""Generated job texts are read here and by js-yaml, which OpenPAI's server uses.
 
-Only texts whose value is a mapping are compared: a job is one. `docs/openpai-jobs.md` names the differences.
+Only texts whose value is a mapping are compared, because a job is a mapping. `docs/openpai-jobs.md` lists the differences.
 """
 
 import json
@@ -21,7 +21,7 @@ from nni_manager.training_services.openpai.scalars import Date
 
 pytestmark = pytest.mark.timeout(amount(120, 1200))
 
-# What js-yaml has a value for and we refuse, by our message.
+# Texts that js-yaml accepts and this parser refuses. The patterns match this parser's message.
 REFUSED_HERE = {
     "a key after a question mark that is a list, a mapping, a merge or nothing, or that follows a value in its line": (
         "mapping keys are not allowed here|a list or a mapping cannot be a key|<< merges only mappings"
@@ -41,7 +41,7 @@ REFUSED_HERE = {
     "an anchor in its own value": "an anchor contains itself",
     "a directive without a name": "expected alphabetic or numeric character|expected '<document start>'",
 }
-# What js-yaml refuses and we have a value for, by its message.
+# Texts that js-yaml refuses and this parser accepts. The patterns match js-yaml's message.
 REFUSED_THERE = {
     "an anchor or a tag before a key, and a block scalar without indentation": (
         "end of the stream or a document separator is expected|bad indentation of a mapping entry"
@@ -51,7 +51,7 @@ REFUSED_THERE = {
     "the end of a document, twice": "expected a single document",
     "<< with nothing": "the provided source object is unacceptable",
 }
-# What js-yaml reads in its own way, by the text.
+# Texts that both parsers accept with different values. The patterns match the text.
 READ_DIFFERENTLY = {
     "what follows an entry of a list without a value, indented less: js-yaml adds it to that entry's list": (
         r"-[ ]*(#.*)?\n(\s|#.*\n)*-"
@@ -185,14 +185,14 @@ def block(rng, depth, indent):
 
 
 def key(rng, number):
-    """A key that its neighbours rarely have."""
+    """A random key that adjacent entries rarely have."""
     if rng.random() < 0.03:
         return "<<"
     return rng.choice((f"k{number}", f"k{number}", f"k{number}", f'"k{number}"', *SCALARS))
 
 
 def flow(rng, depth):
-    """A value on one line."""
+    """A random value on one line."""
     kind = rng.random()
     gap = rng.choice(("", " "))
     if kind < 0.15 and depth < 3:
@@ -228,7 +228,7 @@ def generated(rng):
 
 
 def encoded(value):
-    """As js_yaml.js writes a value."""
+    """The value in the format in which js_yaml.js prints values."""
     match value:
         case dict():
             return {"$map": {name: encoded(each) for name, each in value.items()}}
@@ -278,7 +278,7 @@ def is_mapping(read):
 
 
 def is_known(text, here, there):
-    """True if a difference is in the lists above."""
+    """True if one of the lists above contains the difference."""
     read_as = (
         (text, READ_DIFFERENTLY),
         (here.get("refused", ""), REFUSED_HERE),
@@ -287,7 +287,7 @@ def is_known(text, here, there):
     return any(re.search(pattern, found) for found, known in read_as for pattern in known.values())
 
 
-def test_a_job_has_the_value_that_js_yaml_returns_except_for_known_differences():
+def test_job_texts_have_the_value_of_js_yaml_except_for_known_differences():
     rng = random.Random(1)
     texts = [generated(rng) for _ in range(amount(12_000, 200_000))]
     results = [(text, ours(text), there) for text, there in zip(texts, theirs(texts), strict=True)]

@@ -1,6 +1,6 @@
-"""Generated templates, filled in here and by mustache.js with the loop of OpenPAI's server.
+"""Generated templates are filled in here and by mustache.js, in the same loop as in OpenPAI's server.
 
-`docs/openpai-jobs.md` names the differences.
+`docs/openpai-jobs.md` lists the differences.
 """
 
 import json
@@ -60,11 +60,11 @@ def ours(text):
 
 
 def as_stored(text):
-    """A half of a character is lost when the server writes it as UTF-8."""
+    """The text as the server stores it: UTF-8 replaces a lone half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def test_generated_templates_have_the_text_of_the_server():
+def test_generated_templates_have_the_same_text_as_on_the_server():
     node = shutil.which("node")
     if node is None or not (ROOT / "node_modules/mustache").is_dir():
         pytest.skip("mustache is not installed: make node_modules/.installed")

@@ -1,4 +1,6 @@
-"""The local OpenPAI beside OpenPAI's own description of its REST API, and each call of the JavaScript SDK, which contains it."""
+"""The local OpenPAI is compared with OpenPAI's own description of its REST API, and with the JavaScript SDK that contains the
+description.
+"""
 
 import json
 import re
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     not DESCRIPTION.exists(), reason="the package @microsoft/openpai-js-sdk is not installed"
 )
 
-# docs/local-openpai.md names both.
+# docs/local-openpai.md lists these operations and these calls.
 ABSENT = {
     "GET /api/v2/authn/oidc/login",
     "GET /api/v2/authn/oidc/logout",
@@ -40,7 +42,7 @@ ABSENT_CALLS = {
     "user.deleteUserGroup",
     "user.updateUserGrouplist",
 }
-# OpenPAI's server sends these, too, and its description denies it. Source: microsoft/pai v1.8.1,
+# OpenPAI's server sends these fields in another form than it describes. Source: microsoft/pai v1.8.1,
 # models/v2/utils/frameworkConverter.js: the runtime's output is an object, `launcher` is null beside it, uids are text.
 DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher", "taskUid"}
 
@@ -63,7 +65,7 @@ SUBMITTED = text_of(a_job(name="made"))
 
 @pytest.fixture
 def here(tmp_path):
-    """OpenPAI with a finished job of ada."""
+    """A local OpenPAI with a finished job of the user ada."""
     with an_openpai_here(tmp_path) as here:
         ada = here.client()
         one_task = ((*WORKER, "instances"), 1), ((*WORKER, "commands"), ["echo hello; exit 3"])
@@ -75,7 +77,7 @@ def here(tmp_path):
 
 
 def as_json_schema(node):
-    """A part of an OpenAPI 3.0 document, with its `nullable` in the words of JSON Schema."""
+    """A part of an OpenAPI 3.0 document, with `nullable` converted to JSON Schema."""
     if isinstance(node, list):
         return [as_json_schema(each) for each in node]
     if not isinstance(node, dict):
@@ -89,7 +91,7 @@ def as_json_schema(node):
 
 
 def response_schema(document, operation, status):
-    """The schema of the JSON of a response; None if its body is described otherwise.
+    """The JSON schema of a response; None if the body of the response is described in another way.
 
     Raises:
         KeyError: the operation has no such status.
@@ -102,7 +104,7 @@ def response_schema(document, operation, status):
 
 
 def answer_of(here, name, path):
-    """The response to an operation: of a new user's where it ends or changes one, else for the finished job."""
+    """The response to an operation. It concerns user eve or a new token if the operation removes one, else ada's job."""
     verb = name.partition(" ")[0]
     of_user = {"DELETE /api/v2/users/{user}": "eve", "DELETE /api/v2/tokens/{token}": "ada"}.get(name, "ada")
     session = here.client(application=False)
@@ -121,7 +123,7 @@ def test_every_described_operation_responds_as_described_or_is_documented_as_abs
         for verb, operation in verbs.items()
         if verb in ("get", "post", "put", "delete")
     }
-    # What is removed comes last.
+    # The removal of the user is the last operation.
     order = sorted(operations, key=lambda name: name in ("DELETE /api/v2/users/{user}",))
     absent, differences = set(), {}
     for name in order:

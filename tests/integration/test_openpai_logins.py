@@ -1,4 +1,4 @@
-"""Guessed passwords of the local OpenPAI: many at once, and while its users log in."""
+"""Guessed passwords for the local OpenPAI: many at the same time, and while users log in."""
 
 import concurrent.futures
 import json
@@ -23,7 +23,7 @@ def here(tmp_path_factory):
 
 
 def a_guess(here, name="bob", password="a guess", uid=None):
-    """Send a login request, as another user of the machine if `uid` is given; return the connection."""
+    """Send a login request. With `uid`, the connection belongs to this user of the machine. Return the connection."""
     host, _, port = here.address.rpartition(":")
     peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if uid is not None:
@@ -35,7 +35,7 @@ def a_guess(here, name="bob", password="a guess", uid=None):
 
 
 def answer_to(peer):
-    """The status, the body and the time of the response."""
+    """Return the status, the body and the time of the response."""
     with peer, peer.makefile("rb") as answer:
         head, _, body = answer.read().partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body), time.monotonic()
@@ -51,14 +51,14 @@ def log_in(here):
     return answer.status_code
 
 
-def test_concurrent_wrong_passwords_are_checked_one_by_one_and_the_excess_is_refused(here):
+def test_concurrent_wrong_passwords_are_checked_one_by_one_and_excess_attempts_are_refused(here):
     begun_s = time.monotonic()
     answers = answers_to([a_guess(here, f"user{number}") for number in range(60)])
     checked = [at_s - begun_s for status, _, at_s in answers if status == 400]
     refused = [said for status, said, _ in answers if status == 429]
     last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
     assert len(checked) + len(refused) == 60
-    # A guess that arrives after a completed check takes the free place in the queue.
+    # A guess that arrives after a completed check takes the free position in the queue.
     assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
     # Each check takes 30 ms of CPU, so the checks use 6 % of a core.
     assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S
@@ -83,7 +83,7 @@ def test_concurrent_valid_logins_all_succeed(here):
     assert [status for status, _, _ in answers_to(peers)] == [200] * MAX_WAITING
 
 
-def test_an_unknown_user_and_a_wrong_password_get_the_same_answer(here):
+def test_an_unknown_user_and_a_wrong_password_receive_the_same_response(here):
     answers = answers_to([a_guess(here, name) for name in ("bob", "eve")])
     (first, first_words, _), (second, second_words, _) = answers
     assert (first, first_words) == (second, second_words)

@@ -1,6 +1,4 @@
-"""Experiments with the real manager and keepers on a fake OpenPAI that refuses jobs or has a hanging log
-server.
-"""
+"""The real manager and keepers run experiments on a fake OpenPAI that refuses jobs or has a hanging log server."""
 
 import contextlib
 import time
@@ -37,7 +35,7 @@ def server():
 
 
 class Run:
-    """One experiment on the server, as its manager shows it."""
+    """An experiment on the server, as the API of its manager shows it."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -54,7 +52,7 @@ class Run:
 
 @pytest.fixture
 def start(tmp_path, server):
-    """Starts the manager of an experiment on the server."""
+    """Return a function that starts the manager of an experiment on the server."""
     with contextlib.ExitStack() as until_the_end:
 
         def start(train=TRAIN, **config):
@@ -84,7 +82,7 @@ def start(tmp_path, server):
         yield start
 
 
-def test_create_reports_a_forbidden_virtual_cluster_when_openpai_does_not_list_permissions(tmp_path, server):
+def test_create_reports_a_forbidden_virtual_cluster_although_openpai_lists_no_permissions(tmp_path, server):
     server.shows_rights = False
     place = make_place(tmp_path, server, TRAIN)
     done = run_nnictl(
@@ -105,7 +103,7 @@ def test_an_accepted_job_resets_the_count_of_consecutive_refusals(start, server)
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
-def test_a_rejected_token_suspends_submission_except_for_one_retry_at_a_time(start, server):
+def test_a_rejected_token_suspends_submission_except_for_single_retries(start, server):
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
 
@@ -127,7 +125,7 @@ def test_a_rejected_token_suspends_submission_except_for_one_retry_at_a_time(sta
 
 
 def kill(job):
-    """Kill all processes of the job, as a node failure does."""
+    """Kill all processes of the job, like a failure of the node."""
     for process in job.processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid)
@@ -147,7 +145,7 @@ def test_a_hanging_log_server_delays_no_trial(start, server, how):
     wait_until(lambda: server.log_calls == 2, "both messages are requested", DEADLINE_S)
     requested_at_s = time.monotonic()
     run.wait_for_status("DONE")
-    # The log server would block each request for 40 s; the limit is the time-out plus the drain.
+    # The log server blocks each request for 40 s. The limit is the timeout of a request plus the drain.
     assert time.monotonic() - requested_at_s < scaled_s(20)
     assert run.statuses() == ["FAILED"] * 2
     assert server.log_calls == 2

@@ -1,4 +1,4 @@
-"""The REST client against a fake OpenPAI, with network errors and an overloaded server."""
+"""The REST client with a fake OpenPAI, network errors and an overloaded server."""
 
 import logging
 import threading
@@ -78,7 +78,7 @@ def test_a_job_is_submitted_listed_and_stopped(server, cluster):
     assert cluster.jobs(states=LIVE) == []
 
 
-def test_the_exit_code_is_the_commands_own_if_the_runtime_reports_it(server, cluster):
+def test_the_exit_code_is_that_of_the_command_if_the_runtime_reports_it(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().end("FAILED", 115)
     detail = cluster.job("job")
@@ -88,7 +88,7 @@ def test_the_exit_code_is_the_commands_own_if_the_runtime_reports_it(server, clu
     )
 
 
-def test_an_unknown_state_is_not_an_end():
+def test_a_job_with_an_unknown_state_has_not_ended():
     assert PaiJobState.of("PAUSED") is PaiJobState.UNKNOWN
     assert PaiJobState.of(None) is PaiJobState.UNKNOWN
 
@@ -116,7 +116,8 @@ def test_a_transient_error_is_retried(server, cluster, how):
 
 def test_a_submit_retried_after_a_lost_response_succeeds(server, cluster):
     cluster.submit(job_text("first"))
-    server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))  # created by the call whose response is lost
+    # The call whose response is lost has created this job.
+    server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
     server.misbehave("drop", at=("POST", "/jobs"))
     cluster.submit(job_text("second"))
     with pytest.raises(JobAlreadyExists, match="already exists; choose another name"):
@@ -154,7 +155,7 @@ def test_a_call_to_a_hanging_server_times_out(server):
         OpenPai(server.host, USER, token=TOKEN, retry_policy=retry_policy).jobs()
 
 
-def test_closing_the_client_ends_waiting_calls(server):
+def test_close_ends_calls_that_wait_for_their_retry(server):
     cluster = OpenPai(
         server.host, USER, token=TOKEN, retry_policy=ClientRetryPolicy(tries=5, first_s=60, longest_s=60)
     )
@@ -177,7 +178,7 @@ def test_closing_the_client_ends_waiting_calls(server):
 # ---- logging in
 
 
-def test_a_login_with_a_password_is_repeated_when_its_token_expires(server):
+def test_the_client_logs_in_again_when_its_token_expires(server):
     cluster = OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK)
     assert cluster.jobs() == cluster.jobs() == []
     assert server.logins == 1
@@ -196,7 +197,7 @@ def test_an_expired_token_is_replaced_by_the_newer_token_of_the_configuration(se
     assert server.counted()["GET", "/jobs"] == 3
 
 
-def test_several_threads_log_in_once(server):
+def test_several_threads_share_one_login(server):
     cluster = OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK)
     threads = [threading.Thread(target=cluster.jobs) for _ in range(8)]
     for thread in threads:
@@ -219,12 +220,12 @@ def test_an_expired_token_and_a_forbidden_call_raise_different_errors(server, cl
 
 
 @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD)])
-def test_a_failed_login_names_the_keys_to_correct(server, user, password):
+def test_the_error_of_a_failed_login_names_the_keys_to_correct(server, user, password):
     with pytest.raises(Unauthenticated, match=r"(is incorrect|is not found); correct userName and passWord"):
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
 
 
-def test_a_limit_of_the_cluster_is_named_with_the_way_to_stay_below_it(server, cluster):
+def test_the_error_of_a_rate_limit_recommends_how_to_stay_below_it(server, cluster):
     server.misbehave(429, 6)
     with pytest.raises(
         ClusterUnavailable, match=r"accepts only 60 such calls in its period; wait, or set `reuse: true`"
@@ -234,7 +235,7 @@ def test_a_limit_of_the_cluster_is_named_with_the_way_to_stay_below_it(server, c
         cluster.jobs()
 
 
-def test_a_password_on_a_cluster_without_passwords_is_refused_with_the_way_to_a_token(server):
+def test_a_password_is_refused_by_a_cluster_without_passwords_with_a_token_as_remedy(server):
     server.authn_type = "OIDC"
     with pytest.raises(
         Unauthenticated, match=r"has no passwords \(OpenID Connect\); create an application token"
@@ -242,7 +243,7 @@ def test_a_password_on_a_cluster_without_passwords_is_refused_with_the_way_to_a_
         OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK).jobs()
 
 
-def test_the_advice_about_an_untrusted_certificate_works_for_a_tunnel_on_this_machine(tmp_path, monkeypatch):
+def test_the_remedy_for_an_untrusted_certificate_works_for_a_local_tunnel(tmp_path, monkeypatch):
     certificate = tmp_path / "tunnel.pem"
     write_certificate(certificate, ["localhost"])
     server = FakePai(certificate=certificate)
@@ -257,7 +258,7 @@ def test_the_advice_about_an_untrusted_certificate_works_for_a_tunnel_on_this_ma
         server.close()
 
 
-def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):
+def test_secrets_are_absent_from_messages_logs_and_reprs(server, caplog):
     caplog.set_level(logging.DEBUG)
     clusters = [
         OpenPai(server.host, USER, token="s3cret-token", retry_policy=QUICK),
@@ -340,7 +341,7 @@ def test_the_virtual_clusters_of_a_user_are_listed_if_openpai_returns_them(serve
         assert cluster.virtual_clusters_of_user() is None
 
 
-def test_node_resources_are_read_as_far_as_openpai_reports_them(server, cluster):
+def test_node_resources_are_none_where_openpai_does_not_report_them(server, cluster):
     assert cluster.nodes() == []
     server.nodes = {
         "of OpenPAI": {"gpuTotal": 4, "gpuUsed": 1, "gpuAvailable": 3},
@@ -366,14 +367,14 @@ def test_an_exceeded_quota_and_a_missing_permission_raise_different_errors(serve
         cluster.submit(job_text())
 
 
-def test_the_user_of_a_token_is_known_if_openpai_reports_it(server, cluster):
+def test_the_user_of_a_token_is_none_if_openpai_does_not_report_it(server, cluster):
     assert cluster.user_of_token() == USER
     server.misbehave(404)
     assert cluster.user_of_token() is None
 
 
 @pytest.mark.parametrize("answer", [{"user": USER}, {"user": USER, "token": None}, {"token": 7}, ["token"]])
-def test_a_login_whose_answer_has_no_token_is_refused_with_the_remedy(answer):
+def test_a_login_response_without_a_token_is_refused_with_the_remedy(answer):
     class WithoutTokens(FakePai):
         async def _log_in(self, request):
             return JSONResponse(answer)

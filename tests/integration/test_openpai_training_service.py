@@ -1,5 +1,5 @@
-"""Behaviour only of jobs on OpenPAI: list calls, log server, links. See
-tests/contract/test_platform_jobs.py for the rest.
+"""Behaviour of only OpenPAI's jobs: list calls, log server, links. tests/contract/test_platform_jobs.py tests the shared
+behaviour.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TRIAL = f"{USER}~nni_exp_EXPT_trial_trial1"
 
 
 class Site:
-    """A server, and the services of successive managers."""
+    """A fake OpenPAI server, and the training services of successive managers."""
 
     def __init__(self, folder):
         self.server = FakePai()
@@ -34,7 +34,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def manager(self, **changed):
-        """A manager's service, which is closed with the block."""
+        """The training service of a manager, which is closed after the block."""
         described = {"image": "i", "storage_name": "confignfs-data", "virtual_cluster": None} | changed
         pai = PaiConfig(
             *(self.server.host, USER, "t", None, self.folder, MOUNT), gpu=0, cpu=1, memory_mb=100, **described
@@ -106,7 +106,7 @@ async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-async def test_failed_calls_are_shown_as_a_problem_and_end_no_job(site, how):
+async def test_failed_list_calls_are_a_problem_and_end_no_job(site, how):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
@@ -120,11 +120,11 @@ async def test_failed_calls_are_shown_as_a_problem_and_end_no_job(site, how):
         await until(lambda: site.ends, "the end is reported")
 
 
-async def test_a_limited_list_call_is_made_less_often_until_the_limit_has_room(site):
+async def test_a_rate_limit_makes_list_calls_rarer_until_calls_succeed_again(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
-        site.server.misbehave(429, 1, at=("GET", "/jobs"))  # its retry succeeds
+        site.server.misbehave(429, 1, at=("GET", "/jobs"))  # the retry of this call succeeds
         await until(lambda: service.problem, "the problem is shown")
         assert "limits this user's calls: jobs are listed every 0.1 s instead of 0.05 s" in service.problem
         assert service._interval_s > service._poll_s
@@ -133,7 +133,7 @@ async def test_a_limited_list_call_is_made_less_often_until_the_limit_has_room(s
         site.server.misbehave(429, 1, at=("POST", "/jobs"))
         await service.submit(site.settings("trial2", "trial2"))
         await site.polled()
-        assert not service.problem  # a limit of submissions is another
+        assert not service.problem  # the limit of submissions does not affect list calls
 
 
 SUBMIT = ("POST", "/jobs")
@@ -153,7 +153,7 @@ async def test_a_job_that_exists_after_a_lost_response_is_adopted_and_not_refuse
 async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(
     site, how, monkeypatch
 ):
-    # Far above the poll interval, below the test's timeout.
+    # This timeout is far above the poll interval, and below the test's own timeout.
     monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
     site.server.log_server = how
     async with site.manager() as service:

@@ -9,10 +9,10 @@ from real_experiment import wait_until
 
 from trial_keeper.wire.messages import Stream
 
-# A gigabyte in full. In short, more than ten times the memory that the keeper may add.
+# The thorough test writes a gigabyte. The short test writes more than ten times the memory that the keeper may add.
 BLOCKS = amount(200, 1000)
 BLOCK_BYTES = 1_000_000
-# Each block differs from every other: bytes at a wrong offset are found.
+# All blocks are different, so that the digest reveals bytes at a wrong offset.
 FLOOD = f"""
 import os
 for number in range({BLOCKS}):
@@ -33,7 +33,7 @@ def digest_of(path):
 
 
 def peak_memory_kb(pid):
-    """None after the process has ended."""
+    """The peak memory of a process in KiB; None after the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,6 @@
-"""Programs of the manager's own user on its machine need no token; browsers, proxies, containers and other users do."""
+"""A program of the manager's own user on the same machine needs no token. Browsers, proxies, containers and other users need
+the token.
+"""
 
 import contextlib
 import os
@@ -17,7 +19,7 @@ from strangers import NOBODY, session_of_another_user
 from nni_manager.web import own_programs
 from trial_keeper.wire import listener_uid
 
-# Sends one request as any Python program does; prints the status.
+# A Python program that sends one request and prints the status.
 REQUEST = """
 import sys, urllib.error, urllib.request
 try:
@@ -45,7 +47,7 @@ def server(a_server):
 
 
 def status_from(server, *prefix):
-    """The status of a request of another Python process, started by `prefix`."""
+    """The status of a request that another Python process sends. `prefix` is the command that starts this process."""
     command = [*prefix, sys.executable, "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     if prefix and "Operation not permitted" in done.stderr:
@@ -75,7 +77,7 @@ def test_a_program_of_another_user_needs_the_token(server):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run a program as another user")
 def test_a_process_of_another_user_needs_the_token(server):
-    """The same with a real process; Python is the system's, which other users can read."""
+    """This test uses a real process. Its Python is that of the system, because other users can read it."""
     python = shutil.which("python3", path="/usr/bin") or pytest.skip("no Python of the system")
     command = [python, "-I", "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
     done = subprocess.run(
@@ -95,8 +97,8 @@ def test_a_process_of_another_user_needs_the_token(server):
     ],
     ids=" ".join,
 )
-def test_a_process_in_namespaces_of_its_own_needs_the_token(server, namespace):
-    """A container on the host's network has the host's loopback, and perhaps the user's uid."""
+def test_a_process_in_other_namespaces_than_the_manager_needs_the_token(server, namespace):
+    """A container in the host's network shares the host's loopback, and perhaps the user's uid."""
     assert status_from(server, "unshare", *namespace) == 401
     assert server.done == 0
 
@@ -122,7 +124,7 @@ def test_a_process_in_namespaces_of_its_own_needs_the_token(server, namespace):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_browser_a_proxy_and_a_wrong_login_need_the_token(server, headers):
+def test_a_request_with_headers_of_a_browser_proxy_or_wrong_login_needs_the_token(server, headers):
     with requests.Session() as session:
         session.trust_env = False
         answer = session.delete(f"http://127.0.0.1:{server.port}/", headers=headers, timeout=DEADLINE_S)
@@ -130,7 +132,7 @@ def test_a_browser_a_proxy_and_a_wrong_login_need_the_token(server, headers):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.2", "192.0.2.1"])
-def test_a_request_for_another_name_is_refused(server, host):
+def test_a_request_for_another_host_name_is_refused(server, host):
     assert server.ask(token=None, headers={"Host": host}).status_code == 400
 
 
@@ -141,7 +143,7 @@ def test_the_creation_of_a_login_link_requires_the_token(a_server):
     assert server.ask("POST", "/other", token=None).status_code == 200
 
 
-def test_a_server_beyond_loopback_and_one_that_requires_the_token_admit_nobody_without_it(a_server):
+def test_a_server_beyond_loopback_or_with_require_token_refuses_requests_without_the_token(a_server):
     beyond = Guarded("0.0.0.0", require_token=False)
     strict = Guarded(require_token=True)
     try:
@@ -153,11 +155,11 @@ def test_a_server_beyond_loopback_and_one_that_requires_the_token_admit_nobody_w
         strict.close()
 
 
-# ---- unclear answers of the kernel
+# ---- clients that the kernel cannot identify
 
 
-def test_both_ends_of_the_connection_are_compared(server):
-    """Another user's program shares the port of one of ours, which has connected elsewhere."""
+def test_the_client_check_compares_both_ends_of_the_connection(server):
+    """A program of another user shares the local port of one of our programs, which has a connection to another server."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as sockets:
         pair = []
         for target in (("127.0.0.1", server.port), elsewhere.getsockname()):
@@ -174,11 +176,11 @@ def test_both_ends_of_the_connection_are_compared(server):
             os.fchown(pair[0].fileno(), NOBODY, -1)
             assert not own_programs.is_own_program(client, at)
         pair[0].close()
-        # What is left of the connection has no owner.
+        # After the close, the kernel lists the socket in TIME_WAIT without a uid.
         assert not own_programs.is_own_program(client, at)
 
 
-def test_a_client_that_has_closed_its_end_is_unclear(server):
+def test_a_client_that_has_closed_its_socket_is_not_accepted_as_own(server):
     with server.connect() as client, server.connect() as other:
         addresses = client.getsockname(), ("127.0.0.1", server.port)
         assert own_programs.is_own_program(*addresses)
@@ -187,7 +189,7 @@ def test_a_client_that_has_closed_its_end_is_unclear(server):
         assert own_programs.is_own_program(other.getsockname(), addresses[1])
 
 
-def test_a_socket_that_a_process_of_other_namespaces_shares_is_unclear(server):
+def test_a_socket_shared_with_a_process_in_other_namespaces_is_not_accepted_as_own(server):
     with server.connect() as client:
         client.setblocking(True)
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", "print(flush=True); input()"]
@@ -202,13 +204,13 @@ def test_a_socket_that_a_process_of_other_namespaces_shares_is_unclear(server):
         assert own_programs.is_own_program(*addresses)
 
 
-def test_without_the_kernels_answer_the_token_is_required(server, monkeypatch):
+def test_the_token_is_required_if_the_kernel_does_not_return_the_uid_of_the_client(server, monkeypatch):
     monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     assert server.ask(token=None).status_code == 401
 
 
-def test_a_user_whom_the_kernel_does_not_name_needs_the_token(server, monkeypatch):
-    """In a user namespace, each user without a number of his own has the same number."""
+def test_a_client_with_the_overflow_uid_needs_the_token(server, monkeypatch):
+    """In a user namespace, all users without a mapped uid have the same overflow uid."""
     with server.connect() as client:
         addresses = client.getsockname(), ("127.0.0.1", server.port)
         monkeypatch.setattr(own_programs, "_overflow_uid", os.geteuid)
@@ -222,15 +224,17 @@ BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}
 FORWARDS = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
 
 
-def test_nginx_of_another_user_and_nginx_that_names_its_client_need_the_token(server, tmp_path):
+def test_requests_through_nginx_of_another_user_or_with_forwarding_headers_need_the_token(server, tmp_path):
     for name, user, headers in (("other", "nobody nogroup", ""), ("named", "root", FORWARDS)):
         with nginx(tmp_path / name, server.port, user, headers) as port:
             answer = requests.get(f"http://127.0.0.1:{port}/", timeout=DEADLINE_S)
         assert (answer.status_code, server.done) == (401, 0), name
 
 
-def test_nginx_of_the_same_user_with_its_default_headers_passes_programs_and_no_browser(server, tmp_path):
-    """SECURITY.md says so: such a proxy is one of the user's own programs. A browser's headers pass through it."""
+def test_nginx_of_the_same_user_forwards_programs_without_a_token_but_no_browser(server, tmp_path):
+    """SECURITY.md documents this: such a proxy is a program of the user. It forwards the headers of a browser, which are
+    refused.
+    """
     with nginx(tmp_path / "own", server.port, "root") as port:
         url = f"http://127.0.0.1:{port}/"
         for headers in (BROWSERS, {"Origin": "http://evil.example"}, {"Sec-Fetch-Mode": "no-cors"}):

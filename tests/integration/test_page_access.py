@@ -1,4 +1,4 @@
-"""Access to the web page, of a manager and of the server of all experiments: links, sessions, other web pages."""
+"""Access to the web page of a manager and of the hub: login links, sessions, other web pages."""
 
 import asyncio
 import importlib.util
@@ -20,7 +20,7 @@ ROOT = "/api/v1/nni"
 
 
 class OnHub:
-    """The page of an experiment on the server of all experiments, with the interface of a served view."""
+    """The page of an experiment on the hub, with the same interface as a served view."""
 
     command, cookie_name, first_page = "nnictl web", "trial-keeper-web", "/experiments/TESTEXPT/oview"
     prefix = "/experiments/TESTEXPT"
@@ -58,7 +58,7 @@ def served(request):
 
 
 class Browser:
-    """Behaves like a browser with cookies, and sends the session's key as the page does."""
+    """A client with cookies like a browser. It sends the session's key like the page."""
 
     def __init__(self, served):
         self._origin = served.origin
@@ -86,7 +86,7 @@ def browser(served):
         yield made
 
 
-def test_a_login_link_works_once(served, browser):
+def test_a_login_link_is_refused_at_its_second_use(served, browser):
     link = served.link()
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
     assert browser.ask("GET", link.partition("#")[0].removeprefix(served.origin)).status_code == 200
@@ -108,8 +108,8 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
 
 
 @pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
-def test_the_session_cookie_is_secure_over_https_only(served_by_manager, scheme, is_secure):
-    """Also of a proxy, which encrypts the way to the browser."""
+def test_the_session_cookie_is_secure_only_over_https(served_by_manager, scheme, is_secure):
+    """A proxy may terminate HTTPS, so X-Forwarded-Proto counts too."""
     served = served_by_manager
     app = ManagerApi(served.view, "127.0.0.1", served.port, served.session_auth, lambda: None).app()
     code = {"code": served.session_auth.new_login_code()}
@@ -183,7 +183,7 @@ def test_an_invalid_login_code_is_refused_with_an_error(served, body):
     assert "Set-Cookie" not in answer.headers
 
 
-def test_without_a_session_only_a_short_login_code_is_accepted(served):
+def test_only_a_short_login_code_is_accepted_without_a_session(served):
     assert (
         requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=DEADLINE_S).status_code
         == 413
@@ -197,7 +197,8 @@ def test_without_a_session_only_a_short_login_code_is_accepted(served):
     [
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "http://evil.example", "Sec-Fetch-Site": None},  # of an old browser
+        # An old browser sends no Sec-Fetch headers.
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": None},
         {"Origin": "null", "Sec-Fetch-Site": None},
         {"Origin": "null", "Sec-Fetch-Site": None, "X-Forwarded-Host": "proxy.example"},
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"},
@@ -250,7 +251,9 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_files_of_the_current_edition_are_immutable_and_others_are_revalidated(served, browser):
+def test_files_of_the_current_edition_are_immutable_and_files_of_other_editions_are_revalidated(
+    served, browser
+):
     document = browser.ask("GET", "/oview").text
     names = re.findall(rf'(?:src|href)="{served.prefix}(/page/[^"]+)"', document)
     assert len(names) > 3
@@ -297,7 +300,7 @@ def test_paths_outside_the_page_are_not_served(served, target):
 
 
 @pytest.mark.parametrize("accept", ["text/html,*/*;q=0.8", "*/*"])
-def test_an_address_that_is_no_page_is_answered_without_a_login(served_by_manager, accept):
+def test_an_unknown_page_returns_404_without_a_login(served_by_manager, accept):
     served = served_by_manager
     answer = requests.get(
         f"{served.origin}/enter/x",

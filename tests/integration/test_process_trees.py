@@ -1,8 +1,7 @@
-"""Real keepers and trials of every shape: a trial's end is reported with code and reason after all its
-processes ended.
+"""Real keepers run trials with process trees of every shape. The keeper reports a trial's end, with code and reason, after
+all processes of the trial have ended.
 
-The tests find leftover processes without the keeper's code: the test process adopts the orphans of keeper and
-trial.
+The tests find leftover processes without the keeper's code, because the test process adopts the orphans of keeper and trial.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGK
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NOBODY = 65534
 PYTHON = f"{shlex.quote(sys.executable)} -S -E"
-# Longer than any test: a trial that ends earlier did not wait for the grace period.
+# This grace period is longer than any test, so a trial that ends within a test did not need all of it.
 LONG_GRACE_S = 1000.0
 SHORT_GRACE_S = 0.2
 V2_MOUNTS = [
@@ -53,7 +52,7 @@ V2_MOUNTS = [
 ]
 
 PROGRAMS = {
-    # Ignores SIGTERM, and then reports that it is ready.
+    # The program ignores SIGTERM, and then reports that it is ready.
     "deaf.py": """
 import signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -61,7 +60,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The classic daemon: nothing links it to the trial any more.
+    # The program starts a classic daemon, which has no link to the trial.
     "daemon.py": """
 import os, signal
 if os.fork() == 0:
@@ -74,7 +73,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """,
-    # Never reaps its children.
+    # The program never reaps its children.
     "careless.py": """
 import os, signal
 for _ in range(20):
@@ -84,7 +83,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # Keeps forking while it is killed: 400 processes in all, half of them in sessions of their own.
+    # The program keeps forking while it is killed. It has 400 processes in total, and half of them have their own session.
     "fork_bomb.py": """
 import os, sys, time
 tokens, give = os.pipe()
@@ -112,7 +111,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # Its work during the grace period takes a while, and several processes.
+    # The program's work during the grace period takes some time, and several processes.
     "saving.py": """
 import os, signal, subprocess, sys
 def save(*_):
@@ -142,7 +141,7 @@ def _adopts_orphans():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    """Kill every process that a test has left; such a process fails the test."""
+    """Kill all processes that a test has left. Such a process fails the test."""
     before = {child.pid for child in psutil.Process().children()}
     yield
     left = [child for child in stragglers() if child.pid not in before]
@@ -154,7 +153,7 @@ def _nothing_is_left():
 
 @pytest.fixture
 def programs(site):
-    """The site's code folder has the programs, and a FIFO through which a trial reports that it is ready."""
+    """The site, with the programs in its code folder, and with a FIFO through which a trial reports that it is ready."""
     equip(site)
     return site
 
@@ -171,7 +170,7 @@ def wait_until_ready(site):
 
 
 def processes_of(keeper, *, in_namespace=False):
-    """The descendants of the keeper, or of the first process of its namespace."""
+    """The running descendants of the keeper, or of the first process of its namespace."""
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(keeper.pid)
         if in_namespace:
@@ -181,7 +180,7 @@ def processes_of(keeper, *, in_namespace=False):
 
 
 def stragglers():
-    """Processes adopted from ended keepers; zombies are reaped and guards left out."""
+    """The processes that this process has adopted from ended keepers, without guards. Zombies are reaped."""
     found = []
     for child in psutil.Process().children(recursive=True):
         if is_dead(child):
@@ -194,7 +193,7 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # An ending process has no command line, such as a guard without its keeper.
+        # A process that is exiting has no command line; the guard exits after its keeper.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True
@@ -209,8 +208,9 @@ def is_keepers(process):
 
 
 def finish(site, keeper, *, in_namespace=False):
-    """Wait for the end of trial and keeper. No process is left when the trial's end is reported, nor
-    later.
+    """Wait until the trial and the keeper have ended; return the exit code and the reason.
+
+    No process may be left when the keeper reports the trial's end, or later.
     """
     ended = site.manager.wait_for_message(TrialEnded)
     assert processes_of(keeper, in_namespace=in_namespace) == []
@@ -247,7 +247,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def places(cases, *, again_in_namespace):
-    """Each case, and some of them again with the keeper as PID 1 of a namespace."""
+    """Return the cases, and repeat some of them with the keeper as PID 1 of a namespace."""
     again = [case for case in cases if case[0] in again_in_namespace]
     return [
         *(pytest.param(*case, False, id=case[0]) for case in cases),
@@ -305,7 +305,7 @@ LEFT_BEHIND = [
         ),
     ),
 )
-def test_a_trial_that_ends_by_itself_leaves_no_process_and_reports_its_exit_code(
+def test_a_trial_that_exits_by_itself_leaves_no_process_and_reports_its_exit_code(
     programs, _name, command, code, in_namespace
 ):
     keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
@@ -346,7 +346,7 @@ def test_orphans_are_reaped_while_the_trial_runs(programs):
 # ---- trials that are stopped
 
 IGNORES_SIGTERM = f"{PYTHON} deaf.py"
-# Each reports that it is ready. These end at SIGTERM, or with their last process that handles it.
+# Each program reports that it is ready. The trial ends at SIGTERM, or when its last process with a SIGTERM handler exits.
 ENDING_AT_SIGTERM = [
     ("one process", "echo > ready; exec sleep 1000", 128 + TERM),
     ("a shell and its child", "echo > ready; sleep 1000; true", 128 + TERM),
@@ -365,7 +365,7 @@ ENDING_AT_SIGTERM = [
     ("a daemon", f"{PYTHON} daemon.py; echo > ready; exec sleep 1000", 128 + TERM),
     ("children that nobody waits for", f"exec {PYTHON} careless.py", 128 + TERM),
 ]
-# These are killed after the grace period.
+# The keeper kills these trials after the grace period.
 IGNORING_SIGTERM = [
     ("a deaf process", f"exec {IGNORES_SIGTERM}", 128 + KILL),
     ("a deaf shell", "trap '' TERM; echo > ready; while :; do sleep 1000; done", 128 + KILL),
@@ -382,7 +382,7 @@ IGNORING_SIGTERM = [
         again_in_namespace=("a shell and its child", "a stopped child", "exit 3 in its handler", "a daemon"),
     ),
 )
-def test_a_trial_that_ends_at_sigterm_has_its_whole_grace_period(
+def test_a_trial_that_handles_sigterm_has_its_whole_grace_period(
     programs, _name, command, code, in_namespace
 ):
     keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
@@ -414,7 +414,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_after_the_grace_period(
 
 
 @pytest.mark.parametrize("number", [TERM, INT, HUP], ids=lambda number: number.name)
-def test_a_keeper_forwards_every_termination_signal_to_the_trial_as_sigterm(programs, number):
+def test_the_keeper_sends_sigterm_to_the_trial_for_every_termination_signal(programs, number):
     keeper = start(programs, f"exec {PYTHON} handler.py 3", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(number)
@@ -436,7 +436,7 @@ def test_a_second_signal_ends_the_grace_period(programs, pair):
     assert b"received a second signal" in programs.file(Stream.KEEPER)
 
 
-def test_the_grace_period_of_the_command_line_overrides_that_of_the_settings(programs):
+def test_the_grace_period_of_the_command_line_overrides_the_grace_period_of_the_settings(programs):
     keeper = start(
         programs, f"exec {IGNORES_SIGTERM}", arguments=("--grace-s", str(SHORT_GRACE_S)), grace_s=LONG_GRACE_S
     )
@@ -453,7 +453,7 @@ def test_an_invalid_grace_period_is_refused(programs, grace):
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_a_trial_that_exits_while_it_is_stopped_reports_one_end(programs, _again):
+def test_a_trial_that_exits_during_its_stop_reports_one_end(programs, _again):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -484,7 +484,7 @@ def test_trial_processes_have_a_higher_oom_score_than_the_keeper(programs):
     scores = [int(score) for score in programs.file(Stream.STDOUT).split()]
     own = Path(f"/proc/{keeper.pid}/oom_score_adj")
     assert scores
-    # The keeper resets its own score after the trial's start, possibly after the trial's output.
+    # The keeper resets its own score after the trial has started, possibly after the trial's output.
     wait_until(
         lambda: all(score == min(int(own.read_text()) + 500, 1000) for score in scores),
         "the trial's score is higher than the keeper's",
@@ -495,7 +495,7 @@ def test_trial_processes_have_a_higher_oom_score_than_the_keeper(programs):
 
 @pytest.fixture
 def memory_limit():
-    """Creates a control group with a memory limit; gives the command that enters it."""
+    """Create a control group with a memory limit; yield the command prefix that enters this group."""
     mounts = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":", 2)[2] for line in mounts if ":memory:" in line), None)
     folder = Path(f"/sys/fs/cgroup/memory{own}") / f"trial-keeper-test-{os.getpid()}"
@@ -504,7 +504,7 @@ def memory_limit():
     except OSError:
         pytest.skip("a control group with a memory limit cannot be created here")
     (folder / "memory.limit_in_bytes").write_text(str(200 << 20))
-    with contextlib.suppress(OSError):  # without swap there is no such file
+    with contextlib.suppress(OSError):  # this file exists only with swap accounting
         (folder / "memory.memsw.limit_in_bytes").write_text(str(200 << 20))
     yield entering(folder)
     wait_until(lambda: not (folder / "cgroup.procs").read_text(), "no process is in the group")
@@ -531,19 +531,19 @@ def test_a_trial_killed_for_memory_fails_with_the_limit_and_the_remedy(programs,
     assert rest[0] == "before"
 
 
-def test_a_trial_that_handles_an_oom_kill_of_a_child_has_succeeded(programs, memory_limit):
+def test_a_trial_that_handles_the_oom_kill_of_a_child_succeeds(programs, memory_limit):
     keeper = start(programs, f"{PYTHON} greedy.py || true", prefix=memory_limit)
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
 
 
-def test_of_successive_trials_only_the_oom_killed_one_is_reported_as_out_of_memory(programs, memory_limit):
+def test_only_the_oom_killed_trial_of_a_job_has_the_reason_out_of_memory(programs, memory_limit):
     manager = programs.manager
     commands = {"first": "exit 3", "second": f"{PYTHON} greedy.py || exit 3", "third": "exit 3"}
     for trial_id, command in commands.items():
         programs.add_trial(command, trial_id=trial_id)
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
-    for trial_id in commands:  # the second and third are prefetched
+    for trial_id in commands:  # the second and the third trial are prefetched
         manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
@@ -573,9 +573,7 @@ def test_an_oom_kill_of_another_process_does_not_change_the_reason_of_a_failed_t
 
 @pytest.fixture
 def open_site(as_nobody):
-    """A site that any user may enter, the command that runs as nobody, and a setuid program that becomes
-    root.
-    """
+    """A site that any user may enter, the command prefix that runs as nobody, and a setuid program that becomes root."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
     site = Site(folder)
@@ -593,7 +591,7 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# Exec through the setuid program: from then on only root can signal the process.
+# The process execs through the setuid program. After that, only root can signal the process.
 BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
 
 
@@ -620,7 +618,7 @@ def test_a_reused_job_exits_if_it_cannot_kill_a_process_of_a_trial(open_site):
 
 
 @pytest.mark.any_machine
-def test_a_process_that_cannot_be_killed_is_named_and_the_trial_still_ends(open_site):
+def test_a_process_that_the_keeper_cannot_kill_is_reported_and_the_trial_still_ends(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
     keeper = site.start_keeper(options={"prefix": as_nobody})
@@ -639,7 +637,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_the_trial_still_ends(open_
 
 @pytest.fixture
 def delegated_group():
-    """A control group (v2) owned by user nobody, like a user's group under systemd."""
+    """A control group (v2) that user nobody owns, like a user's group under systemd."""
     mount = next((path for path in V2_MOUNTS if os.access(path, os.W_OK)), None)
     folder = (mount or Path("/nowhere")) / f"trial-keeper-test-{os.getpid()}"
     try:
@@ -655,9 +653,10 @@ def delegated_group():
 
 
 @pytest.mark.any_machine
-def test_with_control_groups_a_process_of_another_user_is_killed_too(open_site, delegated_group):
+def test_a_process_of_another_user_is_killed_with_its_control_group(open_site, delegated_group):
     site, as_nobody = open_site
-    look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"  # the move follows soon after the start
+    # The keeper moves the command soon after its start.
+    look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"
     add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
     site.manager.closes = False
     keeper = site.start_keeper(
@@ -692,7 +691,7 @@ def test_the_guard_ends_the_trial_of_a_killed_keeper(silent_site):
     )
 
 
-def test_with_control_groups_a_killed_keeper_leaves_no_daemon_of_its_trial(silent_site, delegated_group):
+def test_a_killed_keeper_with_control_groups_leaves_no_daemon_of_its_trial(silent_site, delegated_group):
     site = silent_site
     equip(site)
     look = "until grep -q '/trial-[0-9]' /proc/self/cgroup; do :; done"
@@ -713,7 +712,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
     site = silent_site
     equip(site)
     site.add_trial(f"{SPREAD_OUT}; true")
-    # Another task of this trial, as in containers on the same machine.
+    # Start another task of this trial, as in another container on the same machine.
     other = subprocess.Popen(
         ["sleep", "1000"],
         env=os.environ
@@ -728,7 +727,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         keeper.wait()
         left = [process for process in stragglers() if process.pid != other.pid]
         assert len(left) >= 5
-        # The trial's processes would write into the next attempt's files, or hold its GPU.
+        # Without the kill, the leftover processes would write into the next attempt's files, or hold its GPU.
         document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
         pids = " ".join(str(process.pid) for process in left)
         look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"
@@ -737,7 +736,7 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        # The others end by themselves.
+        # The count in the log may be below the number of processes, because some of them end by themselves.
         assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:
@@ -823,7 +822,7 @@ print(json.dumps(said))
 """
 
 
-def test_exempt_sessions_survive_every_trial_and_stay_with_their_owner(tmp_path):
+def test_exempt_sessions_survive_every_trial_and_remain_children_of_their_parent(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", EXEMPT, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )

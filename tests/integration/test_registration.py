@@ -1,4 +1,4 @@
-"""The keeper registers a process before it executes, so no process survives a killed keeper."""
+"""The keeper registers each process with the guard before the process executes, so no process survives a killed keeper."""
 
 import contextlib
 import ctypes
@@ -39,7 +39,7 @@ def start(command, register):
 def warm_start():
     return WarmStart(WarmCommand("python", "train.py", ()), str(folder), environ, folder / "out", folder / "err")
 """
-# Each keeper kills itself when it is about to register a process.
+# Each program is a keeper that kills itself when it registers a process.
 DYING = {
     "a command": "start('touch ran', die)",
     "a command with an empty environment": "start('exec env -i touch ran', die)",
@@ -52,7 +52,7 @@ assert w.is_ready(20)
 w.start(warm_start())
 """,
 }
-# Only the session links these processes: bash execs a program without an environment, and a child remains.
+# Only the session links these two processes: bash execs a program with an empty environment, and a child remains.
 EMPTIED = "exec env -i bash -c 'sleep 1000 & echo $$ $!; exec sleep 1000'"
 
 
@@ -65,7 +65,7 @@ def _adopts_orphans():
 
 
 def play(tmp_path, program, prologue=IMPORTS):
-    """Run a minimal keeper."""
+    """Run a program as a minimal keeper."""
     return subprocess.run(
         [sys.executable, "-c", prologue + program, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))},
@@ -76,7 +76,7 @@ def play(tmp_path, program, prologue=IMPORTS):
 
 
 def living_children():
-    """The running processes that this process has adopted; zombies are reaped."""
+    """The running processes that this process has adopted. Zombies are reaped."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,7 +113,7 @@ assert known == [trial.pid]
     assert (tmp_path / "err").read_text() == ""
 
 
-def test_a_guard_ends_a_trial_that_has_emptied_its_environment(tmp_path):
+def test_a_guard_ends_a_trial_whose_processes_have_an_empty_environment(tmp_path):
     program = f"""
 guard = OrphanReaper()
 guard.watch((str(folder),))
@@ -128,7 +128,7 @@ die()
     wait_until(lambda: not living_children(), "the trial and the guard have ended")
 
 
-def test_a_guard_ends_processes_that_left_the_session_of_a_running_trial(tmp_path):
+def test_a_guard_ends_processes_that_have_left_the_session_of_a_running_trial(tmp_path):
     left = f'{shlex.quote(sys.executable)} -S -c \'import os; os.setsid(); os.execve("/bin/sleep", ["sleep", "1000"], {{}})\''
     program = f"""
 guard = OrphanReaper()
@@ -142,7 +142,7 @@ die()
     wait_until(lambda: not living_children(), "the trial and the guard have ended")
 
 
-def test_a_guard_leaves_the_processes_of_an_ended_trial_alone(tmp_path):
+def test_a_guard_does_not_kill_the_processes_of_an_ended_trial(tmp_path):
     program = """
 guard = OrphanReaper()
 guard.watch((str(folder),))
@@ -170,7 +170,9 @@ def started(command, **environ):
 
 
 def a_guard():
-    """A process that looks like a guard. While a process executes another program, the kernel shows no environment of it."""
+    """Start a process that looks like a guard, and wait until the kernel shows its environment. During exec the kernel shows
+    an empty environment.
+    """
     guard = started("exec sleep 1000", GUARD_OF="this")
     shown = psutil.Process(guard.pid)
     wait_until(lambda: shown.name() == "sleep" and "GUARD_OF" in shown.environ(), "the guard runs")
@@ -181,7 +183,7 @@ def is_marked(folder):
     return lambda environ: environ.get(MARKER) == str(folder)
 
 
-def test_leftovers_are_found_by_environment_ancestry_and_session(tmp_path):
+def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_path):
     command = "env -i sleep 1000 & env -i setsid sleep 1000 & (env -i sleep 1000 & ) ; setsid sleep 1000 & echo go; wait"
     unrelated = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     trial = started(command, **{MARKER: str(tmp_path)})
@@ -201,7 +203,7 @@ def test_leftovers_are_found_by_environment_ancestry_and_session(tmp_path):
 def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    # The child has the mark once it is no longer a fork of bash.
+    # The child has the marker in its environment as soon as it has replaced the fork of bash.
     is_ours = is_marked(tmp_path)
     wait_until(
         lambda: any(is_ours(psutil.Process(pid).environ()) for pid in living_children()),
@@ -213,7 +215,7 @@ def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp
     daemon.stdout.close()
 
 
-def test_reap_orphans_waits_for_the_end_of_the_guard(tmp_path):
+def test_reap_orphans_waits_until_the_guard_has_ended(tmp_path):
     guard = a_guard()
     guard_ends = threading.Timer(0.3, guard.kill)
     guard_ends.start()
@@ -225,7 +227,7 @@ def test_reap_orphans_waits_for_the_end_of_the_guard(tmp_path):
     guard.stdout.close()
 
 
-def test_a_suspended_guard_is_killed(tmp_path):
+def test_reap_orphans_kills_a_suspended_guard(tmp_path):
     guard = a_guard()
     guard.send_signal(signal.SIGSTOP)
     reap_orphans(is_marked(tmp_path), lambda environ: environ.get("GUARD_OF") == "this")

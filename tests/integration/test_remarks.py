@@ -1,4 +1,4 @@
-"""Tags and notes of a running experiment, across a killed manager and in a view beside a change."""
+"""Tags and notes of a running experiment: after the manager was killed, and in a view while they change."""
 
 import json
 import threading
@@ -43,7 +43,9 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_remarks_are_durable_when_a_change_is_answered_and_survive_the_manager(a_real_experiment, nnictl):
+def test_remarks_are_durable_after_the_response_and_are_restored_by_the_next_manager(
+    a_real_experiment, nnictl
+):
     experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=1)
     folder = experiment.folder
     Registry.of_user().add(folder)
@@ -56,7 +58,7 @@ def test_remarks_are_durable_when_a_change_is_answered_and_survive_the_manager(a
         answer = experiment.ask("PATCH", path, data=json.dumps(document, ensure_ascii=False).encode())
         return answer.status_code, answer.json()
 
-    # By HTTP: a repetition answers the same.
+    # A repeated HTTP request has the same response.
     for _ in range(2):
         assert change({"addTags": ["keep", "bad"], "note": "one\ntwo"}) == (
             200,
@@ -69,16 +71,16 @@ def test_remarks_are_durable_when_a_change_is_answered_and_survive_the_manager(a
     assert change({"removeTags": ["bad"]})[1]["tags"] == ["keep"]
     (row,) = experiment.get(f"/changes?since={seen['version']}")["trials"]
     assert row["tags"] == ["keep"]
-    # Refusals change nothing.
+    # A refused request changes nothing.
     for document in ({"addTags": ["a b"]}, {"tags": []}, [], {"note": 5}, {"note": "x" * 10_001}):
         status, answer = change(document)
         assert (status, answer["error"][:7]) == (400, "cannot "), document
     assert change({"addTags": ["x"]}, "/trials/nope/remarks")[0] == 404
     assert stored(folder, trial["id"]) == Remarks(("keep",), "one\ntwo")
-    # NNI's own paths keep NNI's fields.
+    # The paths of NNI's API return only NNI's fields.
     assert not {"tags", "note"} & experiment.get("/trial-jobs")[0].keys()
     assert not {"tags", "note"} & experiment.get("/experiment").keys()
-    # By nnictl and by Python, which ask the manager while it runs.
+    # nnictl and the Python API send their requests to the manager while it runs.
     assert nnictl("trial", "note", "TEST", "-T", trial["id"], "--text", emoji)[0] == 0
     assert experiment.get(f"/trials/{trial['id']}")["note"] == emoji
     assert nnictl("trial", "tag", "TEST", "-T", trial["id"], "--add", "a b")[0] == 1
@@ -86,7 +88,7 @@ def test_remarks_are_durable_when_a_change_is_answered_and_survive_the_manager(a
     assert experiment.summary()["tags"] == experiment.get("/experiment-metadata")["tag"] == ["baseline"]
     code, _, err = nnictl("experiment", "tag", "TEST", *(f"--add=t{n}" for n in range(20)))
     assert (code, "there would be 21 tags, and the limit is 20" in err) == (1, True)
-    # A killed manager, a change in its store, and a new manager.
+    # The manager is killed, the store is changed, and a new manager starts.
     experiment.kill_manager()
     assert nnictl("trial", "tag", "TEST", "-T", trial["id"], "--add", "without-manager")[0] == 0
     experiment.start()
@@ -95,12 +97,12 @@ def test_remarks_are_durable_when_a_change_is_answered_and_survive_the_manager(a
     assert experiment.summary()["tags"] == ["baseline"]
     (experiment.code / "gate").touch()
     experiment.wait_for_status("DONE")
-    # An experiment that is over still has its manager.
+    # The manager still runs after the experiment has ended.
     assert change({"note": ""}) == (200, {"tags": ["keep", "without-manager"], "note": ""})
     assert stored(folder, trial["id"]) == Remarks(("keep", "without-manager"), "")
 
 
-def test_changes_of_many_clients_at_once_are_all_applied(a_real_experiment):
+def test_concurrent_remark_changes_of_many_clients_are_all_applied(a_real_experiment):
     experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     (trial,) = wait_until(lambda: experiment.get("/trials"), "the trial is stored")
@@ -119,7 +121,7 @@ def test_changes_of_many_clients_at_once_are_all_applied(a_real_experiment):
     assert stored(experiment.folder, trial["id"]).tags == tuple(f"t{number:02d}" for number in range(20))
 
 
-def test_a_view_shows_a_change_by_nnictl_and_refuses_one_itself(tmp_path, nnictl):
+def test_a_view_shows_a_remark_change_by_nnictl_and_refuses_its_own_changes(tmp_path, nnictl):
     folder = made_experiment(tmp_path, 2).folder
     Registry.of_user().add(folder)
     with served_view(folder) as view:

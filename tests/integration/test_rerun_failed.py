@@ -1,4 +1,4 @@
-"""What CI does with failed tests: each runs once more, alone."""
+"""CI runs each failed test a second time, alone."""
 
 import os
 import subprocess
@@ -33,7 +33,9 @@ ALWAYS_FAILS = "def test_always_fails():\n    assert False, 'again'\n"
 
 @pytest.fixture
 def rerun_failed(tmp_path):
-    """Runs these test files as CI does; returns the exit code, the output, and the lines about flaky tests."""
+    """Return a function that runs these test files like CI. It returns the exit code, the output, and the lines about flaky
+    tests.
+    """
     flaky = tmp_path / "flaky.txt"
     flaky.touch()
 
@@ -44,7 +46,7 @@ def rerun_failed(tmp_path):
         done = subprocess.run(
             [sys.executable, RERUN_FAILED, flaky, "bash", "-c", script],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # their imports take a second
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the imports of plugins take a second
             capture_output=True,
             text=True,
             timeout=scaled_s(120),
@@ -54,7 +56,7 @@ def rerun_failed(tmp_path):
     return run
 
 
-def test_a_run_without_failures_passes_and_runs_nothing_again(rerun_failed):
+def test_a_run_without_failures_passes_and_repeats_no_test(rerun_failed):
     code, out, flaky = rerun_failed(one=PASSES)
     assert (code, flaky, out.count("test session starts")) == (0, [], 1)
 
@@ -81,12 +83,12 @@ def test_a_test_that_fails_twice_fails_the_run(rerun_failed):
 
 
 @pytest.mark.parametrize("text", ["import nowhere", "import os\nos._exit(3)", "raise KeyboardInterrupt"])
-def test_a_run_that_does_not_end_with_failed_tests_is_not_repeated(rerun_failed, text):
+def test_a_run_that_crashes_or_cannot_be_collected_is_not_repeated(rerun_failed, text):
     code, out, flaky = rerun_failed(one=text)
     assert (code, flaky, out.count("first failure of")) == (1, [], 0)
 
 
-def test_many_failures_have_a_common_cause_and_are_not_repeated(rerun_failed):
+def test_more_than_twenty_failed_tests_are_not_repeated(rerun_failed):
     code, out, flaky = rerun_failed(one="".join(f"def test_{n}():\n    assert 0\n" for n in range(21)))
     assert (code, flaky) == (1, [])
     assert out.endswith("21 tests failed, more than 20: none is run again\n")

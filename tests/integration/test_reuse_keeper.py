@@ -1,4 +1,4 @@
-"""A real keeper that runs many trials in sequence, and the isolation between them."""
+"""A real keeper runs many trials in sequence, and isolates them from each other."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def key_of(trial_id: str, attempt: int = 0) -> AttemptKey:
 
 
 class Job:
-    """A keeper of a reused job, and the manager's side of it."""
+    """The keeper of a reused job, and the manager's part of the protocol."""
 
     def __init__(self, site: Site, **overrides) -> None:
         self.site = site
@@ -63,7 +63,7 @@ class Job:
         return manager.wait_for(lambda: manager.store.ended.get(key), f"the end of {trial_id}")
 
     def run(self, command: str, **fields) -> bytes:
-        """Run a trial; return its output once the keeper is idle again."""
+        """Run a trial; return its stdout when the keeper is idle again."""
         trial_id = self.give(command, **fields)
         ended = self.end_of(trial_id)
         said = self.site.file(Stream.STDOUT, key_of(trial_id))
@@ -93,7 +93,7 @@ def test_one_keeper_runs_many_trials_in_sequence(site):
     for number in range(TRIALS):
         assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
     assert psutil.Process(job.keeper.pid).children(recursive=True) == []
-    # A Shutdown ends a keeper at once: bytes that it has not sent by then stay in its files.
+    # A Shutdown ends a keeper immediately, so the test waits first until the keeper has sent all bytes.
     site.manager.wait_for(lambda: len(site.manager.store.closed) == TRIALS, "all trials are delivered")
     assert job.leave() == 0
     for number in range(TRIALS):
@@ -112,7 +112,7 @@ def test_a_failed_trial_does_not_fail_the_reused_job(job):
     assert job.leave() == 0
 
 
-def test_a_reused_job_runs_the_next_trial_after_a_stopped_one(job):
+def test_a_reused_job_runs_the_next_trial_after_a_stopped_trial(job):
     stopped = job.give("echo here; sleep 1000")
     wait_for_text(job.site.attempt(key_of(stopped)).stream(Stream.STDOUT), b"here")
     job.site.manager.send(StopTrial(stopped, ExitReason.EARLY_STOPPED))
@@ -121,7 +121,7 @@ def test_a_reused_job_runs_the_next_trial_after_a_stopped_one(job):
     assert job.run("echo next") == b"next\n"
 
 
-def test_a_queued_trial_is_revoked_and_a_running_one_is_not(job):
+def test_a_queued_trial_can_be_revoked_and_a_running_trial_cannot(job):
     manager = job.site.manager
     assert manager.all_of(Hello)[0].supports_revoke
     os.mkfifo(job.site.code / "gate")
@@ -180,7 +180,7 @@ def test_a_keeper_exits_after_max_trials(site):
     assert job.keeper.wait() == 0
 
 
-def test_a_trial_fails_and_the_job_exits_if_the_trials_folder_cannot_be_created(site):
+def test_a_trial_fails_and_the_job_exits_if_the_attempts_folder_cannot_be_created(site):
     job = Job(site)
     trial_id = "trial0"
     site.add_trial("true", trial_id=trial_id)
@@ -212,7 +212,7 @@ def test_a_keeper_that_receives_sigterm_ends_its_trial_and_exits(job):
 
 # ---- isolation of trials, in new processes and in forks
 
-# Each script changes something; a later run must not see the change.
+# Each script prints a state and changes it. A later run must print the same state.
 WARM = "as a fork of a warm interpreter"
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
@@ -237,7 +237,7 @@ LEAKS = {
 
 @pytest.fixture(scope="module", params=["plain", "warm"])
 def shared_job(request, tmp_path_factory):
-    """One job for all cases, so that each trial follows the changes of all earlier ones."""
+    """All cases share one job, so that each trial runs after the changes of all earlier trials."""
     site = Site(tmp_path_factory.mktemp(request.param))
     site.manager.start()
     (site.code / "mine.py").write_text("state = 0\n")
@@ -252,7 +252,7 @@ def shared_job(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_state_changed_by_one_trial_does_not_reach_the_next(shared_job, what):
+def test_state_that_a_trial_changes_does_not_affect_the_next_trial(shared_job, what):
     job, kind = shared_job
     (job.site.code / "train.py").write_text(LEAKS[what] + "\n")
     keys = [key_of(f"trial{job.made + n}") for n in range(3)]
@@ -275,7 +275,7 @@ def test_random_numbers_differ_between_forked_trials(site):
 
 
 def until_warm(job: Job) -> None:
-    """Run trials until one is a fork; the first ones start cold while the interpreter imports."""
+    """Run trials until one is a fork. The first trials start cold while the interpreter imports modules."""
     for _ in range(100):
         job.run(f"{sys.executable} warming.py")
         if "as a fork of a warm interpreter" in job.log:
@@ -302,7 +302,7 @@ def test_a_warm_trial_reports_metrics_and_handles_a_stop(site):
 
 
 @pytest.mark.parametrize("warm_imports", [(), ("json",)], ids=["reuse", "warm"])
-def test_each_trial_of_a_reused_job_has_a_stop_notice_of_its_own(site, warm_imports):
+def test_each_trial_of_a_reused_job_has_its_own_stop_notice(site, warm_imports):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.should_stop()\n"
@@ -322,7 +322,7 @@ def test_each_trial_of_a_reused_job_has_a_stop_notice_of_its_own(site, warm_impo
     assert job.leave() == 0
 
 
-def test_prefetched_warm_trials_run_with_their_own_environment_and_a_stopped_one_never_starts(site):
+def test_prefetched_warm_trials_have_their_own_environment_and_a_stopped_trial_never_starts(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import os, sys\n"
@@ -334,7 +334,7 @@ def test_prefetched_warm_trials_run_with_their_own_environment_and_a_stopped_one
     until_warm(job)
     trials = [job.give(f"{sys.executable} train.py {gate}") for gate in gates]
     wait_for_text(site.attempt(key_of(trials[0])).stream(Stream.STDOUT), b"True")
-    # In this order: the first trial ends only after the stop of the second, prefetched one.
+    # The order matters: the first trial must end after the stop of the prefetched second trial.
     for number in (1, 0):
         site.manager.send(StopTrial(trials[number], ExitReason.STOPPED_BY_USER))
     for number in (2, 3):
@@ -370,7 +370,7 @@ def test_a_failed_warm_import_makes_trials_start_cold(site):
 
 
 @pytest.mark.parametrize("python", each_of({"3.7": python_of("3.7")}))
-def test_a_python_that_is_too_old_for_warm_starts_starts_cold_which_is_logged_once(site, python):
+def test_trials_of_a_python_older_than_3_8_start_cold_and_the_reason_is_logged_once(site, python):
     (site.code / "train.py").write_text("import sys; print(sys.version_info[:2])\n")
     job = Job(site, warm_imports=("json",))
     for _ in range(100):
@@ -386,7 +386,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # The keeper's other child is the standby fork.
+    # The keeper has one other child, the standby fork, which leads no session.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )
@@ -396,7 +396,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     assert job.leave() == 0
 
 
-# The daemon is a fork of a fork, in its own session, without an exec.
+# The daemon is a fork of a fork in its own session, and has not called exec.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -429,7 +429,7 @@ def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
 
 
-def test_a_trial_that_cannot_be_claimed_keeps_the_exit_record_of_its_earlier_attempt(site):
+def test_a_trial_that_cannot_be_prepared_keeps_the_exit_record_of_its_earlier_attempt(site):
     job = Job(site)
     trial_id = job.give("true")
     assert job.end_of(trial_id).exit_code == 0

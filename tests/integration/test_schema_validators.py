@@ -1,10 +1,10 @@
-"""What the validators of JSON Schema import."""
+"""The modules that JSON Schema's validators import."""
 
 import subprocess
 import sys
 
 
-def test_a_slow_library_of_formats_is_not_imported_and_remains_available(tmp_path):
+def test_the_validators_do_not_import_a_slow_format_library_that_stays_importable(tmp_path):
     (tmp_path / "rfc3987_syntax.py").write_text("print('imported')\nis_valid_syntax = None\n")
     code = f"""
 import sys

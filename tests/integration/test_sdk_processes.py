@@ -36,7 +36,7 @@ def records(environ: dict[str, str]) -> list[Record]:
     return decoded.records
 
 
-def test_reports_survive_a_sigkill_right_after_the_last_one(environ):
+def test_all_reports_are_stored_if_sigkill_follows_the_last_report(environ):
     code = (
         "import os, signal, nni_sdk as nni\n"
         "nni.get_next_parameter()\n"
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 """
 
 
-def test_concurrent_reports_of_processes_and_threads_are_all_intact_and_in_order(environ, tmp_path):
+def test_concurrent_reports_of_processes_and_threads_are_intact_and_in_order(environ, tmp_path):
     script = tmp_path / "many.py"
     script.write_text(MANY)
     subprocess.run([sys.executable, str(script)], env=environ, timeout=scaled_s(120), check=True)
@@ -88,7 +88,7 @@ def test_concurrent_reports_of_processes_and_threads_are_all_intact_and_in_order
         f"{kind} {n}": 200 for kind in ("fork", "spawn", "thread") for n in range(2)
     }
     for kind in ("fork", "spawn", "thread"):
-        for n in range(2):  # the order of each reporter
+        for n in range(2):  # each process and each thread has its own order
             assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
 
 
@@ -105,9 +105,9 @@ def test_a_forked_child_continues_the_sequence_numbers_independently(environ):
 
 
 def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
-    """The modules that `code` loads into a fresh interpreter."""
+    """The modules that `code` loads in a new interpreter."""
     program = "import os, sys; before = set(sys.modules)\n" + code + "\nprint(*set(sys.modules) - before)"
-    # -S: modules that .pth files of site-packages import at startup would not count as loaded.
+    # With -S, modules that .pth files import at startup are not loaded before `code`, so they are counted.
     result = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env=environ,
@@ -119,7 +119,7 @@ def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_importing_the_sdk_loads_only_its_own_modules(environ):
+def test_import_nni_sdk_loads_only_the_modules_of_the_sdk(environ):
     assert modules_loaded_by("import nni_sdk", environ) <= {
         "nni_sdk",
         "nni_sdk.errors",
@@ -129,7 +129,7 @@ def test_importing_the_sdk_loads_only_its_own_modules(environ):
     }
 
 
-def test_a_whole_trial_imports_json_but_no_slow_module(environ):
+def test_a_complete_trial_imports_json_but_no_slow_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); nni.report_intermediate_result(0.5); "
         "nni.report_final_result({'default': 1})",
@@ -152,7 +152,7 @@ def test_a_whole_trial_imports_json_but_no_slow_module(environ):
     assert len(records(environ)) == 2
 
 
-def test_reporting_a_number_imports_no_further_module(environ):
+def test_a_report_of_a_number_imports_no_further_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); before |= set(sys.modules); nni.report_intermediate_result(0.5)",
         environ,
@@ -178,12 +178,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_that_a_framework_spawns_continues_from_the_checkpoint_of_its_parent(environ, tmp_path):
+def test_a_spawned_process_continues_from_the_checkpoint_of_its_parent(environ, tmp_path):
     (tmp_path / "train.py").write_text(CONTINUED)
     for _ in range(2):
         subprocess.run([sys.executable, tmp_path / "train.py"], env=environ, timeout=DEADLINE_S, check=True)
     decoded = decode((tmp_path / ".nni/metrics").read_bytes(), 0)
-    # Without the second mark, the results before the checkpoint would count in addition to those that are reported again.
+    # Without the second mark, the results before the checkpoint would count twice, because the process reports them again.
     assert [(each.checkpoint, each.attempt_id is None) for each in decoded.marks] == [
         ("000001", True),
         ("000001", False),

@@ -1,4 +1,4 @@
-"""The SDK in the Pythons of users, beside the Python of the tests: the same code, records and messages."""
+"""The SDK runs in the Python versions of users and in the Python of the tests, with the same code, records and messages."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = Path(nni_sdk.__file__).parents[1]
 NEW_ENOUGH = {f"3.{minor}": python_of(f"3.{minor}") for minor in range(7, 15)}
 TOO_OLD = {version: python_of(version) for version in ("2.7", "3.5", "3.6")}
 
-# Every name of the SDK. Errors print their type and text.
+# The script uses every name of the SDK. It prints the type and text of errors.
 TRIAL = r"""
 import argparse, multiprocessing, os
 import nni_sdk as nni
@@ -131,7 +131,9 @@ nni.report_intermediate_result(2)
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script as a trial in a Python; return its exit code, stdout, the messages on stderr, and its metrics."""
+    """Return a function that runs a script as a trial in a Python. It returns the exit code, stdout, the messages on stderr,
+    and the metrics.
+    """
 
     def run_script(python, script, parameters, name):
         folder = tmp_path / name
@@ -161,7 +163,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
-def test_a_trial_reports_and_prints_the_same_in_every_python(run, python):
+def test_a_trial_has_the_same_metrics_and_output_in_every_python(run, python):
     parameters = {"lr": 0.25, "n": 4}
     expected = run(sys.executable, TRIAL, parameters, "here")
     assert (expected[0], len(expected[2]), expected[3].count(b"\n")) == (0, 1, 19), expected
@@ -169,7 +171,7 @@ def test_a_trial_reports_and_prints_the_same_in_every_python(run, python):
 
 
 @pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
-def test_callbacks_are_read_and_report_the_same_in_every_python(run, python):
+def test_callbacks_can_be_compiled_and_report_the_same_metrics_in_every_python(run, python):
     expected = run(sys.executable, CALLBACKS, {"lr": 0.25}, "here")
     assert (expected[0], expected[2], expected[3].count(b"\n")) == (0, [], 4), expected
     assert run(python, CALLBACKS, {"lr": 0.25}, "there") == expected
@@ -181,7 +183,7 @@ def test_checkpoints_are_saved_and_loaded_in_every_python(run, python):
     assert (expected[:3], expected[3].count(b"\n")) == ((0, "state 1\n", []), 4), expected
     code, out, err, metrics = run(python, CHECKPOINTS, {}, "there")
     assert (code, out, err) == expected[:3]
-    # Each load has a number of its own, and the folders have different names.
+    # The comparison omits the load number and the folder names, which are unique.
     assert [line[8:90] for line in metrics.splitlines()] == [line[8:90] for line in expected[3].splitlines()]
 
 
@@ -199,11 +201,11 @@ def test_annotated_code_runs_in_every_python(run, python):
     assert run(python, generated, parameters, "there") == expected
 
 
-# From Python 3.12 on, ast.unparse writes f-strings that older Pythons do not read.
+# From Python 3.12 on, ast.unparse writes f-strings that older Pythons cannot parse.
 @pytest.mark.parametrize(
     "python", each_of({version: NEW_ENOUGH[version] for version in NEW_ENOUGH if len(version) > 3})
 )
-def test_every_python_of_a_manager_generates_code_that_every_python_reads(python):
+def test_the_manager_generates_the_same_annotated_code_in_every_python(python):
     here = read_annotations(ANNOTATED.encode(), "train", "train.py").generated
     code = (
         "import sys; from nni_manager.config.annotations import read_annotations; "
@@ -223,7 +225,7 @@ def test_every_python_of_a_manager_generates_code_that_every_python_reads(python
 
 
 @pytest.mark.parametrize("python", each_of(TOO_OLD))
-def test_an_older_python_gets_one_sentence(python):
+def test_a_python_older_than_3_7_fails_with_a_one_line_message(python):
     done = subprocess.run(
         [python, "-c", "import nni_sdk as nni"],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},

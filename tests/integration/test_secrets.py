@@ -1,4 +1,4 @@
-"""The secrets of a whole experiment are in no file, response or process that others can read."""
+"""The secrets of an experiment are in no file, response or process that other users can read."""
 
 import json
 import stat
@@ -77,7 +77,7 @@ def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
         mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
         assert mode == (0o600 if path else 0o700), path
 
-    # Every user can read command lines with `ps`; the environment belongs to the trial's code.
+    # Every user can read command lines with `ps`, and the trial's code can read its environment.
     trial = None
     for process in psutil.process_iter():
         try:
@@ -92,7 +92,7 @@ def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
     assert trial is not None
 
 
-def test_requests_without_the_token_are_refused_and_stop_nothing(running):
+def test_requests_without_the_token_are_refused_and_stop_no_trial(running):
     url = f"http://127.0.0.1:{running.port}/api/v1/nni"
     trial_id = running.get("/trials")[0]["id"]
     another = session_of_another_user()

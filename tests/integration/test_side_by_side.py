@@ -1,4 +1,4 @@
-"""Beside NNI's package, which installs a command nnictl as well."""
+"""trial-keeper beside NNI's package, which also installs a command nnictl."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from trial_keeper import __version__
 from trial_keeper.programs import foreign_nnictl
 
 BIN = Path(sys.executable).parent
-# As pip writes the command of nni 2.10 and 3.0.
+# The script that pip writes for the nnictl of nni 2.10 and 3.0.
 OF_NNI = """\
 #!/usr/bin/python3
 import sys
@@ -25,7 +25,7 @@ if __name__ == '__main__':
 
 @pytest.fixture
 def foreign(tmp_path):
-    """A folder with the command of NNI's package."""
+    """A folder with the nnictl command of NNI's package."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "nnictl").write_text(OF_NNI)
@@ -39,13 +39,13 @@ def run(*command, **environ):
     )
 
 
-def test_only_a_foreign_nnictl_that_is_first_on_the_path_is_named(foreign, tmp_path):
+def test_foreign_nnictl_returns_only_a_foreign_command_that_is_first_on_the_path(foreign, tmp_path):
     assert foreign_nnictl(f"{foreign}:{BIN}") == str(foreign / "nnictl")
     assert foreign_nnictl(f"{BIN}:{foreign}") is None
     assert foreign_nnictl(str(tmp_path)) is None
 
 
-def test_the_doctor_names_it(foreign):
+def test_the_doctor_warns_about_a_foreign_nnictl(foreign):
     done = run(BIN / "trial-keeper", "doctor", PATH=f"{foreign}:{os.environ['PATH']}")
     (line,) = (line for line in done.stdout.splitlines() if "nnictl" in line.split()[1:2])
     assert line.split(maxsplit=2) == [
@@ -55,7 +55,7 @@ def test_the_doctor_names_it(foreign):
     ]
 
 
-def test_the_managers_log_names_it(foreign, a_real_experiment, monkeypatch):
+def test_the_manager_log_warns_about_a_foreign_nnictl(foreign, a_real_experiment, monkeypatch):
     monkeypatch.setenv("PATH", f"{foreign}:{os.environ['PATH']}")
     experiment = a_real_experiment("import nni_sdk; nni_sdk.report_final_result(1)\n", maxTrialNum=1)
     experiment.start()
@@ -69,7 +69,7 @@ def test_the_managers_log_names_it(foreign, a_real_experiment, monkeypatch):
 @pytest.mark.parametrize(
     "command", [("trial-keeper", "ctl"), ("python", "-m", "nni_manager.cli")], ids=" ".join
 )
-def test_nnictl_has_names_of_its_own(command, tmp_path):
+def test_nnictl_can_be_started_under_other_names(command, tmp_path):
     ours = [BIN / command[0], *command[1:]]
     assert run(*ours, "--version").stdout == run(BIN / "nnictl", "--version").stdout
     assert __version__ in run(*ours, "--version").stdout
@@ -82,8 +82,8 @@ def test_nnictl_has_names_of_its_own(command, tmp_path):
     )
 
 
-def test_without_the_manager_its_command_says_what_to_install(tmp_path):
-    """As in a keeper's image: only the keeper is on the path."""
+def test_the_ctl_command_without_the_manager_reports_what_to_install(tmp_path):
+    """Only the keeper is on the path, as in a keeper's image."""
     (tmp_path / "trial_keeper").symlink_to(Path(trial_keeper.__file__).parent)
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     code = (

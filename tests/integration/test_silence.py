@@ -54,7 +54,7 @@ def test_the_summary_shows_the_problem_of_a_job_without_a_connection(a_real_expe
         engine, service = an_engine(experiment)
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
-        # As if the job had been submitted a minute ago.
+        # Change the stored time, as if the job had been submitted a minute ago.
         engine.experiment.transports.forget(service.settings.job_id)
         engine.experiment.transports.track(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
         assert "trial-keeper doctor" in serializers.summary_view(engine.snapshot())["problem"]
@@ -63,7 +63,7 @@ def test_the_summary_shows_the_problem_of_a_job_without_a_connection(a_real_expe
     asyncio.run(play())
 
 
-def test_a_resumed_manager_reports_a_job_without_a_connection_until_it_is_stopped(
+def test_a_resumed_manager_reports_a_job_without_a_connection_until_the_experiment_is_stopped(
     a_real_experiment,
 ):
     experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)

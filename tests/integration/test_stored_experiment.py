@@ -1,4 +1,4 @@
-"""A view of a stored experiment: it shows everything, changes nothing, and does not block a resume."""
+"""A view of a stored experiment shows all data, changes nothing, and does not block a resume."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ VIEW = [sys.executable, "-m", "nni_manager", "--view"]
 
 @pytest.fixture(scope="module")
 def view_of():
-    """Serves a view of an experiment in a separate process; returns its process record."""
+    """Return a function that serves a view of an experiment in another process, and returns the view's process record."""
     processes = []
 
     def serve(experiment):
@@ -81,7 +81,7 @@ def content_of(database):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """An experiment whose two trials run, and whose manager was killed."""
+    """An experiment with two running trials, whose manager was killed."""
     folder = tmp_path_factory.mktemp("killed")
     with a_started_experiment(folder, GATED, trialConcurrency=2, maxTrialNum=3) as experiment:
         wait_until(lambda: experiment.row_count() == 2, "both trials report")
@@ -91,7 +91,7 @@ def killed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def view(killed, view_of):
-    """The process record of a view of it."""
+    """The process record of a view of the experiment `killed`."""
     return view_of(killed)
 
 
@@ -99,7 +99,7 @@ def changing_routes(app, trial_id):
     mount = app.routes[0]
     for route in mount.routes:
         for method in sorted(route.methods - {"GET", "HEAD"}):
-            # These open a session of the page, show logs in TensorBoard, or are refused everywhere.
+            # These routes open a session of the page, show logs in TensorBoard, or are refused by managers too.
             if not route.path.startswith(
                 ("/entrance", "/session", "/tensorboard", "/experiment/cluster-metadata")
             ) and ((method, route.path) != ("POST", "/experiment")):
@@ -152,14 +152,14 @@ def test_a_second_view_of_an_experiment_is_refused(killed):
 
 
 @pytest.mark.usefixtures("view")
-def test_a_view_takes_no_lock_that_an_owner_needs(killed):
+def test_a_view_holds_no_lock_that_a_manager_needs(killed):
     with killed.folder.owned() as held:
         assert held.holder.pid == os.getpid()
     with StoreReader(killed.folder.database) as reader:
         assert reader.experiment().state.value == "RUNNING"
 
 
-# Last, because it resumes the experiment of all tests here.
+# This test is the last, because it resumes the experiment that all tests of this file share.
 def test_a_resume_runs_beside_a_view_and_the_view_shows_its_progress(killed, view):
     killed.start()
     assert killed.summary()["readOnly"] is False

@@ -1,4 +1,4 @@
-"""Trials with several tasks: one real keeper per task, and the real manager."""
+"""Trials with several tasks: each task has a real keeper, and the manager is real."""
 
 import asyncio
 
@@ -32,9 +32,7 @@ nni.report_final_result(index)
 
 
 def run(experiment, more, *, reuse, team=TEAM, meddle=None):
-    """Run the experiment to its end and return its trials. `meddle` runs meanwhile with the engine and the
-    cluster.
-    """
+    """Run the experiment until it ends; return its trials. `meddle` is called with the engine and the cluster during the run."""
     (experiment.code / "train.py").write_text(TRAIN.format(more=more))
 
     services = []
@@ -56,7 +54,7 @@ def run(experiment, more, *, reuse, team=TEAM, meddle=None):
 
 
 async def release_second_reporters(experiment, engine):
-    """Release the second worker of a trial when the first one's metrics are stored."""
+    """Release the second worker of a trial when the metrics of the first worker are stored."""
     while True:
         for trial in engine.experiment.trials.values():
             if trial.run.reporter is not None:
@@ -65,7 +63,7 @@ async def release_second_reporters(experiment, engine):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_only_metrics_of_the_first_reporting_task_count_and_the_policy_ends_the_trial(
+def test_only_metrics_of_the_first_reporting_task_count_and_the_completion_policy_ends_the_trial(
     a_real_experiment, reuse
 ):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": reuse})
@@ -83,7 +81,7 @@ def test_only_metrics_of_the_first_reporting_task_count_and_the_policy_ends_the_
         assert len({trial.job_id for trial in trials}) == 3
 
 
-def test_a_failing_worker_fails_its_trial_and_the_next_trial_runs_in_the_same_job(a_real_experiment):
+def test_a_failed_worker_fails_its_trial_and_the_job_runs_the_next_trial(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     more = 'sys.exit(3 if index == 1 and os.environ["NNI_TRIAL_SEQ_ID"] == "0" else 0)'
     trials = run(experiment, more, reuse=True)
@@ -93,7 +91,7 @@ def test_a_failing_worker_fails_its_trial_and_the_next_trial_runs_in_the_same_jo
     assert len(list(attempts.glob("*/ps-0/exit.json"))) == 1
 
 
-def test_without_min_succeeded_instances_the_last_task_ends_the_trial(
+def test_the_last_task_ends_the_trial_without_min_succeeded_instances(
     a_real_experiment,
 ):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
@@ -105,8 +103,8 @@ def test_without_min_succeeded_instances_the_last_task_ends_the_trial(
     assert all(trial.run.ended_at_s - trial.run.started_at_s >= 0.3 for trial in trials)
 
 
-def test_a_task_that_connects_after_the_others_have_ended_the_trial_ends_with_0(a_real_experiment):
-    """With another exit code the cluster's policy would fail the job of a trial that has succeeded."""
+def test_a_task_that_connects_after_the_trial_has_ended_exits_with_0(a_real_experiment):
+    """With another exit code, the cluster's policy would fail the job although the trial has succeeded."""
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": False})
     codes = []
 
@@ -147,7 +145,7 @@ def test_a_replaced_keeper_of_a_running_job_starts_a_new_attempt_of_its_trial(a_
     trials = run(experiment, more, reuse=True, meddle=meddle)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 2
     assert {trial.job_id for trial in trials} == {"env-0"}
-    # Metrics of the other tasks still count; a new attempt of the reporter reports its metrics again.
+    # The metrics of the other tasks still count. A new attempt of the reporting task reports its metrics again.
     first = trials[0]
     assert (first.run.reporter, first.run.value, first.run.attempt) == (
         "worker-0",
@@ -158,7 +156,7 @@ def test_a_replaced_keeper_of_a_running_job_starts_a_new_attempt_of_its_trial(a_
         assert len(metrics_of(reader, first.trial_id)) == 2
 
 
-def test_a_trial_stopped_at_its_dispatch_does_not_fail_the_job(a_real_experiment):
+def test_a_trial_stopped_during_its_dispatch_does_not_fail_the_job(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):
@@ -178,9 +176,7 @@ def test_a_trial_stopped_at_its_dispatch_does_not_fail_the_job(a_real_experiment
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
 def test_the_unreported_end_of_a_trial_is_read_from_the_workspace(a_real_experiment, how):
-    """The only task's keeper is replaced while the trial runs, or when the end is stored only in the
-    workspace.
-    """
+    """The keeper of the only task is replaced: while the trial runs, or when only the workspace contains the trial's end."""
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": True})
 
     async def meddle(engine, service):

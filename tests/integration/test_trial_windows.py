@@ -61,7 +61,7 @@ def test_a_window_is_a_range_of_the_filtered_and_sorted_trials(view):
     assert window(view, offset=10**9)["trials"] == []
 
 
-def test_a_sample_is_compressed_and_has_the_best(view):
+def test_a_sample_is_compressed_and_contains_the_best_trial(view):
     with view.ask("GET", "/trial-sample", params={"limit": 10}, stream=True) as response:
         assert response.headers["Content-Encoding"] == "gzip"
         document = json.loads(gzip.decompress(response.raw.read(decode_content=False)))

@@ -1,4 +1,4 @@
-"""`make quality`, `make quality-functions` and `make quality-peers` in their short forms."""
+"""The short forms of `make quality`, `make quality-functions` and `make quality-peers`."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ def real(monkeypatch):
 
 @pytest.fixture
 def beside(real, monkeypatch, tmp_path):
-    """`peer_quality` for one problem and one peer, whose virtual environment has no optimiser in it."""
+    """`peer_quality` with one problem and one peer, whose virtual environment contains no optimiser."""
     module = importlib.import_module("peer_quality")
     python = tmp_path / "peers/nevergrad/bin/python"
     python.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_random_search_in_place_of_auto_misses_the_goal(real, monkeypatch):
     assert not real.reaches_goal(found, SHORT, 1)
 
 
-def test_every_problem_has_a_table_whose_columns_are_its_parameters(real):
+def test_every_problem_has_a_table_with_the_columns_of_its_parameters(real):
     for name, problem in real.REAL_PROBLEMS.items():
         header, *rows = real.file_of(name).read_text().splitlines()
         drawn = real.flat(real.made_tuner("Random", problem.space, seed=1).ask(0).parameters)
@@ -68,7 +68,7 @@ def test_every_problem_has_a_table_whose_columns_are_its_parameters(real):
         assert len(rows) == 450
 
 
-def test_the_score_is_0_for_the_median_of_random_search_and_1_for_the_best_known_error(real):
+def test_the_score_is_0_for_the_median_of_random_search_and_1_for_the_least_known_error(real):
     problem = real.problem_of(SHORT[0])
     runs = {
         (tuner, SHORT[0], 1): [real.Run(error, 1.0)]
@@ -77,14 +77,14 @@ def test_the_score_is_0_for_the_median_of_random_search_and_1_for_the_best_known
     assert real.scores(runs, SHORT[:1], 1) == {"one": [0.0], "two": [1.0]}
 
 
-def test_tpe_reaches_the_quality_of_optunas_sampler(measured):
+def test_tpe_reaches_the_quality_of_the_sampler_of_optuna(measured):
     rows = measured.quality(["TPE"], ["Branin, 2", "sphere, 5"], seeds=5, trials=40, processes=1)
     assert len(rows) == 2
     assert all(row.holds for row in rows), measured.render(rows)
 
 
-def test_the_quality_with_a_pruner_is_measured_beside_optunas_own_loop(measured):
-    # One seed proves nothing about the quality; this runs what `make quality` runs.
+def test_the_quality_with_a_pruner_is_compared_with_the_loop_of_optuna(measured):
+    # One seed cannot prove the quality. This test only runs the code of `make quality`.
     (row,) = measured.quality_with_pruning(1, measured.CHANCE)
     assert row.holds, measured.render([row])
 
@@ -115,7 +115,7 @@ def test_draws_of_a_peer_are_parameters_of_the_problem(real):
             assert contains(space, real.suggested(described.Suggested(draws), space)) == []
 
 
-def test_an_interrupted_comparison_continues_and_names_peers_that_fail(beside, capsys, monkeypatch):
+def test_an_interrupted_comparison_continues_and_reports_peers_that_fail(beside, capsys, monkeypatch):
     problem = beside.HELD_OUT[0]
     stored = [
         {"tuner": name, "problem": problem, "seed": 0, "error": 0.5, "cpu_ms": 7} for name in beside.OURS

@@ -1,4 +1,4 @@
-"""A manager whose addresses have a path prefix, as behind a proxy that several servers share."""
+"""A manager whose addresses have a path prefix, for a proxy that several servers share."""
 
 import re
 
@@ -25,7 +25,7 @@ def fetch(served, path, **options):
         return session.get(url, allow_redirects=False, timeout=DEADLINE_S, **options)
 
 
-def test_the_api_is_below_the_prefix_only(served):
+def test_the_api_is_served_only_below_the_prefix(served):
     assert served.get("/check-status")["status"] == "DONE"
     assert served.get("/experiment-metadata")["prefixUrl"] == PREFIX
     assert served.get("/experiment-metadata")["webuiUrl"] == [f"http://127.0.0.1:{served.port}{PREFIX}"]
@@ -53,7 +53,7 @@ def test_the_document_of_the_page_refers_to_files_below_the_prefix(served):
         assert fetch(served, path).status_code == 200, path
 
 
-def test_a_program_of_this_user_needs_the_token_because_a_proxy_may_be_one(served):
+def test_a_program_of_the_same_user_needs_the_token_below_a_prefix(served):
     assert fetch(served, f"{ROOT}/trials").status_code == 401
 
 

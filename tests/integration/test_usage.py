@@ -1,4 +1,4 @@
-"""Resource usage of trials: reported by a real keeper, stored and shown by a real manager."""
+"""Resource usage of trials: a real keeper reports it, and a real manager stores and shows it."""
 
 import sys
 
@@ -10,7 +10,7 @@ from real_experiment import wait_until
 from trial_keeper.wire.messages import GpuUsage, Usage
 
 MIB = 2**20
-# Half of the memory in a child, and one core busy, until the gate opens.
+# Until the gate opens, the trial keeps one core busy and holds half of its memory in a child.
 GREEDY = """
 import os, signal, subprocess, sys, threading
 with open(os.environ["NNI_OUTPUT_DIR"] + "/model", "wb") as file:
@@ -32,7 +32,7 @@ def greedy_usage(site, **options):
     site.gate("gate")
     site.add_python_trial(GREEDY, **options)
     keeper = site.start_keeper()
-    # The child may not have started at the first sample; a later one contains both processes.
+    # The child may not have started at the first sample. A later sample contains both processes.
     usage = site.manager.wait_for(
         lambda: next((seen for seen in site.manager.all_of(Usage) if seen.rss_bytes > 100 * MIB), None),
         "the whole process tree is measured",
@@ -42,7 +42,7 @@ def greedy_usage(site, **options):
     return usage
 
 
-def test_a_keeper_reports_memory_cpu_and_disk_of_the_trials_process_tree(site):
+def test_a_keeper_reports_memory_cpu_and_disk_usage_of_the_trial_process_tree(site):
     usage = greedy_usage(site)
     assert usage.key == KEY
     assert 100 * MIB < usage.rss_bytes < 400 * MIB
@@ -71,7 +71,7 @@ def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpu
 
 def test_cpu_time_of_processes_that_ended_between_two_samples_is_counted(site):
     site.gate("gate")
-    # Many short processes, none of which is present in two samples.
+    # Many short processes run, and no process is present in two samples.
     site.add_trial(f"while ! [ -e done ]; do {sys.executable} -c 'sum(range(3_000_000))'; done")
     keeper = site.start_keeper()
     usage = site.manager.wait_for_message(Usage)
@@ -80,7 +80,7 @@ def test_cpu_time_of_processes_that_ended_between_two_samples_is_counted(site):
     assert usage.cpu_percent > 10
 
 
-def test_usage_is_not_reported_after_the_end_of_a_trial_nor_after_a_reconnect(site):
+def test_usage_is_not_reported_after_a_trial_has_ended_nor_after_a_reconnect(site):
     site.gate("gate")
     site.add_trial("read -r < gate || true")
     keeper = site.start_keeper()
@@ -93,7 +93,7 @@ def test_usage_is_not_reported_after_the_end_of_a_trial_nor_after_a_reconnect(si
     assert "Traceback" not in keeper.stderr
 
 
-def test_the_manager_stores_peak_usage_and_shows_it_after_a_resume(a_real_experiment):
+def test_the_manager_stores_the_peak_usage_and_shows_it_after_a_resume(a_real_experiment):
     train = (
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nheld = b'x' * 60_000_000\n"
         "end = time.monotonic() + 2\n"

@@ -1,4 +1,4 @@
-"""Trials as forks of a warm interpreter, compared with the same scripts in a process of the same Python."""
+"""Trials as forks of a warm interpreter are compared with the same scripts in a new process of the same Python."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ PYTHONS = {f"3.{minor}": python_of(f"3.{minor}") for minor in range(8, 15)}
 
 @dataclass
 class Site:
-    """A folder with a script; runs the script and returns its result."""
+    """A folder with a script. The methods run the script and return its result."""
 
     folder: Path
 
@@ -56,7 +56,7 @@ class Site:
         )
 
     def warmly(self, interpreter, *arguments, **options):
-        """Run the script in a fork; return its exit code as Popen does, its stdout and its stderr."""
+        """Run the script in a fork; return its exit code in the form of Popen, its stdout and its stderr."""
         start = self.warm_start(*arguments, **options)
         status = ended(interpreter.start(start))
         shown = text_of(start.stdout), text_of(start.stderr)
@@ -65,7 +65,7 @@ class Site:
         return status, *shown
 
     def plainly(self, python, *arguments, environ=None, script="train.py", is_unbuffered=False, cwd=None):
-        """Run the script in a new process; return the same as warmly()."""
+        """Run the script in a new process; return the same values as warmly()."""
         flags = ["-u"] if is_unbuffered else []
         with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
             code = subprocess.run(
@@ -86,7 +86,7 @@ def text_of(path):
 
 
 def ended(pid):
-    """Wait for a child: its exit code, or -n for signal n."""
+    """Wait until a child has ended; return its exit code, or -n for signal n."""
     descriptor = os.pidfd_open(pid)
     try:
         assert select.select([descriptor], [], [], 60)[0], f"process {pid} still runs"
@@ -99,7 +99,7 @@ def ended(pid):
 def _adopts_orphans():
     adopt_orphans()
     yield
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: reset for the other tests
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # resets PR_SET_CHILD_SUBREAPER for the tests of other files
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def warm_of():
-    """Makes interpreters, and reuses one for later tests with the same arguments."""
+    """Return a function that makes a warm interpreter, or returns an earlier one with the same arguments."""
     made = {}
 
     def make(*imports, python=sys.executable, **environ):
@@ -131,7 +131,7 @@ def warm(warm_of):
 
 # ---- the same behaviour as `python script.py`
 
-# Everything that shows a script how it was started.
+# The script prints everything by which a script could detect how it was started.
 LOOK = """
 import os, resource, signal, sys, threading
 print(sorted(os.listdir("/proc/self/fd")))  # first: popen below may be slow to close its own
@@ -221,12 +221,14 @@ ENDINGS = [
 
 
 def comparable(result):
-    """The result without what differs between any two runs."""
+    """The result without the values that differ between any two runs."""
     return [re.sub(r"0x[0-9a-f]+|<Thread\(\S+, started \d+|started \d+", "", str(part)) for part in result]
 
 
 def endings_for(python):
-    """All endings for the newest Python, the oldest and the one of the tests. In short, the others have a third each."""
+    """All endings for the oldest Python, the newest Python and the Python of the tests. In the short test, each other Python
+    has a third of the endings.
+    """
     usable = [path for path in PYTHONS.values() if path]
     in_full = (usable[0], PYTHONS.get(f"3.{sys.version_info.minor}"), usable[-1])
     if python in in_full:
@@ -236,7 +238,7 @@ def endings_for(python):
 
 
 @pytest.mark.parametrize("python", each_of(PYTHONS))
-def test_a_script_has_the_same_exit_code_and_output_as_in_its_own_process(warm_of, site, python):
+def test_a_script_in_a_fork_has_the_same_exit_code_and_output_as_in_a_new_process(warm_of, site, python):
     interpreter = warm_of(python=python)
     site.write("", "helper.py")
     for source in endings_for(python):
@@ -254,7 +256,7 @@ def test_a_script_has_the_same_exit_code_and_output_as_in_its_own_process(warm_o
 @pytest.mark.parametrize(
     "script", ["train.py", "./train.py", "../{}/train.py", "src/train.py", "link.py", "{}/train.py"]
 )
-def test_a_script_sees_the_same_process_state_as_in_its_own_process(warm_of, site, python, script):
+def test_a_script_in_a_fork_has_the_same_process_state_as_in_a_new_process(warm_of, site, python, script):
     interpreter = warm_of(python=python)
     script = script.format(site.folder.name if script.startswith("..") else site.folder)
     site.write(LOOK)
@@ -271,7 +273,7 @@ def test_a_script_sees_the_same_process_state_as_in_its_own_process(warm_of, sit
     ("variable", "is_unbuffered"), [(None, False), (None, True), ("1", False), ("1", True)]
 )
 @pytest.mark.parametrize("python", each_of(PYTHONS))
-def test_output_is_buffered_as_in_a_separate_process(warm_of, site, python, variable, is_unbuffered):
+def test_output_in_a_fork_is_buffered_as_in_a_new_process(warm_of, site, python, variable, is_unbuffered):
     site.write(
         "import sys\nfor s in sys.stdin, sys.stdout, sys.stderr:\n"
         "    print(type(s.buffer), s.line_buffering, s.write_through)\n"
@@ -287,7 +289,7 @@ def test_output_is_buffered_as_in_a_separate_process(warm_of, site, python, vari
 
 
 @pytest.mark.parametrize("path", [".", "lib:", ":/nowhere", "../{0}/lib:/tmp"])
-def test_a_relative_python_path_is_resolved_against_the_trials_folder(warm_of, site, path):
+def test_a_relative_python_path_is_resolved_against_the_code_folder_of_the_trial(warm_of, site, path):
     environ = {"PYTHONPATH": path.format(site.folder.name)}
     site.write("print('found')", "lib/of_lib.py")
     site.write(
@@ -298,7 +300,7 @@ def test_a_relative_python_path_is_resolved_against_the_trials_folder(warm_of, s
     assert site.warmly(warm_of(**environ), environ=environ_of_trial) == wanted
 
 
-def test_environment_changes_by_a_preloaded_module_do_not_reach_trials(warm_of, site):
+def test_environment_changes_of_a_preloaded_module_do_not_affect_trials(warm_of, site):
     site.write("import os; os.environ['SET'] = 'x'; os.environ['LANG'] = 'y'; del os.environ['HOME']", "m.py")
     path = {"PYTHONPATH": str(site.folder)}
     site.write("import os; print(sorted(os.environ.items()), os.popen('env | grep -v ^_= | sort').read())")
@@ -308,7 +310,7 @@ def test_environment_changes_by_a_preloaded_module_do_not_reach_trials(warm_of, 
     assert site.warmly(warm_of("m", **path), environ=environ) == wanted
 
 
-def test_pwd_variables_set_by_a_shell_wrapper_of_python_do_not_reach_trials(warm_of, site):
+def test_pwd_variables_set_by_a_shell_wrapper_of_python_do_not_affect_trials(warm_of, site):
     shim = site.folder / "python"
     shim.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     shim.chmod(0o755)
@@ -319,12 +321,12 @@ def test_pwd_variables_set_by_a_shell_wrapper_of_python_do_not_reach_trials(warm
     assert site.warmly(interpreter, environ=environ) == (0, "['/a', None]\n", "")
 
 
-# bash splits the line into words: here `python` is a function that prints them.
+# bash splits the command into words: in this script `python` is a shell function that prints its arguments.
 SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-def test_a_command_is_split_into_the_same_words_as_by_bash(text):
+def test_warm_command_splits_a_command_into_the_same_words_as_bash(text):
     command = f"python train.py {text}"
     parsed = warm_command(command)
     if parsed is None:
@@ -337,7 +339,7 @@ def test_a_command_is_split_into_the_same_words_as_by_bash(text):
     assert [word.decode() for word in shown.split(b"\0")[:-1]] == wanted
 
 
-# ---- trials do not affect later ones
+# ---- isolation of trials
 
 LEAKS = {
     "environment": (
@@ -365,13 +367,13 @@ MODULES = "import os, random, resource, signal, sys\n"
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_state_that_a_trial_changes_does_not_reach_the_next_trial(warm, site, what):
+def test_state_that_a_trial_changes_does_not_affect_the_next_trial(warm, site, what):
     change, look = LEAKS[what]
     site.write("x = 1", "helper.py")
     site.write(f"{MODULES}print({look})", "look.py")
     before = comparable(site.warmly(warm, script="look.py"))
     assert before[0] == "0", before
-    # `helper` is importable in both, and imported in neither.
+    # Both scripts can import `helper`, and neither starts with `helper` imported.
     site.write(f"{MODULES}{change}\nprint({look})")
     changed = comparable(site.warmly(warm))
     assert changed[0] == "0", changed
@@ -379,7 +381,7 @@ def test_state_that_a_trial_changes_does_not_reach_the_next_trial(warm, site, wh
     assert comparable(site.warmly(warm, script="look.py")) == before
 
 
-def test_a_resource_limit_raised_by_a_trial_does_not_reach_the_next_trial(warm, site):
+def test_a_resource_limit_raised_by_a_trial_does_not_affect_the_next_trial(warm, site):
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:
@@ -393,7 +395,7 @@ def test_a_resource_limit_raised_by_a_trial_does_not_reach_the_next_trial(warm, 
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
+def test_random_numbers_differ_between_trials(warm_of, site):
     pytest.importorskip("numpy")
     site.write("import random, numpy\nprint(random.random(), numpy.random.random())")
     interpreter = warm_of("random", "numpy")
@@ -402,12 +404,12 @@ def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
 
 
 def waiting_fork(interpreter):
-    """The standby fork of the next trial, as soon as it exists."""
+    """Wait until the standby fork for the next trial exists, and return it."""
     return waiting_forks(interpreter, 1)[0]
 
 
 def prepared_fork(interpreter):
-    """The fork that is prepared for a trial; then another standby fork exists for the trial after it."""
+    """Wait until a fork is prepared for a trial, and return it. A second standby fork then exists for the trial after that."""
     return min(waiting_forks(interpreter, 2), key=lambda fork: (fork.create_time(), fork.pid))
 
 
@@ -460,7 +462,7 @@ def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
     assert state() == before
 
 
-def test_a_preloaded_sdk_reports_for_the_right_trial_each_time(warm_of, site):
+def test_a_preloaded_sdk_writes_the_report_of_each_trial_to_its_own_folder(warm_of, site):
     folder = str(Path(decode.__code__.co_filename).parents[1])
     interpreter = warm_of("nni_sdk", PYTHONPATH=folder)
     site.write(
@@ -495,7 +497,7 @@ def test_a_prepared_trial_creates_no_output_before_its_start(warm, site):
     assert text_of(start.stdout) == f"['a'] mine True {site.folder}/train.py\n"
 
 
-def test_another_trial_replaces_a_prepared_one(warm, site):
+def test_a_start_of_another_trial_replaces_the_prepared_trial(warm, site):
     site.write("import os, sys\nprint(sys.argv[1:], os.environ.get('NAME'))")
     other = site.warm_start("other", environ=CONTAINER | TRIAL | {"NAME": "its own"})
     for _ in range(3):
@@ -505,7 +507,7 @@ def test_another_trial_replaces_a_prepared_one(warm, site):
 
 
 @pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
-def test_a_script_changed_after_preparation_runs_in_its_new_version(warm, site, after):
+def test_a_script_changed_after_its_preparation_runs_in_its_new_version(warm, site, after):
     site.write("print('old')")
     start = site.warm_start(python=sys.executable)
     warm.prepare(start)
@@ -518,7 +520,7 @@ def test_a_script_changed_after_preparation_runs_in_its_new_version(warm, site, 
     assert said == site.plainly(sys.executable)
 
 
-# Prints whether the script runs the code object in the interpreter's cache.
+# The script prints whether it runs the code object of the interpreter's cache.
 IS_CACHED = """
 import sys
 frame = sys._getframe()
@@ -530,7 +532,8 @@ def runs_of(site, interpreter, script="train.py"):
     status, said, errors = site.warmly(interpreter, script=script)
     assert (status, errors) == (0, "")
     number, is_cached, path = said.split()
-    assert path in (script, str(site.folder / script))  # Python 3.8 shows the path as it was given
+    # Python 3.8 shows the path as given on the command line.
+    assert path in (script, str(site.folder / script))
     return int(number), is_cached == "True"
 
 
@@ -547,12 +550,12 @@ def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, pyth
 @pytest.mark.parametrize(
     ("scripts", "cached"),
     [
-        ("121212", "......"),  # no script twice in a row
+        ("121212", "......"),  # no script runs twice in a row
         ("1112111", "..*.***"),  # a rare script does not replace a frequent one
         ("11122211", "..*..*.."),
     ],
 )
-def test_the_code_cache_keeps_the_script_that_is_repeated(warm_of, site, scripts, cached):
+def test_the_code_cache_keeps_the_most_repeated_script(warm_of, site, scripts, cached):
     interpreter = warm_of("json")
     for number in set(scripts):
         site.write(IS_CACHED.format(number), f"{number}.py")
@@ -572,7 +575,7 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
     interpreter = warm_of("json")
     site.write(IS_CACHED.format(1) + "#" * (1 << 20))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
-    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # more than a pipe's buffer
+    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # larger than a pipe's buffer
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
 
 
@@ -598,7 +601,7 @@ def test_a_symlink_changed_after_preparation_is_resolved_again(warm, site, link)
     assert shown[0].startswith(f"new {site.folder}/new ")
 
 
-def test_a_code_folder_deleted_after_preparation_is_named_in_the_error(warm, site):
+def test_the_error_of_a_deleted_code_folder_contains_its_path(warm, site):
     site.write("print('here')", "sub/train.py")
     start = replace(site.warm_start(), cwd=str(site.folder / "sub"))
     warm.prepare(start)
@@ -609,7 +612,7 @@ def test_a_code_folder_deleted_after_preparation_is_named_in_the_error(warm, sit
     assert text_of(start.stderr) == f"{what}; check codeDir in the experiment file\n"
 
 
-def test_a_cached_script_that_is_deleted_is_refused(warm_of, site):
+def test_a_cached_script_that_was_deleted_is_refused(warm_of, site):
     interpreter = warm_of("json")
     for _ in range(3):
         site.write("import os; os.unlink('train.py')")
@@ -631,7 +634,7 @@ def test_a_compiler_warning_is_printed_once_by_the_trial_that_runs(warm_of, site
     assert text_of(start.stderr).count("SyntaxWarning") == 1
 
 
-def test_a_killed_prepared_fork_refuses_its_start_and_the_next_start_works(warm, site):
+def test_the_start_of_a_killed_prepared_fork_is_refused_and_the_next_start_succeeds(warm, site):
     site.write("print('here')")
     start = site.warm_start()
     warm.prepare(start)
@@ -674,7 +677,7 @@ def test_preloaded_numpy_and_scikit_learn_compute_the_same_results(warm_of, site
 # ---- a trial while it runs
 
 
-def test_a_warm_trial_is_a_session_leader_and_child_of_the_keeper_and_dies_of_a_signal(warm, site):
+def test_a_warm_trial_leads_its_session_and_is_a_child_of_the_keeper(warm, site):
     site.write("import os, sys\nos.mkfifo('gate')\nopen('gate').read()")
     pid = warm.start(site.warm_start())
     wait_until((site.folder / "gate").exists, "the script runs")
@@ -685,7 +688,7 @@ def test_a_warm_trial_is_a_session_leader_and_child_of_the_keeper_and_dies_of_a_
     assert ended(pid) == -signal.SIGTERM
 
 
-def test_trials_outlive_their_interpreter(site):
+def test_trials_continue_after_their_interpreter_has_ended(site):
     interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
     site.write("open('gate').read(); import sys; sys.exit(7)")
     os.mkfifo(site.folder / "gate")
@@ -775,7 +778,7 @@ THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daem
         ("import os; os._exit(3)", "the interpreter ended with code 3 while it imported guilty"),
     ],
 )
-def test_a_module_that_cannot_be_preloaded_is_named_in_the_error(tmp_path, source, words):
+def test_the_error_names_a_module_that_cannot_be_preloaded(tmp_path, source, words):
     (tmp_path / "guilty.py").write_text(source)
     (tmp_path / "innocent.py").touch()
     text = refused("random", "innocent", "guilty", PYTHONPATH=str(tmp_path))
@@ -793,7 +796,7 @@ def test_a_thread_started_by_sitecustomize_is_reported(tmp_path):
     assert "its start leaves 1 thread(s) running (pump)" in refused(PYTHONPATH=str(tmp_path))
 
 
-def test_a_missing_python_executable_is_named_in_the_error():
+def test_the_error_names_a_missing_python_executable():
     with pytest.raises(
         WarmStartRefused, match=r"cannot start 'python3.99' as a warm interpreter: .*No such file"
     ):
@@ -815,7 +818,7 @@ def test_a_warm_start_with_a_different_startup_variable_is_refused(warm, site, e
     assert site.warmly(warm)[0] == 0
 
 
-def test_an_argument_with_a_null_byte_is_refused_and_the_next_start_works(warm, site):
+def test_an_argument_with_a_null_byte_is_refused_and_the_next_start_succeeds(warm, site):
     site.write("import sys; print(sys.argv[1:])")
     with pytest.raises(WarmStartRefused, match="null byte"):
         site.warmly(warm, "a\0b")
@@ -825,7 +828,7 @@ def test_an_argument_with_a_null_byte_is_refused_and_the_next_start_works(warm, 
 
 
 @pytest.mark.parametrize("missing", ["cwd", "script", "stdout"])
-def test_a_refused_start_starts_nothing_and_the_next_start_works(warm, site, missing):
+def test_a_refused_warm_start_runs_no_script_and_the_next_start_succeeds(warm, site, missing):
     site.write("open('ran', 'w')")
     start = site.warm_start(script="none.py" if missing == "script" else "train.py")
     folder = site.folder / "none" if missing == "cwd" else site.folder
@@ -862,7 +865,7 @@ def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path)
         [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "does not adopt orphans" in shown.stdout, shown
-    for child in set(psutil.Process().children()) - before:  # children that this process adopted
+    for child in set(psutil.Process().children()) - before:  # this process has adopted these children
         ended(child.pid)
     assert not (tmp_path / "ran").exists()
 
@@ -883,7 +886,7 @@ os.fork = limited
 """
 
 
-def test_only_trials_and_the_interpreter_run_the_exit_functions_of_a_warm_module(site):
+def test_a_standby_fork_does_not_run_the_exit_functions_of_a_warm_module(site):
     site.write(EXITS_ARE_NOTED, "noted.py")
     exits = site.folder / "exits"
     exits.touch()
@@ -898,7 +901,7 @@ def test_only_trials_and_the_interpreter_run_the_exit_functions_of_a_warm_module
         assert exits.read_text() == "x"
 
 
-def test_a_fork_that_the_system_refuses_makes_the_trial_start_plainly_and_states_the_reason(site):
+def test_a_warm_start_is_refused_with_the_reason_if_the_system_refuses_a_fork(site):
     site.write(NO_FORK_IN_CHILDREN, "limited.py")
     environ = CONTAINER | {"PYTHONPATH": str(site.folder)}
     interpreter = WarmInterpreter(sys.executable, ("limited",), environ)
@@ -910,12 +913,12 @@ def test_a_fork_that_the_system_refuses_makes_the_trial_start_plainly_and_states
 
 @pytest.mark.parametrize("stdout", ["full", "writable"])
 @pytest.mark.parametrize("python", each_of(PYTHONS))
-def test_output_of_the_last_objects_ends_a_trial_as_it_ends_a_script_alone(warm_of, site, python, stdout):
+def test_output_of_finalizers_has_the_same_effect_as_in_a_new_process(warm_of, site, python, stdout):
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n" if stdout == "full" else ""
     site.write(
         f"import os, sys\n{full}class A:\n    def __del__(self):\n        print('late')\na = A()\nsys.exit(3)"
     )
-    environ = CONTAINER | {"NNI_PLATFORM": "local"}  # buffered
+    environ = CONTAINER | {"NNI_PLATFORM": "local"}  # without PYTHONUNBUFFERED, output is buffered
     alone = site.plainly(python, environ=environ)
     assert alone == (3, "" if full else "late\n", "")
     assert site.warmly(warm_of(python=python), python=python, environ=environ) == alone
