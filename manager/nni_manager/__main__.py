@@ -35,6 +35,7 @@ from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
+from nni_manager.support import log_format
 from nni_manager.support.http_server import HttpServer, is_loopback, listen
 from nni_manager.training_services.platform import platform_of
 from nni_manager.tuner.registry import make_assessment, make_tuner
@@ -79,6 +80,9 @@ def main() -> int:
     parser.add_argument("--url_prefix", default="", help="the path before all addresses, as /lab/digits")
     parser.add_argument("--debug", action="store_true", help="write a verbose log")
     parser.add_argument(
+        "--log_format", choices=log_format.FORMATS, default="text", help="of the manager's log"
+    )
+    parser.add_argument(
         "--view", action="store_true", help="serve the stored data read-only, even while a manager runs"
     )
     parser.add_argument(
@@ -112,7 +116,8 @@ def main() -> int:
         with folder.owned() as lease:
             gc.set_threshold(*_COLLECTION)
             sys.setswitchinterval(_SWITCH_S)
-            _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
+            level = "debug" if arguments.debug or config.debug else config.log_level
+            _log_to(folder, level, arguments.log_format)
             if (foreign := foreign_nnictl()) is not None:
                 log.warning(
                     "%s, which a shell finds first, is another package's nnictl; write `trial-keeper ctl` instead",
@@ -303,16 +308,15 @@ def _names_here(*addresses: str) -> set[str]:
     return {name for name in names if name.isascii()}
 
 
-def _log_to(folder: ExperimentFolder, level: str) -> None:
+def _log_to(folder: ExperimentFolder, level: str, format_name: str) -> None:
     # Fields that the format does not show, but that cost a lookup per line; a trial logs three lines. Source: Python's logging
     # HOWTO, "Optimization".
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(
-        filename=folder.manager_log,
-        level=_LEVELS.get(level, level.upper()),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    # A message may quote names of files that are not UTF-8.
+    handler = logging.FileHandler(folder.manager_log, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(log_format.formatter(format_name))
+    logging.basicConfig(handlers=[handler], level=_LEVELS.get(level, level.upper()))
     # Omit tracebacks of lost connections, and warnings about invalid HTTP: any peer could fill the disk with them.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # urllib3 logs every URL, and the URLs of logs contain a token.

@@ -113,9 +113,9 @@ def started(place):
         process.communicate()
 
 
-def created(place, nnictl, script=ENDLESS):
+def created(place, nnictl, script=ENDLESS, *options):
     (place / "train.py").write_text(script)
-    done = nnictl("create", "--config", "config.yml", "--port", "auto")
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", *options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split("The experiment id is ")[1].split()[0]
 
@@ -182,6 +182,16 @@ def test_an_experiment_in_the_background_can_be_listed_followed_and_stopped(plac
     assert nnictl("stop", name).stderr.startswith(
         f"ERROR: cannot stop experiment {name}: it is STOPPED already; "
     )
+
+
+def test_a_managers_log_in_json_has_an_object_per_line(place, nnictl):
+    name = created(place, nnictl, ENDLESS, "--log-format", "json")
+    (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert nnictl("stop").returncode == 0
+    lines = (Path(listed["logDir"]) / "log" / "nnimanager.log").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert all({"timestamp", "level", "logger", "message"} <= each.keys() for each in found)
+    assert f"experiment {name}: the manager exits" in [each["message"] for each in found]
 
 
 def test_python_dash_m_nni_manager_cli_runs_nnictl():

@@ -32,6 +32,7 @@ def create(
     url_prefix: str | None,
     require_token: bool,
     debug: bool,
+    log_format: str,
     foreground: bool,
 ) -> int:
     """Start a new experiment."""
@@ -67,7 +68,13 @@ def create(
     output.info("Starting restful server...")
     try:
         known = manager_process.create_experiment(
-            config, ports, debug, host, require_token=require_token, url_prefix=url_prefix or ""
+            config,
+            ports,
+            debug,
+            host,
+            require_token=require_token,
+            url_prefix=url_prefix or "",
+            log_format=log_format,
         )
     except KeyboardInterrupt:
         output.info("Interrupted: no experiment was created, and nothing of it runs")
@@ -87,6 +94,7 @@ def resume(
     url_prefix: str | None,
     require_token: bool,
     debug: bool,
+    log_format: str,
     foreground: bool,
 ) -> int:
     """Resume an experiment whose manager is not running.
@@ -119,6 +127,7 @@ def resume(
         host,
         require_token=require_token,
         url_prefix=_prefix_or_last(known, url_prefix),
+        log_format=log_format,
     )
     return _after_start(known, foreground, port)
 

@@ -14,6 +14,7 @@ import click
 
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.support.log_format import FORMATS
 
 if TYPE_CHECKING:
     from nni_manager.client.experiments import KnownExperiment
@@ -82,11 +83,18 @@ def port_option(default: str | None, help_text: str | None = None) -> Callable[[
 def start_options(command: Command) -> Command:
     """Options of commands that start a manager.
 
-    `host`, `port` (None: any), `url_prefix` (None: not given), `require_token`, `debug` and `foreground`.
+    `host`, `port` (None: any), `url_prefix` (None: not given), `require_token`, `debug`, `log_format` and `foreground`.
     """
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
+        click.option(
+            "--log-format",
+            type=click.Choice(FORMATS),
+            default="text",
+            show_default=True,
+            help="Of the manager's log; json: an object per line.",
+        ),
         require_token_option,
         url_prefix_option,
         host_option,

@@ -59,6 +59,7 @@ def create_experiment(
     *,
     require_token: bool = False,
     url_prefix: str = "",
+    log_format: str = "text",
     parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
     prepare: Callable[[ExperimentSpec, ExperimentFolder], ExperimentSpec] | None = None,
@@ -67,8 +68,8 @@ def create_experiment(
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
     this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
-    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`. `prepare` writes what
-    trials need into the new folder, and returns the config with it.
+    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`. `log_format`: a name of
+    `nni_manager.support.log_format`. `prepare` writes what trials need into the new folder, and returns the config with it.
 
     Raises:
         ManagerFailed: the manager did not become ready.
@@ -118,6 +119,7 @@ def create_experiment(
             host,
             require_token=require_token,
             url_prefix=url_prefix,
+            log_format=log_format,
             is_new=True,
             parent_death_pipe=parent_death_pipe,
         )
@@ -159,13 +161,14 @@ def start_manager(
     *,
     require_token: bool = False,
     url_prefix: str = "",
+    log_format: str = "text",
     is_new: bool = False,
     parent_death_pipe: ParentDeathPipe | None = None,
 ) -> KnownExperiment:
     """Start a manager on the first free port of `ports`, and return the experiment when the manager is ready.
 
     On failure, trials of a new experiment are stopped; trials of an older one continue.
-    `parent_death_pipe`, `require_token` and `url_prefix`: see `create_experiment`.
+    `parent_death_pipe`, `require_token`, `url_prefix` and `log_format`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
@@ -173,6 +176,7 @@ def start_manager(
         ObjectiveMissing: trials run a function, which came with no archive.
     """
     options = (("--debug",) if debug else ()) + _options_of_api(require_token, url_prefix)
+    options += () if log_format == "text" else (f"--log_format={log_format}",)
     folder.check_files_of_manager()
     if not is_new:
         _check_objective(folder)

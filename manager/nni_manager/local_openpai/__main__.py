@@ -24,6 +24,7 @@ from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.errors import ApiError
+from nni_manager.support import log_format
 from nni_manager.support.http_server import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
 from trial_keeper.wire.small_files import replace_file
@@ -163,9 +164,8 @@ def _store(state: StateFolder, accounts: Accounts) -> None:
 
 def _log_to(path: Path) -> None:
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1)
-    logging.basicConfig(
-        handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    handler.setFormatter(log_format.formatter("text"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     # Omit uvicorn's tracebacks of lost connections.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
