@@ -126,7 +126,7 @@ async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
         first.on_job_ended = lambda ended: None
     assert platform.ends == []
     platform.file("trial2.code").write_text("1")
-    await until(lambda: platform.is_over("trial2"), "a job ends without a manager", DEADLINE_S)
+    await until(lambda: platform.is_terminal("trial2"), "a job ends without a manager", DEADLINE_S)
     async with platform.manager() as second:
         assert [await second.adopt(f"trial{number}") for number in (1, 2, 3, 4)] == [
             JobPresence.RUNNING,

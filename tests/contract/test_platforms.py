@@ -95,7 +95,7 @@ class Running:
             DEADLINE_S,
         )
 
-    async def is_over(self, state="DONE"):
+    async def is_terminal(self, state="DONE"):
         await until(lambda: self.engine.experiment.state.value == state, f"it is {state}", DEADLINE_S)
         await self.engine.until_stopped()
 
@@ -155,7 +155,7 @@ def done(request, tmp_path_factory):
             running.engine.stop_trial(cancelled["id"])
             await running.has("SUCCEEDED", "FAILED", "USER_CANCELED", "RUNNING", "SUCCEEDED")
             platform.remove(removed["id"])
-            await running.is_over()
+            await running.is_terminal()
             seen.trials = running.trials()
             await platform.is_clean()
 
@@ -235,13 +235,13 @@ def test_running_trials_continue_after_the_manager_is_killed(platform):
         await running.has("SUCCEEDED", "RUNNING", "RUNNING")
         await running.has_intermediates(2)
         running.engine.stop()
-        await running.is_over("STOPPED")
+        await running.is_terminal("STOPPED")
         assert running.statuses() == ["SUCCEEDED", "USER_CANCELED", "USER_CANCELED"]
         await platform.is_clean()
         assert not processes_of(workspace)
 
     async def third(running):
-        await running.is_over()
+        await running.is_terminal()
         assert running.statuses() == ["SUCCEEDED", "USER_CANCELED", "USER_CANCELED", "SUCCEEDED"]
         for trial in running.trials():
             x = trial["parameters"]["x"]
@@ -285,7 +285,7 @@ def test_the_next_manager_removes_a_job_that_was_left_on_the_cluster(platform, m
         platform.stop_server()
         if ends == "by itself":
             (gates / "0").touch()
-            await running.is_over()
+            await running.is_terminal()
             assert running.statuses() == ["SUCCEEDED"]
         engine.stop()
         await engine.until_stopped()
@@ -310,7 +310,7 @@ def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
     async def play(running):
-        await running.is_over()
+        await running.is_terminal()
         assert running.statuses() == ["FAILED"]
         (failed,) = running.engine.experiment.trials.values()
         await running.engine.commands.retry(failed, from_checkpoint=True)
@@ -318,7 +318,7 @@ def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
         trial = running.trials()[1]
         assert (trial["continues"], trial["value"]) == (failed.trial_id, 2)
         assert values(experiment.rows(trial["id"])) == [2, 3, 2]
-        await running.is_over()
+        await running.is_terminal()
 
     run(manage(platform, experiment, play))
 
@@ -331,7 +331,7 @@ def test_a_reused_job_runs_trials_in_sequence_and_survives_a_stopped_trial(platf
         for sequence_id in (2, 3):
             await running.has_intermediates(sequence_id)
             running.engine.stop_trial(running.trials()[sequence_id]["id"])
-        await running.is_over()
+        await running.is_terminal()
         trials = running.trials()
         assert running.statuses() == ["SUCCEEDED", "FAILED", "USER_CANCELED", "USER_CANCELED", "SUCCEEDED"]
         assert {trial["jobId"] for trial in trials} == {"env-0"}
@@ -357,7 +357,7 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(platform, re
         platform.preempt(running.trials()[0]["jobId"])
         await until(lambda: running.trials()[0]["preemptions"] == 1, "it is preempted", DEADLINE_S)
         (gates / "0").touch()
-        await running.is_over()
+        await running.is_terminal()
         (trial,) = running.trials()
         assert (trial["status"], trial["retries"], trial["attempt"]) == ("SUCCEEDED", 0, 1)
         assert "the cluster preempted it; restart 1 of 100" in trial["warning"]
@@ -392,7 +392,7 @@ def test_a_preemption_reported_before_the_signal_is_the_reason_in_the_stop_notic
     async def play(running):
         await running.has_intermediates(0)
         platform.announce_preemption(running.trials()[0]["jobId"])
-        await running.is_over()
+        await running.is_terminal()
         (trial,) = running.trials()
         assert (platform.folder / "reason").read_text() == "preempted"
         assert (trial["status"], trial["retries"], trial["preemptions"]) == ("SUCCEEDED", 0, 1)
@@ -428,7 +428,7 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(p
     experiment = new_experiment(platform, TRAIN, reuse, trialConcurrency=2, maxTrialNum=50)
 
     async def play(running):
-        await running.is_over("ERROR")
+        await running.is_terminal("ERROR")
         error = running.engine.experiment.error
         assert error.startswith("cannot submit jobs: the cluster refused 3 jobs in a row, the last one with")
         assert refusal[2] in error
@@ -459,7 +459,7 @@ def test_trials_wait_while_the_quota_is_used_up(platform, quota, monkeypatch):
         platform.answer_submissions_well()
         for how in (429, 503, 408, "drop"):
             platform.answer_submissions(how)
-        await running.is_over()
+        await running.is_terminal()
         assert running.statuses() == ["SUCCEEDED", "FAILED"]
 
     run(manage(platform, experiment, play))
@@ -481,7 +481,7 @@ def test_an_expired_login_suspends_submission_until_it_is_renewed(platform, monk
         )
         assert running.statuses() == ["WAITING"] * 2
         platform.renew_login(experiment)
-        await running.is_over()
+        await running.is_terminal()
         assert running.statuses() == ["SUCCEEDED", "FAILED"]
         assert running.problem == ""
 

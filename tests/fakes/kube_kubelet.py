@@ -197,7 +197,7 @@ class Kubelet:
             if "nodeName" not in pod["spec"]:
                 self._bind(pod)
         elif "deletionTimestamp" in meta:
-            if running is None or running.is_over:
+            if running is None or running.is_terminal:
                 self._store.remove(PODS, meta["namespace"], meta["name"])
             elif not running.is_stopping:
                 running.stop(meta["deletionGracePeriodSeconds"])
@@ -380,7 +380,7 @@ class Pod:
     def __init__(self, node, pod):
         self._node, self._pod = node, pod
         self.processes: list[subprocess.Popen] = []
-        self.is_stopping = self.is_over = self.is_lost = self._is_killed = False
+        self.is_stopping = self.is_terminal = self.is_lost = self._is_killed = False
         self.killed_for, self.evicted_for = "Error", ""
         self.failed_for = None
         """The reason and the message of a pod that its node ends as a whole."""
@@ -439,7 +439,7 @@ class Pod:
             if self._grace is not None:
                 self._grace.cancel()
             self._clear_away()
-            self.is_over = True
+            self.is_terminal = True
             self._node.look_again()
 
     def _run_all(self):

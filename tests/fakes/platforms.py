@@ -128,7 +128,7 @@ class Platform:
         """What the cluster still has of jobs that should have ended."""
         raise NotImplementedError
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         """Whether the cluster shows the job as ended, also while no manager runs."""
         raise NotImplementedError
 
@@ -219,12 +219,12 @@ class Local(Platform):
         return RunScriptJobsHere(self._config, self.workspace, self._jobs, on_job_ended)
 
     def left(self):
-        return [path.stem for path in self._jobs.glob("*.json") if not self.is_over(path.stem)]
+        return [path.stem for path in self._jobs.glob("*.json") if not self.is_terminal(path.stem)]
 
     def _pid(self, job_id):
         return json.loads((self._jobs / f"{job_id}.json").read_bytes())["pid"]
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         return not psutil.pid_exists(self._pid(job_id))
 
     def remove(self, job_id):
@@ -282,7 +282,7 @@ class InstalledPlatform(Local):
     def left(self):
         return self._keepers()
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         return not self._keepers(job_id=job_id)
 
     def remove(self, job_id):
@@ -358,7 +358,7 @@ class OpenPai18(OpenPaiPlatform):
     def left(self):
         return [name for name, job in self.server.jobs.items() if job.state in _LIVE]
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         return self.job(job_id).state not in _LIVE
 
     def remove(self, job_id):
@@ -439,7 +439,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
         live = {"state": "WAITING,RUNNING,STOPPING"}
         return [job["name"] for job in self.client.get(JOBS_PATH, params=live).json()]
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         return not any(name.endswith(job_id) for name in self.left())
 
     def remove(self, job_id):
@@ -533,7 +533,7 @@ class OnKubernetes(Platform):
     def _job(self, job_id):
         return self.store.find(self.kind, "default", self._operator.name_of("EXPT", job_id))
 
-    def is_over(self, job_id):
+    def is_terminal(self, job_id):
         found = self._job(job_id)
         return found is None or self._operator.stage_of(found) is Stage.ENDED
 

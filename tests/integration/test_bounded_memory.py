@@ -41,7 +41,7 @@ class Flood:
         self.key = AttemptKey(job_id, attempt_id(0), "main-0")
         self.sent_chunks = 0
         self.may_send = threading.Event()
-        self.is_over = threading.Event()
+        self.is_terminal = threading.Event()
         frame = encode(0, job_id, "PERIODICAL", 7, 0.123456789)
         self._data = frame * (CHUNK_BYTES // len(frame))
         self._stream = stream
@@ -55,11 +55,11 @@ class Flood:
         yield keeper_messages_to_pb([Hello(__version__, "TESTEXPT", self.key.trial_id, "main-0")])
         yield keeper_messages_to_pb([TrialStarted(self.key, 1.0)])
         self.may_send.wait()
-        while self.sent_chunks < MAX_CHUNKS and not self.is_over.is_set():
+        while self.sent_chunks < MAX_CHUNKS and not self.is_terminal.is_set():
             offset = self.sent_chunks * len(self._data)
             yield keeper_messages_to_pb([Chunk(self.key, self._stream, offset, self._data)])
             self.sent_chunks += 1
-        self.is_over.wait()
+        self.is_terminal.wait()
 
     def _listen(self):
         with contextlib.suppress(grpc.RpcError):
@@ -68,7 +68,7 @@ class Flood:
 
     def close(self):
         self.may_send.set()
-        self.is_over.set()
+        self.is_terminal.set()
         self._call.cancel()
         self._thread.join()
         self._channel.close()

@@ -261,8 +261,8 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @invariant()
     def finish_is_emitted_once_when_all_is_over(self) -> None:
-        is_over = self.experiment.state.is_terminal and not self.search.live and not self.search.requests
-        assert self.search.finishes == is_over
+        is_terminal = self.experiment.state.is_terminal and not self.search.live and not self.search.requests
+        assert self.search.finishes == is_terminal
 
     @invariant()
     def the_leaderboard_has_the_best_results(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nni_manager.training_services.frameworkcontroller.operator import STAGES, FrameworkController
 from nni_manager.training_services.kubernetes.operator import Stage
-from nni_manager.training_services.kubernetes.pods import is_over, pending_reason, termination_message
+from nni_manager.training_services.kubernetes.pods import is_terminal, pending_reason, termination_message
 from nni_manager.training_services.kubernetes.section import KubernetesConfig, NfsStorage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -148,5 +148,5 @@ def test_a_failed_pod_has_its_termination_message():
     }
     assert termination_message({"status": evicted}) == "Evicted: low on memory\nTraceback"
     assert termination_message({"status": {"phase": "Running"}}) == termination_message({}) == ""
-    assert is_over({"status": evicted})
-    assert not is_over({})
+    assert is_terminal({"status": evicted})
+    assert not is_terminal({})

@@ -124,11 +124,11 @@ def test_a_client_on_another_machine_has_no_uid_here(client):
 
 def test_the_uid_of_a_client_is_found_while_other_connections_open_and_close():
     """The tables in /proc are read in pieces, and lacked it in half of all reads."""
-    is_over = threading.Event()
+    is_terminal = threading.Event()
 
     def connect_and_close():
         with a_listener("127.0.0.1") as listener:
-            while not is_over.is_set():
+            while not is_terminal.is_set():
                 pairs = [
                     (socket.create_connection(listener.getsockname()), listener.accept()[0])
                     for _ in range(40)
@@ -143,7 +143,7 @@ def test_the_uid_of_a_client_is_found_while_other_connections_open_and_close():
         try:
             found = {client_socket(client.getsockname(), listener.getsockname()) for _ in range(300)}
         finally:
-            is_over.set()
+            is_terminal.set()
             for thread in threads:
                 thread.join()
         assert found == {(os.geteuid(), os.fstat(client.fileno()).st_ino)}

@@ -54,8 +54,8 @@ def test_a_completed_state_has_no_event_and_every_other_state_can_complete(table
 @pytest.mark.parametrize(("sub_state", "code"), list(product(SubState, [None, 0, 255, -210, -220])))
 def test_every_state_has_a_name_in_the_api(sub_state, code):
     found = state_of(sub_state, code)
-    is_over = sub_state is SubState.COMPLETED
-    assert (found in (State.SUCCEEDED, State.FAILED, State.STOPPED)) == is_over
+    is_terminal = sub_state is SubState.COMPLETED
+    assert (found in (State.SUCCEEDED, State.FAILED, State.STOPPED)) == is_terminal
     assert (found in (State.STOPPED, State.STOPPING)) <= (code in (-210, -220))
 
 
@@ -103,7 +103,7 @@ def test_a_job_never_ends_before_its_launch_time_when_the_clock_was_set_back():
     played.begin()
     played.now_s = 0.0
     played.ends(0, 0)
-    assert played.job.is_over
+    assert played.job.is_terminal
     assert played.job.completed_at_s >= played.job.launched_at_s > 86_400
 
 
@@ -303,14 +303,14 @@ class AnyJob(RuleBasedStateMachine):
         self.running.discard(container_id)
         self.send(ContainerEnded(container_id, TaskExit(code)))
 
-    @precondition(lambda self: not self.was_stopped and not self.played.job.is_over)
+    @precondition(lambda self: not self.was_stopped and not self.played.job.is_terminal)
     @rule(happens=st.sampled_from([False, False, False, False, True]))
     def stop(self, happens):
         if happens:
             self.was_stopped = True
             self.send(StopAsked())
 
-    @precondition(lambda self: self.played.job.is_over)
+    @precondition(lambda self: self.played.job.is_terminal)
     @rule()
     def report_an_unknown_container(self):
         self.send(ContainerEnded("unknown", TaskExit(0)))
@@ -342,7 +342,7 @@ class AnyJob(RuleBasedStateMachine):
     @invariant()
     def a_job_that_is_over_has_no_resources(self):
         job = self.played.job
-        if job.is_over:
+        if job.is_terminal:
             assert not self.placed
             assert not self.waiting
             assert not self.running
@@ -355,14 +355,14 @@ class AnyJob(RuleBasedStateMachine):
         if not hasattr(self, "played"):
             return
         for _ in range(200):
-            if self.played.job.is_over:
+            if self.played.job.is_terminal:
                 break
             if self.waiting:
                 self.place(0, False)
             for container_id in sorted(self.running):
                 self.running.discard(container_id)
                 self.send(ContainerEnded(container_id, TaskExit(0)))
-        assert self.played.job.is_over
+        assert self.played.job.is_terminal
         self.a_job_that_is_over_has_no_resources()
         if self.was_stopped and self.played.job.attempt.code in (-210,):
             assert self.played.job.attempt.state is State.STOPPED

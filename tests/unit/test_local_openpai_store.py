@@ -81,11 +81,11 @@ def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
                 )
             case ["start"] if task.sub_state is SubState.ATTEMPT_PREPARING:
                 event = ContainerStarted(task.container_id)
-            case ["end", code] if task.allocation is not None and not task.is_over:
+            case ["end", code] if task.allocation is not None and not task.is_terminal:
                 event = ContainerEnded(task.container_id, TaskExit(int(code), 1, 2, "said", "x"))
             case ["stop"] if number == 2:
                 event = StopAsked()
-        if event is None or job.is_over:
+        if event is None or job.is_terminal:
             continue
         keep(store, played, played.happens(event))
         found = store.unfinished(str, 3)
@@ -97,7 +97,7 @@ def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
         )
         detail = store.detail("alice", "job", None)
         assert [task.state for tasks in detail.tasks.values() for task in tasks] == played.states()
-        if job.is_over:
+        if job.is_terminal:
             assert found == []
             assert summary.exit_code == job.attempt.code
         else:

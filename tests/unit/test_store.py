@@ -498,15 +498,15 @@ def test_the_write_ahead_log_stays_small_despite_constant_readers(store, databas
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
     store.commit([trial_row(a_trial())], 1.0)
-    is_over, turn = threading.Event(), threading.Barrier(3)
+    is_terminal, turn = threading.Event(), threading.Barrier(3)
 
     def read():
         connection = sqlite3.connect(database, isolation_level=None)
         turn.wait()
-        while not is_over.wait(0.0):
+        while not is_terminal.wait(0.0):
             connection.execute("BEGIN")
             connection.execute("SELECT count(*) FROM stream").fetchone()
-            is_over.wait(0.01)
+            is_terminal.wait(0.01)
             connection.execute("COMMIT")
         connection.close()
 
@@ -520,7 +520,7 @@ def test_the_write_ahead_log_stays_small_despite_constant_readers(store, databas
         store.commit([commit], 1.0)
         offset = commit.new_offset
         largest = max(largest, Path(f"{database}-wal").stat().st_size)
-    is_over.set()
+    is_terminal.set()
     for reader in readers:
         reader.join()
     assert offset > 10 << 20

@@ -41,7 +41,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     if known.manager is not None:
         raise UserError(f"cannot save experiment {name}: it is running; run `nnictl stop {name}` first")
     state = known.stored.status()
-    if not state["isOver"]:
+    if not state["isTerminal"]:
         raise UserError(
             f"cannot save experiment {name}: its manager exited in state {state['status']}, and its trials may still run; "
             f"run `nnictl resume {name}` and `nnictl stop {name}` first"

@@ -114,7 +114,7 @@ def _warn_of_the_dead(unserved: Iterable[KnownExperiment]) -> None:
     for known in unserved:
         # An unreadable store is shown by --all.
         with contextlib.suppress(NniManagerError):
-            if not known.problem and not known.stored.status()["isOver"]:
+            if not known.problem and not known.stored.status()["isTerminal"]:
                 dead.append(known.experiment_id)
     if dead:
         whose, name = ("manager", dead[0]) if len(dead) == 1 else ("managers", "ID")
@@ -166,7 +166,7 @@ def status(experiment_id: str | None) -> int:
     """
     known = options.experiment(experiment_id)
     shown = known.get("/check-status")
-    shown.pop("isOver", None)
+    shown.pop("isTerminal", None)
     left = list(leftover_jobs.read(known.folder).values())
     output.print_json(shown | {"managerIsRunning": known.manager is not None, "leftovers": left})
     for error in shown["errors"]:
@@ -451,7 +451,7 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
             return f"cannot delete experiment {name}: {left}, its files are unreadable ({why}); run `nnictl stop {name}` first"
         return f"cannot delete experiment {name}: its files are unreadable ({why}); use --force"
     state = known.stored.status()
-    if state["isOver"] and not leftover_jobs.read(known.folder):
+    if state["isTerminal"] and not leftover_jobs.read(known.folder):
         return None
     remains = remains_of(known.folder)
     if remains:

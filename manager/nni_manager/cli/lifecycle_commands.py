@@ -362,7 +362,7 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     if is_unusable(known):
         return known
     name, status = known.experiment_id, known.stored.status()
-    if status["isOver"] and not leftover_jobs.read(known.folder):
+    if status["isTerminal"] and not leftover_jobs.read(known.folder):
         raise UserError(
             f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )

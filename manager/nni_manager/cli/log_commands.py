@@ -237,9 +237,9 @@ class _TrialLog:
 def _wait_for_locations(logs: list[_TrialLog]) -> list[LogLocation | None]:
     """The locations once an attempt has one of the logs, or the trial is terminal."""
     while True:
-        is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
+        is_terminal = logs[0].known.stored.trial_is_terminal(logs[0].trial_id)
         locations = [each.location() for each in logs]
-        if is_over or any(locations):
+        if is_terminal or any(locations):
             return locations
         time.sleep(_FOLLOW_INTERVAL_S)
 
@@ -269,11 +269,11 @@ def _print_all(
 
 def _follow(logs: list[_TrialLog], locations: list[LogLocation | None], positions: list[int]) -> None:
     """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
-    is_over = False
-    while not is_over:
+    is_terminal = False
+    while not is_terminal:
         time.sleep(_FOLLOW_INTERVAL_S)
         # Check before reading the logs: a terminal trial's output is complete.
-        is_over = logs[0].known.stored.trial_is_over(logs[0].trial_id)
+        is_terminal = logs[0].known.stored.trial_is_terminal(logs[0].trial_id)
         for number, each in enumerate(logs):
             before = locations[number]
             now = locations[number] = each.location() or before

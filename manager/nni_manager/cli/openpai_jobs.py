@@ -372,7 +372,7 @@ def logs(open_cluster: OpenCluster, job: str, task: str | None, stream: str, fol
     printed, deadline_s = 0, time.monotonic() + _LOG_TIMEOUT_S
     while True:
         detail = cluster.job(job)
-        is_over = detail.document.get("jobStatus", {}).get("state") in _ENDED
+        is_terminal = detail.document.get("jobStatus", {}).get("state") in _ENDED
         try:
             role, index, attempt = _task(detail, task)
             if seen != (detail.attempt, attempt):
@@ -389,13 +389,13 @@ def logs(open_cluster: OpenCluster, job: str, task: str | None, stream: str, fol
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
         except (JobNotOnCluster, RequestRejected, _NotYet) as error:
-            if is_over or not follow or time.monotonic() > deadline_s:
+            if is_terminal or not follow or time.monotonic() > deadline_s:
                 raise UserError(str(error)) from error
         except RetryableError as error:
             if not follow:
                 raise
             output.warning(str(error))
-        if is_over or not follow:
+        if is_terminal or not follow:
             return
         time.sleep(_FOLLOW_INTERVAL_S)
 

@@ -171,7 +171,7 @@ def exclude(*exclusive: Mapping[str, object]) -> None:
 
 def warn_of_dead_manager(known: KnownExperiment) -> bool:
     """Warn on stderr if the manager of an experiment that is not over does not run; True if so."""
-    if known.manager is not None or known.stored.status()["isOver"]:
+    if known.manager is not None or known.stored.status()["isTerminal"]:
         return False
     name = known.experiment_id
     output.warning(

@@ -117,12 +117,12 @@ def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str 
     if known.manager is not None:
         return f"experiment {name} is running; run `nnictl stop {name}` first"
     try:
-        is_over = known.stored.status()["isOver"]
+        is_terminal = known.stored.status()["isTerminal"]
     except NniManagerError as error:
         return str(error)
     return (
         None
-        if is_over
+        if is_terminal
         else f"trials of experiment {name} may still run; run `nnictl resume {name}` and `nnictl stop {name}` first"
     )
 

@@ -88,7 +88,7 @@ def _wake(known: KnownExperiment, process: ManagerProcess) -> None:
 
 def _is_recorded(known: KnownExperiment) -> bool:
     try:
-        return bool(known.stored.status()["isOver"])
+        return bool(known.stored.status()["isTerminal"])
     except NniManagerError:
         return False  # a database on a full disk may be unreadable
 

@@ -81,14 +81,14 @@ class StoredDocuments:
         return {
             "status": stored.state.value,
             "errors": [stored.error] if stored.error else [],
-            "isOver": stored.state.is_terminal,
+            "isTerminal": stored.state.is_terminal,
         }
 
     def trial_list(self) -> list[dict[str, Any]]:
         """The list columns of all trials."""
         return self.read(lambda reader: [_list_entry(row) for row in reader.trial_list()])
 
-    def trial_is_over(self, trial_id: str) -> bool:
+    def trial_is_terminal(self, trial_id: str) -> bool:
         """True if the trial, which must exist, is terminal."""
         found = self.read(lambda reader: reader.trial(trial_id))
         return found is None or found.state.is_terminal

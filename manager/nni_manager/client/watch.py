@@ -88,7 +88,7 @@ def _pause_s(summary: Summary, every_s: float) -> float:
 
 
 def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) -> Summary:
-    if known.stored.status()["isOver"]:
+    if known.stored.status()["isTerminal"]:
         # Another process has stopped the experiment.
         summary: Summary = known.stored.get("/summary")
         show_summary(summary)

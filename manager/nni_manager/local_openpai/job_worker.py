@@ -150,7 +150,7 @@ class JobWorker:
             for effect in batch.effects:
                 self._execute(*effect)
             for job in batch.jobs.values():
-                if job.is_over:
+                if job.is_terminal:
                     self._jobs.pop(job.job_id, None)
             self._notifier.wake()
 
@@ -162,7 +162,7 @@ class JobWorker:
                 self._handle(self._jobs[item.job_id], item.event, batch)
 
     def _handle(self, job: PaiJob, event: core.Event, batch: _Batch) -> None:
-        if job.is_over:
+        if job.is_terminal:
             return
         batch.jobs[job.job_id] = job
         for effect in job.handle(event, batch.now_s):
@@ -254,7 +254,7 @@ class JobWorker:
             return
         self._jobs[job.job_id] = job
         for task in job.tasks.values():
-            if not task.is_over:
+            if not task.is_terminal:
                 self._containers[task.container_id] = job.job_id
             if task.sub_state in _WITH_PROCESSES and task.allocation is not None:
                 self._allocator.adopt(job.plan, task, task.allocation)
@@ -277,6 +277,6 @@ def _notification(job: PaiJob, effect: core.Notify, now_s: float) -> dict[str, A
         "job": job.plan.name,
         "change": effect.change.value,
         "attempt_id": effect.attempt_id,
-        "exit_code": job.attempt.code if job.is_over else None,
+        "exit_code": job.attempt.code if job.is_terminal else None,
         "at_s": now_s,
     }

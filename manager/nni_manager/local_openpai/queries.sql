@@ -7,7 +7,7 @@ VALUES (:user, :name, :debug_id, :virtual_cluster, :priority, :total_gpus, :tota
 -- name: save_job -- the columns of a job that change; a terminal job loses its plan
 UPDATE job SET sub_state = :sub_state, execution_type = :execution_type, attempt_id = :attempt_id, retries = :retries,
     launched_at_s = :launched_at_s, completed_at_s = :completed_at_s, code = :code,
-    plan = CASE WHEN :is_over THEN NULL ELSE plan END
+    plan = CASE WHEN :is_terminal THEN NULL ELSE plan END
 WHERE job_id = :job_id;
 
 -- name: save_attempt -- the whole row, new or not

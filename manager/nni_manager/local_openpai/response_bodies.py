@@ -95,7 +95,7 @@ def event(stored: JobEvent, job: JobSummary) -> Document:
 def job_attempt(found: JobDetail, index: int) -> Document:
     """An attempt of a job in the shape of OpenPAI's job history."""
     job, attempt, end = found.job, found.attempt, found.attempt.exit
-    is_over = attempt.completed_at_s is not None
+    is_terminal = attempt.completed_at_s is not None
     document = detail(found)
     status = document["jobStatus"]
     return {
@@ -111,10 +111,10 @@ def job_attempt(found: JobDetail, index: int) -> Document:
         "attemptStartedTime": status["appCreatedTime"],
         "attemptCompletedTime": status["appCompletedTime"],
         "exitCode": status["appExitCode"],
-        "exitPhrase": end.spec.phrase if is_over and end else None,
+        "exitPhrase": end.spec.phrase if is_terminal and end else None,
         "exitType": status["appExitType"],
         "exitDiagnostics": {"diagnosticsSummary": end.diagnostics, **_messages(end)}
-        if is_over and end
+        if is_terminal and end
         else None,
         **{name: value for name, value in status.items() if name.startswith(("appExit", "total"))},
         "taskRoles": document["taskRoles"],

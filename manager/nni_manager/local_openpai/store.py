@@ -66,7 +66,15 @@ Write = tuple[str, Mapping[str, Any]]
 
 def job_write(job: PaiJob) -> Write:
     """The write that stores the job's current state."""
-    names = ("job_id", "sub_state", "execution_type", "retries", "launched_at_s", "completed_at_s", "is_over")
+    names = (
+        "job_id",
+        "sub_state",
+        "execution_type",
+        "retries",
+        "launched_at_s",
+        "completed_at_s",
+        "is_terminal",
+    )
     values = {name: _column(getattr(job, name)) for name in names}
     return ("save_job", {**values, "attempt_id": job.attempt.attempt_id, "code": job.attempt.code})
 
@@ -336,7 +344,7 @@ class JobStore:
             times += [task.attempt_created_at_s, task.attempt_launched_at_s, task.attempt_completed_at_s]
         job.latest_s = max(at_s or 0.0 for at_s in times)
         ended = sorted(
-            (task for task in tasks if task.is_over and task.stop_code is None),
+            (task for task in tasks if task.is_terminal and task.stop_code is None),
             key=lambda task: task.completed_at_s or 0.0,
         )
         job.ends = [TaskEnd(task.role, task.index, task.exit) for task in ended if task.exit is not None]

@@ -61,7 +61,7 @@ class Task:
     exit: TaskExit | None = None
 
     @property
-    def is_over(self) -> bool:
+    def is_terminal(self) -> bool:
         """True if no further attempt follows."""
         return self.sub_state is SubState.COMPLETED
 
@@ -262,7 +262,7 @@ class PaiJob:
         return self.attempt.sub_state
 
     @property
-    def is_over(self) -> bool:
+    def is_terminal(self) -> bool:
         """True if no further attempt follows."""
         return self.sub_state is SubState.COMPLETED
 
@@ -390,7 +390,7 @@ class PaiJob:
             if found is None:
                 return
             yield from self._decide(found, STOPPED_BY_COMPLETION, now_s)
-        elif all(task.is_over for task in self.tasks.values()) and self.attempt.completed_at_s is None:
+        elif all(task.is_terminal for task in self.tasks.values()) and self.attempt.completed_at_s is None:
             yield from self._finish(now_s)
 
     def _stop(self, now_s: float) -> Iterator[Effect]:
@@ -408,7 +408,7 @@ class PaiJob:
         self._move_job(TransitionEvent.STOP_ASKED)
         waiting = []
         for task in self.tasks.values():
-            if task.is_over:
+            if task.is_terminal:
                 continue
             task.stop_code = stop_code
             if task.sub_state is SubState.ATTEMPT_CREATION_PENDING:

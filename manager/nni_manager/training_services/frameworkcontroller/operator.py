@@ -22,7 +22,7 @@ from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_variables
-from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
+from nni_manager.training_services.kubernetes.pods import is_terminal, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.kubernetes.section import MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -170,7 +170,9 @@ class FrameworkController(Operator):
         if code == _PREEMPTED:
             exit_code, reason = None, ExitReason.PREEMPTED
         pod = task.get("podName")
-        return JobOutcome(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
+        return JobOutcome(
+            exit_code, message, reason, pod, pod is not None and not is_terminal(pods.get(pod, {}))
+        )
 
     @property
     def _template(self) -> Document:

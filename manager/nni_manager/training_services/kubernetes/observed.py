@@ -126,7 +126,7 @@ class ObservedObjects:
         if decisive["metadata"].get("uid") in self._preempted_uids:
             return f"pod {name} was preempted for one of higher priority"
         at = pods.deleted_at(decisive)
-        if at is None and (name not in self._gone_pods or pods.is_over(decisive)):
+        if at is None and (name not in self._gone_pods or pods.is_terminal(decisive)):
             return ""
         # Kubernetes deletes the pods of a lost node.
         if node := self._node_warning_of(name, decisive):

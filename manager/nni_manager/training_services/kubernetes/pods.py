@@ -166,7 +166,7 @@ def deleted_at(pod: Mapping[str, Any]) -> str | None:
     # Operators, too, delete pods: those that have ended. The times have a resolution of one second.
     ended_at = _ended_at(pod)
     is_before = asked_at_text < ended_at or (asked_at_text == ended_at and failure_of(pod)[0] == _TERMINATED)
-    return asked_at_text if is_before or not is_over(pod) else None
+    return asked_at_text if is_before or not is_terminal(pod) else None
 
 
 def _time_of(timestamp: str) -> datetime | None:
@@ -180,7 +180,7 @@ def _in_one_line(status: Mapping[str, Any]) -> str:
     return " ".join(reason_and_message(status).split())
 
 
-def is_over(pod: Mapping[str, Any]) -> bool:
+def is_terminal(pod: Mapping[str, Any]) -> bool:
     """True if the pod is terminal."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 

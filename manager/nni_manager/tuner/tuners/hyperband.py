@@ -79,7 +79,7 @@ class _Bracket:
         return None
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         """True if all trials of the bracket have been proposed and have ended."""
         has_all_losses = len(self.losses[-1]) == self.members[-1]
         return has_all_losses and (len(self.losses) == len(self.rounds) or not self.waiting)
@@ -160,7 +160,7 @@ class Hyperband(SeededTuner[_Position]):
                 self.tell(trial.key, trial.value)
 
     def _next_position(self) -> _Position:
-        while self._first_open < len(self._brackets) and self._brackets[self._first_open].is_over:
+        while self._first_open < len(self._brackets) and self._brackets[self._first_open].is_complete:
             self._first_open += 1
         for bracket in self._brackets[self._first_open :]:
             if (position := bracket.next_position) is not None:

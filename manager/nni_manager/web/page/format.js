@@ -74,7 +74,7 @@ export function isEnded(state) {
 }
 
 /** @param {string} status of an experiment */
-export function isOver(status) {
+export function isTerminal(status) {
   return OVER.includes(status);
 }
 
@@ -233,7 +233,7 @@ export function ended(summary) {
  * @param {Summary} summary
  */
 export function timeLeft(summary) {
-  if (isOver(summary.status)) return "";
+  if (isTerminal(summary.status)) return "";
   const trials = ended(summary);
   const most = summary.maxTrialNum;
   const limit = summary.maxExecDurationS;

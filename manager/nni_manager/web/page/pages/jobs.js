@@ -43,7 +43,7 @@ export function jobs(_) {
 
 /** @param {Job} job */
 function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, transport, keepers, link }) {
-  const isOver = typeof ended === "number";
+  const isEnded = typeof ended === "number";
   const named = trialIds.slice(-MOST_NAMED);
   const more = trialCount - named.length;
   /** @type {{[transport: string]: string}} */
@@ -57,8 +57,8 @@ function line({ jobId, trialIds, trialCount = trialIds.length, state, created, e
     h("td", {}, badge(state)),
     h("td", {}, time(created) ?? format.NOTHING),
     h("td", {}, time(ended) ?? format.NOTHING),
-    h("td", {}, transport === null || isOver ? format.NOTHING : (transports[transport] ?? plain(transport))),
+    h("td", {}, transport === null || isEnded ? format.NOTHING : (transports[transport] ?? plain(transport))),
     h("td"),
-    h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isOver ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
+    h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isEnded ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
       h("li", {}, `${short(keeper.task, 60)}: version ${short(keeper.version, 40)}${keeper.address ? `, ${short(keeper.address, 80)}` : ""}`)))));
 }

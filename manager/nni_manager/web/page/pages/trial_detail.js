@@ -105,16 +105,16 @@ export function trialDetail(first, live) {
   function update(now) {
     const before = row;
     row = now;
-    const isOver = format.isEnded(row.state);
+    const isEnded = format.isEnded(row.state);
     // The table draws an unchanged row often, also before the change that the editor has just sent arrives here.
     if (now !== before) remarks.showTags(row.tags ?? []);
     remarks.setReadOnly(live.isReadOnly);
-    kill.hidden = isOver || live.isReadOnly;
-    retry.hidden = !isOver || row.state === "SUCCEEDED" || live.isReadOnly;
+    kill.hidden = isEnded || live.isReadOnly;
+    retry.hidden = !isEnded || row.state === "SUCCEEDED" || live.isReadOnly;
     proceed.hidden = retry.hidden || !hasCheckpoint;
     clone.hidden = live.isReadOnly;
     // While the trial runs, the timer reloads. The row of an ended trial changes only with what this shows.
-    if (now !== loadedFor && (isOver || row.note !== before.note)) void load();
+    if (now !== loadedFor && (isEnded || row.note !== before.note)) void load();
   }
 
   remarks.showTags(first.tags ?? []);

@@ -53,7 +53,7 @@ function noticesOf(live) {
  * @param {number} elapsedS
  */
 function hasNoKeeper(summary, elapsedS) {
-  const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
+  const isBusy = !format.isTerminal(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
   return isBusy && summary.keepers === 0 && elapsedS >= NO_KEEPER_AFTER_S && summary.problems.length === 0 && !summary.readOnly;
 }
 
