@@ -1,6 +1,6 @@
-"""A state machine that plays an attempt's bytes from its files to the store, for several tests.
+"""A state machine that transfers the bytes of an attempt from its files to the store, for several tests.
 
-Replication and ingest are the real ones; the files, the link, the store, and all failures are modelled here.
+Replication and ingest are the real code. Files, link, store and all failures are models in this file.
 """
 
 from collections import deque
@@ -30,25 +30,25 @@ KEY = AttemptKey("trial", attempt_id(0), "main")
 STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
 LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
 NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
-# The choice is biased towards progress: without progress, a fault can lose only few bytes.
+# Most steps succeed: a failure loses data only after some data was transferred.
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# A stray write into the metrics file leaves bytes that look like headers, with or without a newline.
+# Bytes that a killed writer could leave in a metrics file: fragments that resemble frame headers, with or without a newline.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
-# Sending the remaining bytes needs a few round trips per window, far fewer than this limit.
+# The final drain needs a few round trips per window, far fewer than this limit.
 ENOUGH_STEPS = 500
 
 
 class Files:
-    """The attempt's folder, and its content according to the model."""
+    """The folder of the attempt, and its content according to the model."""
 
     def __init__(self) -> None:
         self.content = {stream: bytearray() for stream in STREAMS}
         self.records: list[tuple[int, str, int]] = []
-        """The offset of each whole record, its value and its sequence, in the order written."""
+        """The offset, value and sequence number of each complete record, in the order written."""
         self.ends: list[int] = []
-        """The end offset of each of them."""
+        """The end offset of each record in `records`."""
         self.rest_of_torn = b""
         self.final_sizes: dict[Stream, int] | None = None
 
@@ -57,7 +57,7 @@ class Files:
         return {stream: len(content) for stream, content in self.content.items()}
 
     def counted(self, stream: Stream) -> bytes:
-        """The bytes that must arrive."""
+        """The bytes of a stream that must arrive in the store."""
         size = len(self.content[stream]) if self.final_sizes is None else self.final_sizes[stream]
         return bytes(self.content[stream][: collected(stream, size)])
 
@@ -70,8 +70,9 @@ class Files:
 
 
 class Store:
-    """The data that survives the manager. It stores everything: only the parts under test prevent
-    duplicates.
+    """The data that a manager restart preserves.
+
+    The store accepts all commits: only the parts under test prevent duplicates.
     """
 
     def __init__(self) -> None:
@@ -115,11 +116,11 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.to_keeper: deque[tuple[Any, ...]] = deque()
         self.is_connected = False
         self.is_greeted = False
-        """The manager has received Hello."""
+        """True after the manager has received Hello."""
         self.is_welcome = False
-        """The keeper has received Welcome."""
+        """True after the keeper has received Welcome."""
         self.told_durable = dict.fromkeys(STREAMS, 0)
-        """The offsets that the keeper has last received as durable."""
+        """The last durable offsets that the keeper has received."""
         self.is_closed = False
 
     # ---- the trial writes
@@ -132,7 +133,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         is_seen=MOSTLY,
     )
     def report_metric(self, name: str, value: object, share: float, is_seen: bool) -> None:
-        """Write a whole record, or (share < 1) a part: the rest follows later."""
+        """Write a complete record, or with share < 1 only its start; a later step writes the rest."""
         sequence = len(self.files.records)
         frame = records.encode(sequence, name, "PERIODICAL", sequence, value)
         metrics = self.files.content[Stream.METRICS]
@@ -163,9 +164,9 @@ class ExactlyOnce(RuleBasedStateMachine):
     @precondition(lambda self: self.files.final_sizes is None)
     @rule(litter=LITTER, is_seen=MOSTLY)
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
-        """Write bytes that are not a record, as from a writer killed inside its record."""
+        """Write bytes that are not a record, such as those of a writer that is killed while it writes a record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
-            self._add_record()  # only the newline of this record was missing
+            self._add_record()  # The litter completed the record: only the newline was missing.
         self.files.rest_of_torn = b""
         self.files.content[Stream.METRICS] += litter
         self._look(is_seen)
@@ -193,7 +194,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     # ---- the keeper
 
     def _look(self, is_seen: bool) -> None:
-        """The keeper polls the files, sooner or later."""
+        """If `is_seen`, the keeper polls the files."""
         if is_seen:
             self.replication.grew(self.files.sizes)
             self._send_chunks()
@@ -261,7 +262,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.connect(is_answered=True)
 
     def drop_link(self) -> None:
-        """Messages in flight are lost; those delivered before were a prefix."""
+        """Drop the link. Messages in flight are lost; the delivered messages are a prefix of the sent messages."""
         self.to_manager.clear()
         self.to_keeper.clear()
         if self.is_connected:
@@ -330,7 +331,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert self.store.record_bytes + self.store.corrupt_bytes == durable
 
     def check(self) -> None:
-        """All invariants, between the steps of the drain."""
+        """Check all invariants between the steps of the drain."""
         self.nothing_is_doubled_or_out_of_order()
         self.durable_means_committed()
         self.over_means_the_store_has_all()
@@ -348,7 +349,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.keeper_hears(count=len(self.to_keeper))
 
     def teardown(self) -> None:
-        """The attempt ends, the link holds, and nothing fails any more. Then everything arrives."""
+        """The attempt ends, and from now on there are no failures. All counted bytes must arrive."""
         if self.files.final_sizes is None:
             self.end_attempt()
         for _ in range(ENOUGH_STEPS):
@@ -365,7 +366,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes, so that a few records fill a window and a short test reaches every limit."""
+    """Small limits, so that a few records fill a window and a short test reaches every limit."""
     for name, size_bytes in {
         "METRICS_CHUNK_BYTES": 48,
         "METRICS_WINDOW_BYTES": 256,
@@ -373,18 +374,18 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOG_WINDOW_BYTES": 40,
     }.items():
         monkeypatch.setattr(replication_module, name, size_bytes)
-    # Some runs write more than the quota, most runs less.
+    # Some runs write more bytes than the quota, most runs fewer.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
         monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
-    # A record must fit into the window of metrics, as with the real sizes.
+    # A record must fit into the metrics window, as with the real limits.
     monkeypatch.setattr(records, "MAX_FRAME_BYTES", 256)
 
 
 @pytest.fixture
 def play(small_windows: None) -> Callable[..., None]:
-    """Run the machine with these parts, and raise the errors of its checks. Hypothesis settings may follow.
+    """Run the machine with the given parts. Raises the errors of its checks.
 
-    `more_rules`: classes with additional rules.
+    `more_rules`: classes with additional rules. `more_settings`: Hypothesis settings.
     """
 
     def play_with(

@@ -11,7 +11,7 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# These are classArgs for learning curves of twenty steps. Other required arguments have the value of their example.
+# Arguments for learning curves of twenty steps. Other required arguments have the value of their documented example.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
@@ -34,15 +34,13 @@ def learning_curve(end):
 
 
 def refused_at(assessment, key, values, attempt=0):
-    """The first step at which the trial is stopped; None if it may reach the end. The assessor sees all
-    steps.
-    """
+    """The first step at which the assessor stops the trial; None if it never does. The assessor receives all steps."""
     answers = [assessment.report(key, attempt, (value,)) for value in values]
     return answers.index(False) + 1 if False in answers else None
 
 
 def after_good_ones(assessment, sign=1, has_succeeded=True):
-    """Report twenty trials; return their learning curves as the store would keep them."""
+    """Report twenty trials. Returns their learning curves in the form that the store returns."""
     for key, end in enumerate(GOOD):
         refused_at(assessment, key, learning_curve(sign * end))
         assessment.end(key, has_succeeded=has_succeeded)
@@ -53,17 +51,17 @@ def after_good_ones(assessment, sign=1, has_succeeded=True):
 
 @pytest.fixture(params=names_in(ASSESSORS))
 def an_assessment(request):
-    """Makes an assessment with each assessor."""
+    """A factory of assessments, for each assessor."""
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
 
 
-# These assessors do not compare a trial with other trials.
+# These pruners do not compare a trial with other trials.
 LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 
 
 @pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
-def test_a_bad_trial_is_stopped_early_and_the_best_trial_never(name, optimize_mode, sign):
+def test_a_bad_trial_is_stopped_early_and_the_best_trial_is_never_stopped(name, optimize_mode, sign):
     assessment = make_of(name, optimize_mode)
     after_good_ones(assessment, sign)
     assert refused_at(assessment, 20, learning_curve(sign * 0.1)) is not None
@@ -84,7 +82,7 @@ def test_a_restored_assessor_stops_a_trial_at_the_same_step(an_assessment):
 
 
 @pytest.mark.parametrize("name", names_in(ASSESSORS, lambda each: each.name not in LOOK_ELSEWHERE))
-def test_a_new_attempt_starts_a_new_learning_curve(name):
+def test_a_new_attempt_of_a_trial_starts_a_new_learning_curve(name):
     assessment = make_of(name)
     after_good_ones(assessment)
     assert refused_at(assessment, 20, learning_curve(1.0)) is None
@@ -119,22 +117,22 @@ def test_medianstop_uses_the_more_lenient_of_two_medians():
         assert not assessment.report(3, 0, (fails,))
 
 
-def test_medianstop_compares_the_best_result_so_far_with_running_averages():
+def test_medianstop_compares_the_best_result_with_running_averages_of_other_trials():
     assessment = make_of("Medianstop")
-    assessment.report(0, 0, (1.0, 3.0))  # the running averages are 1 and 2
+    assessment.report(0, 0, (1.0, 3.0))  # The running averages are 1 and 2.
     assessment.end(0, has_succeeded=True)
     assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "no other trial has reached the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2
 
 
-def test_no_trial_is_stopped_before_start_step():
+def test_no_trial_is_stopped_before_start_step_is_reached():
     for name, first in (("Medianstop", 8), ("Curvefitting", 8)):
         assessment = make_of(name, start_step=8)
         after_good_ones(assessment)
         assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
-def test_curvefitting_assesses_once_per_gap_steps():
+def test_curvefitting_assesses_a_trial_once_every_gap_steps():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
     answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]
@@ -142,12 +140,12 @@ def test_curvefitting_assesses_once_per_gap_steps():
 
 
 @pytest.mark.parametrize("end", [0.9, -40.0, 1e300])
-def test_curvefitting_forecasts_the_end_of_a_curve(end):
+def test_curvefitting_forecasts_the_last_value_of_a_curve(end):
     assert forecast(learning_curve(end)[:10], 20) == pytest.approx(learning_curve(end)[-1], rel=0.1)
     assert forecast([end] * 5, 20) == pytest.approx(end)
 
 
-def test_results_reported_together_are_assessed_together():
+def test_results_reported_together_are_assessed_as_a_batch():
     assessment = make_of("Medianstop")
     after_good_ones(assessment)
     assert assessment.report(20, 0, (0.0, 0.0, 1.0))
@@ -176,7 +174,7 @@ def test_results_beyond_max_steps_are_not_assessed():
     assert assessor.lengths == [MAX_STEPS, MAX_STEPS]
 
 
-def test_patient_pruner_stops_without_improvement_if_the_wrapped_pruner_agrees():
+def test_patient_pruner_stops_a_trial_without_improvement_if_the_wrapped_pruner_agrees():
     flat = [0.1, 0.2, 0.3, *[0.2] * 10]
     assert refused_at(make_of("PatientPruner"), 0, flat) == 7
     assert refused_at(make_of("PatientPruner", patience=5), 0, flat) == 9
@@ -186,7 +184,7 @@ def test_patient_pruner_stops_without_improvement_if_the_wrapped_pruner_agrees()
     assert refused_at(assessment, 20, flat) == 7
 
 
-def test_threshold_pruner_stops_above_and_below_its_bounds():
+def test_threshold_pruner_stops_a_trial_outside_its_bounds():
     for values, step in (([0.0, 1.4, 1.6], 3), ([0.0, -0.8], 2), ([0.0, 1.0], None)):
         assert refused_at(make_of("ThresholdPruner"), 0, values) == step
 

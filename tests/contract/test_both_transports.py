@@ -1,8 +1,7 @@
-"""Both transports, gRPC and shared storage, deliver the same bytes concurrently, and each byte is stored once
-and in order.
+"""gRPC and shared storage deliver the same bytes concurrently, and each byte is stored once and in order.
 
-The machine of conftest.py with a second transport. Its polls return the files as they were some time ago. A
-poll may return after any other event.
+These tests use the machine of conftest.py with a second transport. A poll returns files in an earlier state, and may return
+after any other event.
 """
 
 from collections import deque
@@ -27,9 +26,9 @@ LAGS = st.lists(st.integers(0, 100), min_size=3, max_size=3)
 
 
 class MountRules:
-    """The manager's polls while no keeper is connected: as `SharedStoragePoller`, in the order of its thread.
+    """The manager's polls while no keeper is connected, like those of `SharedStoragePoller` and in the order of its thread.
 
-    Names that are used but not defined here belong to `ExactlyOnce`.
+    Attributes that are used but not defined here belong to `ExactlyOnce`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class MountRules:
         self.brought = 0
 
     def _track_stream(self: Any) -> None:
-        """The manager counts a stream from its Hello until it breaks."""
+        """The manager regards a stream as connected from its Hello until it breaks."""
         is_stream = self.transports.last_seen(JOB).transport is Transport.GRPC
         if self.is_greeted and not is_stream:
             self.transports.connected(JOB, TASK, self.now_s)
@@ -55,13 +54,13 @@ class MountRules:
         shows_end=st.booleans(),
     )
     def look_at_files(self: Any, passed_s: float, lags: list[int], shows_end: bool) -> None:
-        """A poll starts. Storage shows each file up to `lag` bytes short, and possibly the end later."""
+        """Start a poll. The storage shows each file up to `lag` bytes short, and may not show the end yet."""
         self.now_s += passed_s
         self._track_stream()
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # A process that cannot be killed continues to write after exit.json has appeared on the storage.
+        # A process that cannot be killed keeps writing after the storage shows the end of the attempt.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -80,7 +79,7 @@ class MountRules:
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
-        # This also holds if the keeper has reconnected.
+        # The poll counts even if the stream has connected again.
         self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
         try:
             for stream, offset, data in pieces:
@@ -88,7 +87,7 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # an earlier manager had started the poll
+            return  # The poll was started by the manager before the restart.
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()
@@ -100,13 +99,13 @@ class MountRules:
 
 
 class NoStream:
-    """A firewall: no keeper ever connects."""
+    """A firewall between keeper and manager: no keeper ever connects."""
 
     def connect(self, is_answered: bool) -> None:
-        """No connection is made."""
+        """Do nothing: the firewall drops the connection."""
 
     def teardown(self: Any) -> None:
-        """The attempt ends, and polls alone must deliver everything."""
+        """The attempt ends. Polls alone must deliver all bytes."""
         if self.files.final_sizes is None:
             self.end_attempt()
         for _ in range(2_000):
@@ -131,21 +130,23 @@ class NoStream:
 
 
 class StoresResentBytesAgain(AttemptIngest):
-    """Stores received bytes as new, although they are already here."""
+    """Stores bytes that are received again as new bytes."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, min(self.received(stream), offset + len(data)), data)
 
 
-def test_both_transports_together_deliver_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
+def test_both_transports_together_store_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(MountRules,), phases=NO_SHRINKING)
 
 
-def test_shared_storage_alone_delivers_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
+def test_shared_storage_alone_stores_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_the_state_machine_test_detects_a_receiver_that_stores_bytes_twice(play: Callable[..., None]) -> None:
+def test_the_state_machine_detects_a_receiver_that_stores_resent_bytes_again(
+    play: Callable[..., None],
+) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(
             Replication,

@@ -1,12 +1,12 @@
-"""Every metric and every byte of a log is stored once and in order, whatever dies.
+"""Every metric and every log byte is stored once and in order despite crashes of link, keeper and manager.
 
-The machine is in conftest.py; test_planted_faults.py shows that it detects faults.
+The state machine is in conftest.py. test_planted_faults.py shows that the machine detects faults.
 """
 
 from collections.abc import Callable
 
 
-def test_every_written_byte_is_stored_once_and_in_order_after_any_crashes(
+def test_every_written_byte_is_stored_once_and_in_order_despite_crashes(
     play: Callable[..., None],
 ) -> None:
     play()

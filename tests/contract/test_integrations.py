@@ -1,4 +1,4 @@
-"""One contract for the callbacks of all frameworks: real trainings, in a process of a Python that has the framework."""
+"""The contract of the callbacks of all frameworks, with real trainings in a Python that has the framework installed."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from nni_sdk.integrations.lightning_hooks import LightningHooks
 
 ROOT = Path(__file__).parents[2]
 
-# Nine trainings and the imports of a framework took 50 s beside seven other workers, and 150 s at a load average of 26.
+# Nine trainings and the import of a framework take 50 s with seven other test workers, and 150 s at a load average of 26.
 TRAININGS_S = 500
 pytestmark = pytest.mark.timeout(TRAININGS_S + 100)
 
@@ -30,7 +30,7 @@ def environment():
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def trained(request):
-    """What all trainings of a framework have reported, by scenario."""
+    """The results that all trainings of a framework have reported, by scenario."""
     script = ROOT / "tests/fakes/framework_trainings.py"
     with subprocess.Popen(
         [python_with(FRAMEWORKS[request.param].module), script, request.param],
@@ -52,11 +52,11 @@ def trained(request):
 
 
 def final_of(trained, values):
-    """The final result without `best`: the last value, or the mean of folds."""
+    """The expected final result without `best`: the last value, or the mean of all folds."""
     return pytest.approx([mean(values) if trained["averages"] else values[-1]])
 
 
-def test_the_callback_reports_each_value_and_the_last_value_as_the_final_result(trained):
+def test_the_callback_reports_each_value_and_the_last_value_as_final_result(trained):
     trial = trained["trial"]
     assert trial["error"] is None
     assert len(trial["values"]) == ROUNDS
@@ -64,38 +64,38 @@ def test_the_callback_reports_each_value_and_the_last_value_as_the_final_result(
     assert trial["final"] == final_of(trained, trial["values"])
 
 
-def test_the_callback_reports_the_best_value_as_the_final_result_on_request(trained):
+def test_the_final_result_is_the_best_value_if_requested(trained):
     best, choose = trained["best"], {"min": min, "max": max}[trained["mode"]]
     chosen = mean if trained["averages"] else choose
     assert best["final"] == pytest.approx([chosen(best["intermediate"])])
     assert len(best["intermediate"]) == ROUNDS
 
 
-def test_a_stop_ends_training_early_and_leaves_a_usable_model(trained):
+def test_a_stopped_training_ends_early_and_reports_a_final_result(trained):
     stopped = trained["stopped"]
     assert stopped["error"] is None
-    # A framework may validate once more before it ends.
+    # A framework may validate once more before the training ends.
     assert STOP_AFTER <= len(stopped["intermediate"]) <= STOP_AFTER + 1
     assert stopped["intermediate"] == pytest.approx(stopped["values"])
     assert stopped["final"] == final_of(trained, stopped["values"])
 
 
-def test_outside_an_experiment_the_callback_does_not_change_the_training(trained):
+def test_a_training_outside_an_experiment_yields_the_same_values(trained):
     alone = trained["standalone"]
     assert alone["error"] is None
     assert alone["values"] == pytest.approx(trained["trial"]["values"])
     assert (alone["intermediate"], alone["final"]) == ([], [])
 
 
-def test_an_unknown_metric_is_refused_with_a_list_of_the_known_metrics(trained):
+def test_an_unknown_metric_is_refused_with_the_available_metrics(trained):
     kind, text = trained["absent"]["error"]
-    assert "MetricAbsent" in kind + text  # CatBoost wraps the exception that a callback raises
+    assert "MetricAbsent" in kind + text  # CatBoost wraps the exceptions of callbacks.
     assert "cannot report the metric 'no_such_metric'" in text
     listed = text.partition("choose one of: ")[2].splitlines()[0].split(", ")
     assert set(trained["names"]) <= set(listed)
 
 
-def test_only_the_first_process_of_a_distributed_training_reports(trained):
+def test_only_the_first_of_two_processes_reports_results(trained):
     both = trained["two ranks"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     assert both["intermediate"] == pytest.approx(both["ranks"][0]["values"])
@@ -103,7 +103,7 @@ def test_only_the_first_process_of_a_distributed_training_reports(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_a_stop_ends_all_training_processes_after_the_same_step(trained):
+def test_a_stop_ends_both_processes_after_the_same_step_if_the_framework_synchronises_stops(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     first, second = (len(rank["values"]) for rank in both["ranks"])
@@ -112,7 +112,7 @@ def test_a_stop_ends_all_training_processes_after_the_same_step(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_the_callback_class_has_the_usual_name_of_its_framework(trained):
+def test_the_callback_has_an_alias_in_the_naming_convention_of_its_framework(trained):
     assert trained["alias"]
 
 
@@ -123,14 +123,14 @@ def test_a_killed_training_continues_from_its_checkpoint_with_the_same_results(t
     killed, whole = trained[scenario], trained["best"]
     assert (killed["status"], killed["second"]["error"]) == (9, None)
     assert len(killed["first"]["intermediate"]) == reports
-    # CatBoost reports the last result after the checkpoint. The continued training then reports it again.
+    # CatBoost reports before the checkpoint is saved. If the process is killed in between, the last value is reported again.
     assert killed["kept"] in (reports, reports - 1)
     both = killed["first"]["intermediate"][: killed["kept"]] + killed["second"]["intermediate"]
     assert both == pytest.approx(whole["intermediate"], rel=1e-5)
     assert killed["second"]["final"] == pytest.approx(whole["final"], rel=1e-5)
 
 
-def test_several_processes_save_and_load_one_checkpoint_together(trained):
+def test_several_processes_save_and_load_a_shared_checkpoint(trained):
     if "two ranks killed" not in trained:
         pytest.skip("only its first process saves")
     killed, whole = trained["two ranks killed"], trained["two ranks"]
@@ -141,7 +141,7 @@ def test_several_processes_save_and_load_one_checkpoint_together(trained):
     assert [len(rank["values"]) for rank in killed["second"]["ranks"]] == [ROUNDS - STOP_AFTER] * 2
 
 
-def test_processes_started_by_the_framework_report_and_save_once(trained):
+def test_processes_started_by_the_framework_report_and_save_only_once(trained):
     if "launched" not in trained:
         pytest.skip("it starts no processes")
     launched = trained["launched"]
@@ -152,7 +152,7 @@ def test_processes_started_by_the_framework_report_and_save_once(trained):
 
 def test_lightning_refuses_processes_that_continue_from_different_checkpoints():
     class Strategy:
-        """That of a process of rank 1; the first one continues after two epochs."""
+        """The strategy of a process of rank 1; the first process continues after two epochs."""
 
         def broadcast(self, _):
             return 2

@@ -1,7 +1,7 @@
-"""The behaviour of a Kubernetes API server that this project relies on, with the official client.
+"""Behaviour of a Kubernetes API server that this project relies on, tested with the official client.
 
-The fake server must behave like a real one. With TEST_KUBECONFIG=<file> the tests use a real one (`make
-test-k8s`): they create kinds and objects of their own in the namespace TEST_K8S_NAMESPACE, and delete them.
+The fake server must behave like a real server. With TEST_KUBECONFIG=<file>, the tests use a real server (`make test-k8s`). They
+create their own kinds and objects in the namespace TEST_K8S_NAMESPACE, and delete them.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ watching = pytest.importorskip("kubernetes.watch")
 
 pytestmark = pytest.mark.any_cluster
 NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
-# The test has a separate API group, so that no installed operator reacts.
+# The tests use their own API group, so that no installed operator reacts.
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
@@ -45,7 +45,7 @@ def a_framework(name, **labels):
 
 
 class Asked:
-    """A server, and the official client's APIs for it."""
+    """A server, and the official client's API objects for this server."""
 
     def __init__(self, kubeconfig):
         self.kubeconfig = kubeconfig
@@ -57,7 +57,7 @@ class Asked:
         self.count = 0
 
     def made(self, **labels):
-        """Create a Framework of this test run; return its name and the object."""
+        """Create a Framework of this test run. Returns its name and the object."""
         self.count += 1
         name = f"probe{self.run}n{self.count}"
         return name, self.custom.create_namespaced_custom_object(
@@ -71,7 +71,7 @@ class Asked:
         return self.custom.list_namespaced_custom_object(*FRAMEWORKS, **options)
 
     def watched(self, seconds, **options):
-        """The types and objects that a watch of so many seconds shows."""
+        """The types and objects of all events that a watch of `seconds` receives."""
         stream = watching.Watch().stream(
             self.custom.list_namespaced_custom_object, *FRAMEWORKS, timeout_seconds=seconds, **options
         )
@@ -142,7 +142,7 @@ def test_an_invalid_object_is_refused_as_invalid(asked, change):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
 
 
-def test_a_replacement_of_an_old_version_is_a_conflict(asked):
+def test_a_replacement_with_an_outdated_version_is_a_conflict(asked):
     name, old = asked.made()
     newer = asked.get(name)
     newer["spec"]["description"] = "a"
@@ -152,7 +152,7 @@ def test_a_replacement_of_an_old_version_is_a_conflict(asked):
         asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=old)
 
 
-def test_the_status_can_be_written_only_through_the_subresource(asked):
+def test_the_status_is_written_only_through_its_subresource(asked):
     name, _ = asked.made()
     both = {"status": {"state": "AttemptRunning"}, "spec": {"executionType": "Stop"}}
     asked.custom.patch_namespaced_custom_object_status(*FRAMEWORKS, name=name, body=both)
@@ -197,7 +197,7 @@ def test_a_long_list_is_returned_in_pages(asked):
     assert not second["metadata"].get("continue")
 
 
-def test_a_watch_from_a_list_returns_all_later_changes(asked):
+def test_a_watch_from_a_list_reports_all_later_changes_and_ends_after_its_timeout(asked):
     since = asked.list()["metadata"]["resourceVersion"]
     seen = []
     thread = threading.Thread(
@@ -220,7 +220,7 @@ def test_a_watch_from_a_list_returns_all_later_changes(asked):
     ]
 
 
-def test_a_watch_from_an_earlier_version_returns_the_changes_since_that_version(asked):
+def test_a_watch_from_an_earlier_version_reports_later_changes(asked):
     name, made = asked.made()
     asked.custom.patch_namespaced_custom_object_status(
         *FRAMEWORKS, name=name, body={"status": {"state": "R1"}}
@@ -233,12 +233,12 @@ def test_a_watch_from_an_earlier_version_returns_the_changes_since_that_version(
     assert [(kind, found["status"]["state"]) for kind, found in seen] == [("MODIFIED", "R1")]
 
 
-def test_a_watch_from_an_expired_version_is_gone(asked):
+def test_a_watch_from_an_expired_version_is_refused_with_410(asked):
     with refused(410, None):
         asked.watched(1, resource_version="1")
 
 
-def test_an_object_deleted_in_the_foreground_is_deleted_after_its_dependents(asked):
+def test_a_foreground_deletion_deletes_an_object_after_its_dependents(asked):
     tfjobs = (GROUP, "v1", NAMESPACE, "tfjobs")
     job, pod = f"probe{asked.run}tf", f"probe{asked.run}tf-worker-0"
     made = asked.custom.create_namespaced_custom_object(
@@ -287,7 +287,7 @@ def test_an_object_deleted_in_the_foreground_is_deleted_after_its_dependents(ask
     assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
 
 
-def test_a_delete_without_finalizers_returns_success(asked):
+def test_a_deletion_without_finalizers_returns_success(asked):
     where = (GROUP, "v1", NAMESPACE, "pytorchjobs")
     name = f"probe{asked.run}pt"
     body = {
@@ -330,7 +330,7 @@ def test_string_data_of_a_secret_is_stored_as_base64(asked):
     assert made.data == {"a": "Yg=="}
 
 
-def test_a_collection_is_deleted_by_labels(asked):
+def test_a_collection_can_be_deleted_by_label_selector(asked):
     for _ in range(2):
         asked.made(gone="yes")
     chosen = {"label_selector": f"run={asked.run},gone=yes"}

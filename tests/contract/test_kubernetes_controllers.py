@@ -1,6 +1,4 @@
-"""The fake cluster's controllers and node make the changes that were recorded of real ones, with the same
-checks.
-"""
+"""The controllers and the node of the fake cluster make the same changes as a recorded real cluster, with the same validation."""
 
 import json
 import sys
@@ -82,7 +80,7 @@ def changes_of_pods(cluster):
     ]
 
 
-def test_a_failing_framework_has_the_recorded_state_changes(cluster):
+def test_a_failing_framework_has_the_recorded_status_changes(cluster):
     run(cluster, role())
     completed(cluster)
     cluster.store.delete(FRAMEWORKS, "default", NAME)
@@ -96,7 +94,7 @@ def test_a_failing_framework_has_the_recorded_state_changes(cluster):
     }
 
 
-def test_a_succeeded_role_ends_the_other_tasks_and_all_objects_are_deleted(cluster):
+def test_a_succeeded_role_ends_the_remaining_tasks_and_deletes_all_objects(cluster):
     run(
         cluster,
         role("ps", 1, "exec sleep 100", (1, -1), terminationGracePeriodSeconds=1),
@@ -113,7 +111,7 @@ def test_a_succeeded_role_ends_the_other_tasks_and_all_objects_are_deleted(clust
     assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
 
 
-def test_a_framework_deleted_in_the_foreground_deletes_its_pods_and_secrets(cluster):
+def test_a_foreground_deletion_of_a_framework_deletes_its_pods_and_secrets(cluster):
     made = run(cluster, role(command="trap 'exit 9' TERM; sleep 100 & wait"))
     owner = {
         "apiVersion": made["apiVersion"],
@@ -133,7 +131,7 @@ def test_a_framework_deleted_in_the_foreground_deletes_its_pods_and_secrets(clus
     wait_until(lambda: not cluster.store.list(SECRETS), "the secret is deleted", DEADLINE_S)
 
 
-def test_a_deleted_namespace_deletes_all_its_objects(cluster):
+def test_a_deleted_namespace_deletes_all_objects_in_it(cluster):
     cluster.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     cluster.store.create(SECRETS, "team", {"metadata": {"name": "s"}})
     cluster.store.delete(NAMESPACES, "", "team")
@@ -147,7 +145,7 @@ def test_the_framework_definition_refuses_invalid_frameworks(cluster):
             run(cluster, role() | wrong)
 
 
-def test_a_container_with_a_missing_secret_is_pending_with_a_reason(cluster):
+def test_a_container_is_pending_with_the_reason_until_its_secret_exists(cluster):
     variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
@@ -161,7 +159,7 @@ def test_a_container_with_a_missing_secret_is_pending_with_a_reason(cluster):
 
 
 def pending_reason(cluster, reason=None):
-    """The pod's own reason and message, and its warnings, once there is a warning (with this reason)."""
+    """The reason and message of the pod's status, and its warning events. Waits for a warning, with this reason if given."""
     warnings = "type=Warning,involvedObject.kind=Pod"
     wait_until(
         lambda: any(
@@ -197,7 +195,7 @@ def test_an_unschedulable_pod_is_reported_in_its_status_and_in_an_event(cluster)
     assert pending_reason(cluster) == ("Unschedulable", text, [("FailedScheduling", text)])
 
 
-def test_a_missing_image_is_reported_in_the_pods_status_and_in_events(cluster):
+def test_a_missing_image_is_reported_in_the_status_of_the_pod_and_in_events(cluster):
     cluster.node.missing_images.add("x")
     run(cluster, role())
     reason, message, events = pending_reason(cluster)
@@ -235,7 +233,7 @@ def test_pods_of_a_lost_node_end_when_the_node_is_deleted(cluster):
     assert completed(cluster)["completionStatus"]["phrase"] == "PodExternalDeleted"
 
 
-def test_pods_can_run_without_processes(tmp_path):
+def test_simulated_pods_complete_without_real_processes(tmp_path):
     with KubeCluster(tmp_path, runs=StillPod) as still:
         still.store.create(DEFINITIONS, "", FRAMEWORK)
         run(still, role(command="exit 3"))
@@ -245,7 +243,7 @@ def test_pods_can_run_without_processes(tmp_path):
         assert completed(still)["completionStatus"]["code"] == 0
 
 
-def test_a_barrier_holds_every_task_until_all_have_an_address(cluster):
+def test_a_barrier_blocks_every_task_until_all_tasks_have_an_address(cluster):
     barrier = {
         "name": "b",
         "image": "frameworkcontroller/frameworkbarrier",

@@ -1,4 +1,4 @@
-"""The fake cluster's operators make the changes that were recorded of real ones, or that are documented."""
+"""The operators of the fake cluster make the changes that were recorded from real operators, or that are documented."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ def changes_of_jobs(cluster, kind):
 
 
 def made(cluster, name):
-    """A pod as it was created."""
+    """The labels and environment of a pod when it was created."""
     entry = next(
         each for each in cluster.store.history if each.kind is PODS and each.after["metadata"]["name"] == name
     )
@@ -62,11 +62,11 @@ def until_met(cluster, kind, name, type_):
 
 
 def waits_for(path, code):
-    """A command that waits for a file and then ends with this exit code."""
+    """A command that waits for a file, then exits with this code."""
     return ["sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done; exit {code}"]
 
 
-def test_a_failing_pytorchjob_has_the_recorded_state_changes(cluster, tmp_path):
+def test_a_failing_pytorchjob_has_the_recorded_status_changes(cluster, tmp_path):
     wanted = recorded("pytorchjob_that_fails")
     spec = copy.deepcopy(wanted["spec"])
     container = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
@@ -93,13 +93,13 @@ def test_a_failing_pytorchjob_has_the_recorded_state_changes(cluster, tmp_path):
     assert pods == wanted["pods"]
 
 
-def test_a_succeeding_tfjob_with_a_parameter_server_has_the_recorded_state_changes(cluster, tmp_path):
+def test_a_succeeding_tfjob_with_a_parameter_server_has_the_recorded_status_changes(cluster, tmp_path):
     wanted = recorded("tfjob_that_succeeds")
     spec = copy.deepcopy(wanted["spec"])
     for type_ in ("PS", "Worker"):
         container = spec["tfReplicaSpecs"][type_]["template"]["spec"]["containers"][0]
         container |= {"command": waits_for(tmp_path / type_, 0), "image": type_}
-    # The parameter server must start first, as in the recording.
+    # The parameter server must start first, like in the recording.
     cluster.node.missing_images.add("Worker")
     cluster.store.create(TF_JOBS, "default", {"metadata": {"name": "tf1"}, "spec": spec})
 
@@ -143,7 +143,7 @@ def a_job(name="j1", count=2, command="test $JOB_COMPLETION_INDEX -lt 2", **labe
     return {"metadata": {"name": name, "labels": labels}, "spec": spec | {"template": {"spec": pod}}}
 
 
-def test_an_indexed_job_gives_each_pod_an_index_and_is_complete_after_all_pods(cluster):
+def test_an_indexed_job_sets_pod_indices_and_completes_after_all_pods(cluster):
     cluster.store.create(JOBS, "default", a_job())
     status = until_met(cluster, JOBS, "j1", "Complete")
     assert (status["succeeded"], status["active"]) == (2, 0)
@@ -156,7 +156,7 @@ def test_an_indexed_job_gives_each_pod_an_index_and_is_complete_after_all_pods(c
     assert conditions(cluster, JOBS, "j1") == {"FailureTarget": "True", "Failed": "True"}
 
 
-def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_it(cluster):
+def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_the_job(cluster):
     queue = {"metadata": {"name": "team"}, "spec": {"clusterQueue": "all", "stopPolicy": "Hold"}}
     cluster.store.create(LOCAL_QUEUES, "default", queue)
     cluster.store.create(JOBS, "default", a_job(**{QUEUE: "team"}))
@@ -168,7 +168,7 @@ def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_it(cluster):
 
 
 @pytest.mark.parametrize("release", ["2.1", "2.2"])
-def test_a_trainjob_overrides_fields_of_its_training_runtime(cluster, release):
+def test_a_trainjob_runs_its_runtime_with_the_overrides_of_the_job(cluster, release):
     definitions_of = (definitions.train_job(release), definitions.CLUSTER_RUNTIME)
     for each in definitions_of:
         cluster.store.create(DEFINITIONS, "", each)

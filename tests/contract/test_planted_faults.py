@@ -1,4 +1,4 @@
-"""Planted faults: parts with one fault each, which the exactly-once machine must detect."""
+"""Planted faults: the exactly-once machine must detect each part that has one fault."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,20 +12,20 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# The examples are nearly the same in every run; they differ because Hypothesis also draws constants from imported modules. Each
-# fault is found within some hundred examples.
+# The examples are nearly the same in every run; Hypothesis also draws constants from imported modules. Each fault is found
+# within some hundred examples, and the run stops at the first failure.
 GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 
 
 class ResumesOneByteLate(Replication):
-    """Off by one: takes `durable` for the offset of the last stored byte, not of the next one."""
+    """Off by one: regards `durable` as the offset of the last stored byte, although it is the offset of the next byte."""
 
     def link_came_up(self, durable: Offsets) -> None:
         super().link_came_up({stream: offset + 1 for stream, offset in durable.items()})
 
 
 class StoresOneByteTwice(AttemptIngest):
-    """Off by one in the other direction."""
+    """Off by one in the opposite direction."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         repeats = 0 < self.received(stream) - offset < len(data)
@@ -33,7 +33,7 @@ class StoresOneByteTwice(AttemptIngest):
 
 
 class AcknowledgesBeforeCommit(AttemptIngest):
-    """Received bytes count as stored."""
+    """Regards received bytes as stored."""
 
     @property
     def durable(self) -> Mapping[Stream, int]:
@@ -41,14 +41,14 @@ class AcknowledgesBeforeCommit(AttemptIngest):
 
 
 class StoresResentBytesAgain(AttemptIngest):
-    """Ignores offsets, so that bytes that are sent again count as new."""
+    """Ignores offsets, so bytes that are sent again are regarded as new."""
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, self.received(stream), data)
 
 
 class OmitsAStream(Replication):
-    """Replicates all streams but the last."""
+    """Replicates all streams except the last."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._streams = tuple(streams)[:-1]
@@ -59,7 +59,7 @@ class OmitsAStream(Replication):
 
 
 class ClosesBeforeDurable(AttemptIngest):
-    """An attempt is complete when its bytes have arrived."""
+    """Regards an attempt as complete when its bytes have been received."""
 
     @property
     def is_complete(self) -> bool:
@@ -69,7 +69,7 @@ class ClosesBeforeDurable(AttemptIngest):
 
 
 class ChecksOnlyMetricsAtTheEnd(AttemptIngest):
-    """Only the final size of the metrics is checked."""
+    """Checks only the final size of the metrics stream."""
 
     @property
     def is_complete(self) -> bool:
@@ -80,7 +80,7 @@ class ChecksOnlyMetricsAtTheEnd(AttemptIngest):
 
 
 class ResumesFromSentOffset(Replication):
-    """Assumes after a lost link that all sent bytes have arrived."""
+    """Assumes after a lost link that all sent bytes were stored."""
 
     def link_came_up(self, durable: Offsets) -> None:
         sent = {stream: progress.sent for stream, progress in self._progress.items()}
@@ -88,14 +88,14 @@ class ResumesFromSentOffset(Replication):
 
 
 class IgnoresTheWindow(Replication):
-    """Sends all bytes at once."""
+    """Sends all bytes without waiting for acknowledgements."""
 
     def confirmed(self, durable: Offsets) -> None:
         super().confirmed({stream: progress.size for stream, progress in self._progress.items()})
 
 
 class KeepsPartialRecords(AttemptIngest):
-    """Waits for the rest of a record whose writer has ended."""
+    """Waits for the remainder of a record after its writer has ended."""
 
     def end(self, final_sizes: Offsets) -> list[StreamWrite]:
         self._final_sizes = dict(final_sizes)
@@ -121,19 +121,19 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
-def test_the_state_machine_test_detects_each_planted_fault(
+def test_the_state_machine_detects_a_planted_fault(
     play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(replication_type, receiver_type, **GAME)
 
 
-def test_the_state_machine_test_accepts_the_unchanged_code(play: Callable[..., None]) -> None:
-    # Other tests also run the unchanged code, with 50 examples each.
+def test_the_state_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
+    # Other tests run the correct parts too, with 50 examples each.
     play(**GAME | {"max_examples": amount(100, 400)})
 
 
-def test_the_state_machine_test_detects_a_window_smaller_than_a_record(
+def test_the_state_machine_detects_a_window_smaller_than_a_record(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)

@@ -1,6 +1,6 @@
-"""The rules for the jobs of every training service: their ends, stops, adoption, and the errors of the cluster.
+"""Rules for the jobs of every training service: ends, stops, adoption, and errors of the cluster.
 
-The keepers are scripts. Experiments with real keepers are in test_platforms.py.
+The keepers are shell scripts. Experiments with real keepers are in test_platforms.py.
 """
 
 import pytest
@@ -19,14 +19,14 @@ from nni_manager.training_services.openpai.connection import JobAlreadyExists
 from trial_keeper.wire.reasons import ExitReason
 
 SLEEPS = "STARTED; exec sleep 100"
-# This task exits a moment after SIGTERM.
+# On SIGTERM, this keeper exits with code 9 after 0.3 s.
 EXITS_ON_REQUEST = """\
 trap 'sleep 0.3; touch "$TRIAL_KEEPER_WORKSPACE/exited"; exit 9' TERM
 STARTED
 sleep 100 & wait
 """
 ALREADY_EXISTS = "already exists; (choose another name|delete the object with kubectl)"
-# This task exits with the code in the file that has the job's name.
+# This keeper waits for the file `JOB_ID.code`, and exits with the code in the file.
 EXITS_AS_WRITTEN = """\
 STARTED
 code="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.code"
@@ -55,7 +55,7 @@ async def test_a_job_receives_its_settings_and_its_end_is_reported_once(platform
         assert not service.problem
 
 
-async def test_a_failed_job_has_its_exit_code_and_the_last_lines_of_its_stderr(platform):
+async def test_a_failed_job_reports_its_exit_code_and_the_end_of_its_stderr(platform):
     platform.runs(
         "case ${TRIAL_KEEPER_ROLE:-worker} in worker|taskrole) ;; *) exec sleep 100;; esac\n"
         "echo first >&2; echo trial-keeper: cannot find the mount >&2; exit 105"
@@ -81,7 +81,7 @@ async def test_an_oom_killed_job_ends_with_reason_out_of_memory(platform):
         assert platform.memory_message in end.message
 
 
-async def test_a_stopped_job_exits_in_its_grace_period_and_its_end_is_reported_afterwards(platform):
+async def test_a_stopped_job_exits_in_its_grace_period_before_its_end_is_reported(platform):
     platform.runs(EXITS_ON_REQUEST)
     async with platform.manager() as service:
         assert not await service.stop("trial1"), "there is no such job"
@@ -96,7 +96,7 @@ async def test_a_stopped_job_exits_in_its_grace_period_and_its_end_is_reported_a
     assert len(platform.ends) == 1
 
 
-async def test_a_job_removed_by_another_client_ends_with_the_reason_removed(platform):
+async def test_a_job_removed_by_another_client_ends_with_a_specific_reason(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -106,7 +106,7 @@ async def test_a_job_removed_by_another_client_ends_with_the_reason_removed(plat
         assert end.message == platform.removed_message
 
 
-async def test_a_job_that_the_cluster_preempts_ends_with_the_reason_preempted(platform):
+async def test_a_job_preempted_by_the_cluster_ends_with_reason_preempted(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -117,7 +117,7 @@ async def test_a_job_that_the_cluster_preempts_ends_with_the_reason_preempted(pl
         assert "reempted" in end.message
 
 
-async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
+async def test_a_restarted_manager_adopts_existing_jobs(platform):
     platform.runs(EXITS_AS_WRITTEN)
     async with platform.manager() as first:
         for job_id in ("trial1", "trial2", "trial3"):
@@ -144,7 +144,7 @@ async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
     assert len(platform.ends) == 2
 
 
-async def test_an_unreachable_server_is_reported_as_a_problem_and_ends_no_job(platform):
+async def test_an_unreachable_server_is_reported_and_ends_no_job(platform):
     async with platform.manager() as service:
         await service.submit(platform.settings())
         await platform.has_started()
@@ -163,7 +163,7 @@ async def test_an_unreachable_server_is_reported_as_a_problem_and_ends_no_job(pl
         assert len(platform.ends) == 1
 
 
-async def test_adopted_jobs_count_as_running_while_the_server_is_unreachable(platform):
+async def test_jobs_adopted_while_the_server_is_unreachable_are_regarded_as_running(platform):
     platform.runs(EXITS_AS_WRITTEN)
     async with platform.manager() as first:
         await first.submit(platform.settings())
@@ -179,13 +179,13 @@ async def test_adopted_jobs_count_as_running_while_the_server_is_unreachable(pla
     assert ends == {"trial1": (0, False), "trial2": (None, True)}
 
 
-async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
+async def test_a_repeated_submission_creates_only_one_job(platform):
     async with platform.manager() as service:
         platform.answer_submissions(503, QUICK.tries)
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # the manager repeats a submission after a lost response
+        await service.submit(platform.settings())  # A manager may submit again if it lost the response.
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()
@@ -193,7 +193,7 @@ async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
     assert len(platform.ends) == 1
 
 
-async def test_a_job_that_was_never_created_can_be_stopped(platform):
+async def test_a_job_can_be_stopped_after_its_submission_failed(platform):
     async with platform.manager() as service:
         platform.answer_submissions(503, QUICK.tries)
         with pytest.raises(RetryableError):
@@ -204,7 +204,7 @@ async def test_a_job_that_was_never_created_can_be_stopped(platform):
         await platform.is_clean()
 
 
-async def test_a_foreign_job_with_the_same_name_is_an_error_and_is_not_changed(platform):
+async def test_a_foreign_job_with_the_same_name_causes_an_error_and_is_not_changed(platform):
     is_untouched = await platform.create_job_of_others()
     async with platform.manager() as service:
         with pytest.raises((AlreadyExists, JobAlreadyExists), match=ALREADY_EXISTS):
@@ -214,7 +214,7 @@ async def test_a_foreign_job_with_the_same_name_is_an_error_and_is_not_changed(p
     assert not platform.ends
 
 
-async def test_a_pending_job_shows_its_pending_reason_until_it_starts(platform, monkeypatch):
+async def test_the_pending_reason_of_a_job_is_shown_until_the_job_starts(platform, monkeypatch):
     async with platform.manager() as service:
         why = platform.have_no_room(monkeypatch)
         await service.submit(platform.settings())
@@ -226,7 +226,7 @@ async def test_a_pending_job_shows_its_pending_reason_until_it_starts(platform, 
         assert service.pending_reason("trial1") == ""
 
 
-# ---- what servers answer to a submission
+# ---- responses of the server to a submission
 
 LIMIT = "frameworks is forbidden: maximum cpu usage per Container is 2, but limit is 99"
 FIX = "; fix the fields that the answer names"
@@ -278,7 +278,9 @@ RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets
     ],
     indirect=["platform"],
 )
-async def test_a_permanent_refusal_is_raised_at_once_and_leaves_no_job(platform, resource, answer, message):
+async def test_a_permanent_refusal_of_a_job_raises_at_once_and_leaves_no_objects(
+    platform, resource, answer, message
+):
     async with platform.manager() as service:
         platform.answer_submissions(answer, resource=resource)
         with pytest.raises(UserError, match=message):
@@ -294,7 +296,7 @@ async def test_a_permanent_refusal_is_raised_at_once_and_leaves_no_job(platform,
     [(name, *row) for name, of_platform in TEMPORARY.items() for row in of_platform],
     indirect=["platform"],
 )
-async def test_a_temporary_refusal_is_retryable(platform, answer, error):
+async def test_a_temporary_refusal_of_a_job_raises_a_retryable_error(platform, answer, error):
     async with platform.manager() as service:
         platform.answer_submissions(answer, QUICK.tries)
         with pytest.raises(RetryableError) as raised:

@@ -1,6 +1,6 @@
-"""The rules for experiments on every training service, with a real engine and real keepers.
+"""Rules for experiments on every training service, with a real engine and real keepers.
 
-The rules for jobs are in test_platform_jobs.py.
+Rules for jobs are in test_platform_jobs.py.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from nni_manager.support.leftovers import processes_of
 from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.messages import Stream
 
-# The second of five trials fails. The third and the fourth trial wait for a signal.
+# The trials with numbers 2 and 3 wait for a signal, and the trial with number 1 fails.
 TRAIN = """\
 import signal, sys
 import nni_sdk
@@ -40,7 +40,7 @@ if number in (2, 3):
     signal.pause()
 nni_sdk.report_final_result(x)
 """
-# Each trial waits for a file that is named after its number.
+# Each trial waits until a file with the trial's number as its name exists.
 GATED = """\
 import os, time
 import nni_sdk
@@ -51,7 +51,7 @@ while not os.path.exists(f"{gates}/{{nni_sdk.get_sequence_id()}}"):
 nni_sdk.report_final_result(x)
 """
 
-# The first trial fails after it has saved its second step.
+# The first trial saves a checkpoint after each step, and fails after its second step.
 FAILS_AFTER_A_CHECKPOINT = """\
 import pathlib
 import nni_sdk
@@ -75,7 +75,7 @@ class Running:
         self.platform, self.engine = platform, engine
 
     def trials(self):
-        """The trials as the HTTP API shows them, in order."""
+        """All trials in the format of the HTTP API, in order."""
         snapshot = self.engine.snapshot()
         return [trial_view(snapshot, trial) for trial in self.engine.experiment.trials.values()]
 
@@ -86,7 +86,7 @@ class Running:
         await until(lambda: self.statuses() == [*statuses], f"the trials are {statuses}", DEADLINE_S)
 
     async def has_intermediates(self, sequence_id):
-        """The trial runs, and its first result is stored."""
+        """Wait until the trial runs and its first result is stored."""
         await until(
             lambda: (
                 len(found := self.trials()) > sequence_id and found[sequence_id]["intermediateCount"] == 1
@@ -113,7 +113,7 @@ def new_experiment(platform, train, reuse=False, **config):
 
 
 async def manage(platform, experiment, play):
-    """A manager of the experiment, from its start until `play` returns."""
+    """Run a manager of the experiment until `play` returns."""
     async with a_manager_here(experiment, platform.factory(experiment)) as engine:
         await play(Running(platform, engine))
 
@@ -131,12 +131,12 @@ def platform(request, tmp_path, monkeypatch):
 on_every_platform = pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
 
 
-# ---- a whole experiment whose trials end in every way
+# ---- a complete experiment whose trials end in different ways
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)
 def done(request, tmp_path_factory):
-    """The shown and stored data of this experiment."""
+    """Run this experiment. Returns the data that it shows and stores."""
     folder = tmp_path_factory.mktemp("platform")
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
@@ -163,7 +163,7 @@ def done(request, tmp_path_factory):
         yield seen
 
 
-def test_each_trial_runs_in_a_job_and_gets_a_final_status(done):
+def test_each_trial_has_its_own_job_and_a_final_status(done):
     assert [trial["status"] for trial in done.trials] == [
         *("SUCCEEDED", "FAILED", "USER_CANCELED", "FAILED", "SUCCEEDED")
     ]
@@ -171,7 +171,7 @@ def test_each_trial_runs_in_a_job_and_gets_a_final_status(done):
     assert [trial["attempt"] for trial in done.trials] == [0] * 5
 
 
-def test_the_trial_concurrency_is_respected_and_can_be_changed(done):
+def test_the_number_of_running_trials_is_limited_by_the_current_concurrency(done):
     assert done.at_concurrency_1 == ["SUCCEEDED", "FAILED", "RUNNING"]
     assert done.at_concurrency_2 == ["SUCCEEDED", "FAILED", "RUNNING", "RUNNING"]
 
@@ -191,7 +191,7 @@ def test_a_failed_trial_shows_its_exit_code_and_stderr(done):
     assert "no data in /data" in failed["message"]
 
 
-def test_collected_logs_of_a_trial_are_stored(done):
+def test_stdout_and_stderr_of_each_trial_are_stored(done):
     def log(trial, stream):
         folder = done.experiment.folder
         return read_range(folder, trial["id"], stream, first=0, most_bytes=1000).text
@@ -201,16 +201,17 @@ def test_collected_logs_of_a_trial_are_stored(done):
         assert log(trial, Stream.STDERR) == ("no data in /data\n" if trial["sequenceId"] == 1 else "")
 
 
-def test_a_trial_that_the_user_stops_is_cancelled(done):
+def test_a_trial_stopped_by_the_user_is_cancelled(done):
     stopped = done.trials[2]
     assert stopped["reason"] == "stopped by user"
     assert stopped["endTime"] >= stopped["startTime"]
 
 
-def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
+def test_a_trial_fails_with_a_specific_reason_if_another_client_removes_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
-    if done.platform.removal_kills:  # on other platforms the keeper reports the end without a message
+    # On other platforms, the keeper reports the end of the trial, without a message.
+    if done.platform.removal_kills:
         assert "its keeper " in removed["message"]
         assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]
 
@@ -219,7 +220,7 @@ def test_a_trial_fails_with_its_reason_if_another_client_removed_its_job(done):
 
 
 @on_every_platform
-def test_running_trials_continue_after_the_manager_is_killed(platform):
+def test_trials_continue_without_a_manager_and_a_resume_runs_the_remaining_trials(platform):
     gates = platform.folder / "gates"
     gates.mkdir()
     train = GATED.format(gates=gates)
@@ -266,8 +267,8 @@ def test_running_trials_continue_after_the_manager_is_killed(platform):
 
 @on_every_platform
 @pytest.mark.parametrize("ends", amount(["by itself"], ["by itself", "on request"]))
-def test_the_next_manager_removes_a_job_that_was_left_on_the_cluster(platform, monkeypatch, ends):
-    """The server is away when the trial ends, so nobody can see the end of its job."""
+def test_a_job_left_on_the_cluster_is_reported_and_removed_by_the_next_manager(platform, monkeypatch, ends):
+    """The server is unreachable when the trial ends, so the manager cannot observe the end of the job."""
     platform.needs_a_server_that_stops()
     for deadline in ("MARGIN_S", "CLUSTER_REPORT_TIMEOUT_S", "KILLED_TIMEOUT_S", "DRAINED_TIMEOUT_S"):
         monkeypatch.setattr(stop_escalation, deadline, scaled_s(0.5))
@@ -306,7 +307,7 @@ def test_the_next_manager_removes_a_job_that_was_left_on_the_cluster(platform, m
 
 
 @on_every_platform
-def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
+def test_a_trial_continues_from_the_checkpoint_of_a_failed_trial_in_a_different_job(platform):
     experiment = new_experiment(platform, FAILS_AFTER_A_CHECKPOINT, maxTrialNum=1)
 
     async def play(running):
@@ -324,7 +325,7 @@ def test_a_trial_continues_from_the_checkpoint_of_another_job(platform):
 
 
 @on_every_platform
-def test_a_reused_job_runs_trials_in_sequence_and_survives_a_stopped_trial(platform):
+def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_stopped_trial(platform):
     experiment = new_experiment(platform, TRAIN, reuse=True, maxTrialNum=5)
 
     async def play(running):
@@ -347,7 +348,7 @@ def test_a_reused_job_runs_trials_in_sequence_and_survives_a_stopped_trial(platf
 
 @pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_preempted_trial_starts_again_without_counting_as_a_retry(platform, reuse):
+def test_a_preempted_trial_restarts_without_counting_as_a_retry(platform, reuse):
     gates = platform.folder / "gates"
     gates.mkdir()
     experiment = new_experiment(platform, GATED.format(gates=gates), reuse, maxTrialNum=1, maxTrialRetry=0)
@@ -385,7 +386,7 @@ nni.report_final_result(x)
 
 @pytest.mark.parametrize("platform", ["frameworkcontroller", "job"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_preemption_reported_before_the_signal_is_the_reason_in_the_stop_notice(platform, reuse):
+def test_a_preemption_announced_before_the_signal_is_the_reason_in_the_stop_notice(platform, reuse):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
 
@@ -401,7 +402,7 @@ def test_a_preemption_reported_before_the_signal_is_the_reason_in_the_stop_notic
     run(manage(platform, experiment, play))
 
 
-# ---- what servers answer to a submission
+# ---- responses of the server to a submission
 
 NOT_ALLOWED = (403, "ForbiddenUserError", "User ada is not allowed to do operation in default")
 TOO_LARGE = "cannot ever run this job: one of its tasks needs 99 GPUs, and virtual cluster default has 4"
@@ -423,7 +424,7 @@ QUOTAS = {
     ],
     indirect=["platform"],
 )
-def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(platform, refusal, reuse):
+def test_an_experiment_fails_if_the_cluster_refuses_three_jobs_in_a_row(platform, refusal, reuse):
     platform.answer_submissions(refusal, 100)
     experiment = new_experiment(platform, TRAIN, reuse, trialConcurrency=2, maxTrialNum=50)
 
@@ -444,7 +445,9 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(p
 
 
 @pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
-def test_trials_wait_while_the_quota_is_used_up(platform, quota, monkeypatch):
+def test_trials_wait_for_a_quota_with_the_reason_and_start_after_temporary_errors(
+    platform, quota, monkeypatch
+):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
     platform.answer_submissions(quota, 1000)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
@@ -466,7 +469,7 @@ def test_trials_wait_while_the_quota_is_used_up(platform, quota, monkeypatch):
 
 
 @pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller"], indirect=True)
-def test_an_expired_login_suspends_submission_until_it_is_renewed(platform, monkeypatch):
+def test_an_expired_login_suspends_submissions_until_the_login_is_renewed(platform, monkeypatch):
     monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.2)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
     platform.expire_login()

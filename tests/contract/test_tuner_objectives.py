@@ -1,4 +1,4 @@
-"""Tuners with several objectives and with constraints: one suite over all that can, and Optuna's own study beside ours."""
+"""Tuners with several objectives and with constraints: tests for all tuners that support these, and a comparison with Optuna."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,10 @@ def spec_of(folder: Path, name: str, objectives: Objectives, space: object = UNI
 
 
 def result_of(parameters: dict[str, float]) -> str:
-    """The front is where y is 0; a feasible trial has an x of at most 0.5."""
+    """The metrics of a trial.
+
+    The Pareto front is where y is 0. A trial is feasible if x is at most 0.5.
+    """
     x, y = parameters["x"], parameters["y"]
     return json.dumps({"gain": x - y, "cost": x + y, "size": x, "default": x})
 
@@ -70,7 +73,9 @@ def name(request):
 
 
 @pytest.mark.parametrize("constraints", [(), BOUND], ids=["free", "constrained"])
-def test_a_restarted_tuner_proposes_the_same_as_an_uninterrupted_tuner(name, constraints, tmp_path) -> None:
+def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters(
+    name, constraints, tmp_path
+) -> None:
     objectives = Objectives(TWO, constraints)
     spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
     tuner = TunerSession(spec, make_tuner)
@@ -98,7 +103,7 @@ def test_the_optuna_study_has_all_values_and_constraint_violations(name, tmp_pat
             assert trial.state is optuna.trial.TrialState.COMPLETE
 
 
-def test_a_result_that_lacks_a_metric_counts_as_failed(tmp_path) -> None:
+def test_a_result_without_a_number_for_each_objective_is_regarded_as_failed(tmp_path) -> None:
     tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
     for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
         tuner.ask(key)
@@ -107,8 +112,8 @@ def test_a_result_that_lacks_a_metric_counts_as_failed(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["TPE", "NSGAII"])
-def test_a_tuner_finds_as_good_a_pareto_front_as_optunas_own_study(name, tmp_path) -> None:
-    """The same sampler with the same settings and budget; the area dominated by the front, beyond the point (0, 2)."""
+def test_a_tuner_finds_a_pareto_front_as_good_as_an_optuna_study(name, tmp_path) -> None:
+    """Both use the same sampler, settings and budget. The measure is the area that the front dominates."""
     objectives, count = Objectives(TWO, BOUND), 60
     tuner = make_tuner(spec_of(tmp_path, name, objectives))
     ours = [json.loads(each.metric or "") for each in play(tuner, range(count), objectives)]
@@ -142,18 +147,21 @@ def random_results(count: int) -> list[dict[str, float]]:
 
 
 def area(objectives: Objectives, results: list[dict[str, float]]) -> float:
-    """The area that the front dominates, up to a gain of -1 and a cost of 1.5."""
+    """The area that the Pareto front dominates, up to a gain of -1 and a cost of 1.5."""
     ranked = objectives.ranked((each, json.dumps(each)) for each in results)
     total, covered = 0.0, -1.0
-    for each in reversed(ranked):  # the points are sorted by cost, the cheapest first
+    for each in reversed(ranked):  # The loop starts with the trial of the lowest cost.
         total += max(0.0, each["gain"] - covered) * max(0.0, 1.5 - each["cost"])
         covered = max(covered, each["gain"])
     return total
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.name not in ("BatchTuner", "PBTTuner")))
-def test_every_tuner_proposes_feasible_points_with_one_objective_and_a_constraint(name, tmp_path) -> None:
-    """The best values violate it. What learns it proposes feasible parameters; to others, such trials have failed."""
+def test_every_tuner_proposes_feasible_parameters_for_one_objective_with_a_constraint(name, tmp_path) -> None:
+    """The best values violate the constraint.
+
+    Tuners that support constraints must prefer feasible parameters. Other tuners receive infeasible trials as failed trials.
+    """
     objectives = Objectives((Objective("default", "maximize"),), BOUND)
     spec = spec_of(tmp_path, name, objectives, CHOICES if name == "GridSearch" else UNIT)
     tuner = TunerSession(spec, make_tuner)

@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# These classArgs are so small that a dozen trials show an effect.
+# Arguments so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -82,7 +82,7 @@ def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
 
 @pytest.fixture(params=DRAWING)
 def a_tuner(request):
-    """Makes a tuner of each kind for a search space."""
+    """A factory of tuners of one kind, for any search space."""
 
     def make(raw=TWO_FLOATS, seed=1, optimize_mode="minimize"):
         make.name = request.param
@@ -92,7 +92,7 @@ def a_tuner(request):
 
 
 def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
-    """Ask for and tell each key in turn; return the history as the store would keep it."""
+    """Request and report each trial in turn. Returns the history in the form that the store returns."""
     history = []
     for key in keys:
         suggestion = tuner.ask(key)
@@ -103,38 +103,39 @@ def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
 
 
 def plain(parameters):
-    """The parameters without those that some tuners add to the search space."""
+    """The parameters except those that some tuners add to the search space."""
     added = ("TRIAL_BUDGET", "load_checkpoint_dir", "save_checkpoint_dir")
     return {name: value for name, value in parameters.items() if name not in added}
 
 
 def proposed(history):
-    """Parameters only: CMA-ES pickles its state into the metadata, and equal objects may have different
-    pickles.
+    """The parameters of each trial, without metadata.
+
+    CMA-ES pickles its state into the metadata, and equal objects may have different pickles.
     """
     return [past.parameters for past in history]
 
 
 def stored(history):
-    """The history after a round trip through JSON, as from the store."""
+    """The history after a round trip through JSON, like from the store."""
     return [
         PastTrial(past.key, past.parameters, json.loads(json.dumps(past.metadata)), past.value, past.ended)
         for past in history
     ]
 
 
-def test_the_same_seed_gives_the_same_parameters(a_tuner):
+def test_two_tuners_with_the_same_seed_propose_the_same_parameters(a_tuner):
     first, second, other = (run(a_tuner(seed=seed), range(15)) for seed in (4, 4, 5))
     assert proposed(first) == proposed(second)
     assert all(one.parameters != two.parameters for one, two in zip(first, other, strict=True))
 
 
-def test_without_a_seed_two_experiments_differ(a_tuner):
+def test_two_tuners_without_a_seed_propose_different_parameters(a_tuner):
     assert a_tuner(seed=None).ask(0) != a_tuner(seed=None).ask(0)
 
 
 @pytest.mark.parametrize("restart_after", [1, 18])
-def test_a_restored_tuner_proposes_the_same_parameters(a_tuner, restart_after):
+def test_a_restored_tuner_proposes_the_same_parameters_as_an_uninterrupted_tuner(a_tuner, restart_after):
     unbroken = run(a_tuner(ALL_TYPES), range(24), lambda parameters: parameters["normal"])
     rebuilt = a_tuner(ALL_TYPES)
     rebuilt.restore(stored(unbroken[:restart_after]))
@@ -142,7 +143,7 @@ def test_a_restored_tuner_proposes_the_same_parameters(a_tuner, restart_after):
     assert proposed(later) == proposed(unbroken[restart_after:])
 
 
-def test_a_tuner_accepts_the_result_of_a_trial_that_ran_during_a_restart(a_tuner):
+def test_a_restored_tuner_accepts_the_result_of_a_trial_that_was_running(a_tuner):
     tuner = a_tuner()
     history = run(tuner, range(12))
     suggestion = tuner.ask(12)
@@ -153,11 +154,11 @@ def test_a_tuner_accepts_the_result_of_a_trial_that_ran_during_a_restart(a_tuner
     assert rebuilt.ask(13).parameters == tuner.ask(13).parameters
     tuner.tell(12, 0.5)
     rebuilt.tell(12, 0.5)
-    rebuilt.tell(0, 3.0)  # the trial ended before the restart, so the tuner ignores the result
+    rebuilt.tell(0, 3.0)  # Trial 0 ended before the restart, so the tuner ignores this result.
     assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
-def test_a_history_of_a_thousand_trials_is_restored(a_tuner):
+def test_a_tuner_restores_a_history_of_a_thousand_trials(a_tuner):
     metadata = a_tuner().ask(0).metadata
     tuner = a_tuner()
     tuner.restore(PastTrial(key, {}, metadata, float(key), ended=True) for key in range(1000))
@@ -166,7 +167,7 @@ def test_a_history_of_a_thousand_trials_is_restored(a_tuner):
     assert plain(tuner.ask(1000).parameters).keys() == {"x", "y"}
 
 
-def test_a_failed_trial_is_restored_as_failed(a_tuner):
+def test_a_restored_tuner_regards_failed_trials_as_failed(a_tuner):
     failing = run(a_tuner(), range(12), lambda parameters: None)
     rebuilt = a_tuner()
     rebuilt.restore(stored(failing))
@@ -182,17 +183,17 @@ def continued(tuner, values):
 
 
 @pytest.mark.parametrize("useless", [None, math.nan, math.inf, -math.inf])
-def test_nan_and_infinities_count_as_failures(a_tuner, useless):
+def test_a_tuner_regards_nan_and_infinite_results_as_failures(a_tuner, useless):
     good = [float(value) for value in range(12)]
     assert continued(a_tuner(), [*good, useless]) == continued(a_tuner(), [*good, None])
 
 
-def test_a_tuner_proposes_valid_parameters_when_every_trial_fails(a_tuner):
+def test_a_tuner_proposes_valid_parameters_if_all_trials_fail(a_tuner):
     history = run(a_tuner(ALL_TYPES), range(25), lambda parameters: None)
     assert all(contains(parse_search_space(ALL_TYPES), plain(past.parameters)) == [] for past in history)
 
 
-def test_only_the_first_result_of_a_trial_counts(a_tuner):
+def test_a_tuner_uses_only_the_first_result_of_a_trial(a_tuner):
     tuner, other = a_tuner(), a_tuner()
     for key in range(15):
         tuner.ask(key)
@@ -203,7 +204,7 @@ def test_only_the_first_result_of_a_trial_counts(a_tuner):
     assert tuner.ask(15) == other.ask(15)
 
 
-def test_invalid_calls_of_the_engine_raise_internal_error(a_tuner):
+def test_invalid_calls_of_a_tuner_raise_internal_error(a_tuner):
     tuner = a_tuner()
     suggestion = tuner.ask(0)
     with pytest.raises(InternalError, match="a second time"):
@@ -217,23 +218,23 @@ def test_invalid_calls_of_the_engine_raise_internal_error(a_tuner):
 @pytest.mark.parametrize(
     "metadata", [{}, {"/x": 0.0}, {"/x": 99.0, "/y": 1.0}, {"/x": 0.0, "/y": 1.0, "/z": 1}]
 )
-def test_trial_metadata_of_another_search_space_raise_internal_error(a_tuner, metadata):
+def test_metadata_of_a_different_search_space_raises_internal_error(a_tuner, metadata):
     with pytest.raises(InternalError, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
 
 
-def test_concurrent_trials_get_different_parameters(a_tuner):
+def test_a_tuner_proposes_different_parameters_for_concurrent_trials(a_tuner):
     tuner = a_tuner()
     run(tuner, range(12))
     asked = [each for key in range(12, 28) if (each := tuner.ask(key)) is not Later.LATER]
     different = len({json.dumps(suggestion.parameters) for suggestion in asked})
-    # A child of NSGA-II may equal its parent; PBTTuner has no more members than its population.
+    # A child of NSGA-II may equal its parent. PBTTuner proposes at most one trial for each member of its population.
     assert different == (4 if a_tuner.name == "PBTTuner" else 16) or (
         a_tuner.name == "NSGAII" and different >= 8
     )
 
 
-def test_tpe_takes_running_trials_into_account():
+def test_tpe_proposals_depend_on_trials_that_are_running():
     busy, idle = make_of("TPE", TWO_FLOATS), make_of("TPE", TWO_FLOATS)
     for tuner in (busy, idle):
         run(tuner, range(12))
@@ -242,7 +243,7 @@ def test_tpe_takes_running_trials_into_account():
     assert busy.ask(13) != idle.ask(13)
 
 
-def test_a_search_space_with_one_point_always_gives_that_point(a_tuner):
+def test_a_tuner_always_proposes_the_only_point_of_a_search_space(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
     values = iter(range(15))
     history = run(a_tuner(space), range(15), lambda parameters: float(next(values) % 4))
@@ -252,13 +253,13 @@ def test_a_search_space_with_one_point_always_gives_that_point(a_tuner):
     assert plain(rebuilt.ask(15).parameters) == {"a": "only", "b": 3}
 
 
-def test_changing_returned_parameters_does_not_affect_the_tuner(a_tuner):
+def test_changes_to_returned_parameters_do_not_affect_the_tuner(a_tuner):
     tuner = a_tuner({"a": {"_type": "choice", "_value": [[1]]}})
     tuner.ask(0).parameters["a"].append(2)
     assert plain(tuner.ask(1).parameters) == {"a": [1]}
 
 
-def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
+def test_nested_parameter_names_and_names_with_slashes_do_not_collide(a_tuner):
     inner = {"_type": "uniform", "_value": [0, 1]}
     space = {
         "a": {"_type": "choice", "_value": [{"_name": "n", "b": inner}]},
@@ -268,10 +269,10 @@ def test_nested_names_and_names_with_slashes_do_not_collide(a_tuner):
     assert contains(parse_search_space(space), parameters) == []
 
 
-# All examples share the fixture and do not change it.
+# All examples share the fixture, and no example changes it.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
-def test_parameters_lie_in_the_search_space_and_survive_json_and_a_restart(a_tuner, raw, seed):
+def test_proposed_parameters_lie_in_the_search_space_and_can_be_stored_as_json(a_tuner, raw, seed):
     space = parse_search_space(raw)
     tuner = a_tuner(raw, seed)
     history = run(tuner, range(14), lambda parameters: float(len(json.dumps(parameters))))
@@ -298,7 +299,7 @@ def samples(raw, count):
         ({"_type": "choice", "_value": ["a", "b", 1]}, {"a", "b", 1}),
     ],
 )
-def test_sampling_reaches_exactly_the_documented_values(raw, values):
+def test_random_samples_have_exactly_the_documented_values(raw, values):
     assert set(samples(raw, 1000)) == values
 
 
@@ -310,7 +311,7 @@ def test_sampling_reaches_exactly_the_documented_values(raw, values):
         ({"_type": "lognormal", "_value": [3, 2]}, True),
     ],
 )
-def test_the_normal_family_has_its_mean_and_deviation(raw, log):
+def test_normally_distributed_samples_have_the_configured_mean_and_deviation(raw, log):
     drawn = [math.log(value) if log else value for value in samples(raw, 2000)]
     assert statistics.mean(drawn) == pytest.approx(3, abs=0.15)
     assert statistics.stdev(drawn) == pytest.approx(2, abs=0.15)
@@ -335,7 +336,7 @@ def test_tpe_minimises_a_quadratic_function_faster_than_random_search(optimize_m
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_the_experiment_file_selects_the_tuner(name, tmp_path):
+def test_the_tuner_named_in_the_experiment_file_is_created(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
     path.write_text(
@@ -361,7 +362,7 @@ GRID = {
 BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.2, "n": [1]}, {"lr": 0.1}]}}
 
 
-# This quantised distribution has only eleven values, so its grids end.
+# This search space has only eleven values, so the refinement of its grid ends.
 REFINED = {"q": {"_type": "qloguniform", "_value": [1, 30, 3]}}
 
 
@@ -370,12 +371,12 @@ REFINED = {"q": {"_type": "qloguniform", "_value": [1, 30, 3]}}
     ids=["grid", "refined", "batch"],
 )
 def a_list(request):
-    """A factory of a tuner with a finite list of points, and the length of the list."""
+    """A factory of tuners with a finite list of points, and the number of points."""
     name, raw, count = request.param
     return lambda: make_of(name, raw), count
 
 
-def test_a_finite_list_of_points_is_proposed_once(a_list):
+def test_each_point_of_a_finite_list_is_proposed_once(a_list):
     make, count = a_list
     tuner = make()
     history = run(tuner, range(count), lambda parameters: None)
@@ -386,7 +387,7 @@ def test_a_finite_list_of_points_is_proposed_once(a_list):
     assert not tuner.learns
 
 
-def test_a_restored_list_tuner_continues_with_the_missing_points(a_list):
+def test_a_restored_list_continues_with_the_points_not_yet_proposed(a_list):
     make, count = a_list
     whole = run(make(), range(count), lambda parameters: 1.0)
     rebuilt = make()
@@ -405,7 +406,7 @@ def test_a_restored_list_tuner_continues_with_the_missing_points(a_list):
 
 
 @pytest.mark.parametrize("metadata", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
-def test_trial_metadata_of_another_list_raise_internal_error(a_list, metadata):
+def test_metadata_of_a_different_list_raises_internal_error(a_list, metadata):
     make, _ = a_list
     with pytest.raises(InternalError, match="is not of this search space"):
         make().restore([PastTrial(0, {}, metadata, 1.0, ended=True)])
@@ -422,8 +423,8 @@ def test_a_grid_contains_every_combination_including_nested_values():
 @pytest.mark.parametrize(
     "case", json.loads((GOLDEN / "refining_grid.json").read_text()), ids=lambda case: "-".join(case["space"])
 )
-def test_a_refined_grid_has_the_same_points_as_nnis_grid_search(case):
-    """Source: the output of GridSearchTuner of nni 2.10.1, in order; null is its end."""
+def test_a_refining_grid_has_the_same_points_as_the_grid_search_of_nni(case):
+    """Source: the output of GridSearchTuner of nni 2.10.1, in order; null marks the end."""
     tuner = make_of("GridSearch", case["space"])
     for number, expected in enumerate(case["points"]):
         suggestion = tuner.ask(number)
@@ -444,7 +445,7 @@ def approximately(parameters):
     }
 
 
-def test_a_restored_refined_grid_repeats_no_point():
+def test_a_restored_refining_grid_continues_without_repeating_a_point():
     space = {"x": {"_type": "uniform", "_value": [0, 1]}, "y": {"_type": "normal", "_value": [0, 1]}}
     whole = run(make_of("GridSearch", space), range(60), lambda parameters: 1.0)
     assert len({json.dumps(each.parameters) for each in whole}) == 60
@@ -454,13 +455,13 @@ def test_a_restored_refined_grid_repeats_no_point():
         assert proposed(run(rebuilt, range(known, 60), lambda parameters: 1.0)) == proposed(whole[known:])
 
 
-def test_a_grid_index_beyond_all_trials_is_refused_at_once():
+def test_an_index_beyond_all_trials_is_refused_without_computing_the_grid():
     tuner = make_of("GridSearch", TWO_FLOATS)
     with pytest.raises(InternalError, match="is not of this search space"):
         tuner.restore([PastTrial(0, {}, {"index": 10**9}, 1.0, ended=True)])
 
 
-def test_a_quantised_normal_distribution_has_a_finite_grid():
+def test_a_grid_of_a_quantised_normal_distribution_is_finite():
     tuner = make_of("GridSearch", {"x": {"_type": "qnormal", "_value": [0, 1, 2]}})
     points = []
     while (suggestion := tuner.ask(len(points))) is not None:
@@ -468,7 +469,7 @@ def test_a_quantised_normal_distribution_has_a_finite_grid():
     assert sorted(points) == [-8, -6, -4, -2, 0, 2, 4, 6, 8]
 
 
-def test_a_huge_grid_is_not_enumerated_before_the_first_proposal():
+def test_the_first_point_of_a_huge_grid_is_proposed_without_enumerating_the_grid():
     raw = {name: {"_type": "randint", "_value": [0, 10**15]} for name in ("a", "b")}
     assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
 
@@ -483,22 +484,22 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_a_tuner_depends_on_results_exactly_if_it_declares_so(name):
+def test_a_tuner_learns_from_results_if_and_only_if_declared(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns and not each.adds_parameters))
 def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_search(name):
-    trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations
+    trials = 150 if name == "NSGAII" else 50  # NSGAII needs several generations.
     assert best_of_bowl(name, trials, seeds=3) < best_of_bowl("Random", trials, seeds=9)
 
 
 @pytest.mark.parametrize(
     "name", names_in(TUNERS, lambda each: each.name in ("GPTuner", "MetisTuner", "SMAC"))
 )
-def test_nested_parameters_of_the_same_name_share_one_model_dimension(name):
-    """The best is rbf with C = gamma = 0.3. If nested parameters were random, the median distance would be 0.4."""
+def test_nested_parameters_of_the_same_name_share_a_model_between_options(name):
+    """The optimum is rbf with C = gamma = 0.3. With random nested parameters, the median distance would be 0.4."""
     unit = {"_type": "uniform", "_value": [0, 1]}
     options = [{"_name": "linear", "C": unit}, {"_name": "rbf", "C": unit, "gamma": unit}]
     raw = {"model": {"_type": "choice", "_value": options}, "n": {"_type": "randint", "_value": [1, 9]}}
@@ -520,7 +521,7 @@ def test_nested_parameters_of_the_same_name_share_one_model_dimension(name):
 
 @functools.cache
 def best_of_bowl(name, trials, seeds):
-    """The best value of a quadratic function of four parameters, as the median of these many seeds."""
+    """The best value of a quadratic function of four parameters: the median over `seeds` seeds."""
     space = dict.fromkeys("wxyz", TWO_FLOATS["x"])
 
     def best(tuner):
@@ -535,7 +536,7 @@ def budgets(history):
 
 
 @pytest.mark.parametrize(("optimize_mode", "best"), [("minimize", min), ("maximize", max)])
-def test_hyperband_promotes_the_best_of_a_round_to_a_larger_budget(optimize_mode, best):
+def test_hyperband_promotes_the_best_trials_of_a_round_to_a_larger_budget(optimize_mode, best):
     tuner = make_of("Hyperband", TWO_FLOATS, 1, optimize_mode, R=9)
     history = run(tuner, range(22), lambda at: at["x"])
     assert budgets(history) == [1] * 9 + [3] * 3 + [9] + [3] * 5 + [9] + [9] * 3
@@ -547,7 +548,7 @@ def test_hyperband_promotes_the_best_of_a_round_to_a_larger_budget(optimize_mode
 
 
 def continued_parents(tuner, keys):
-    """Run trials, and return for each trial that continues another one (its key, that one's key)."""
+    """Run trials. Returns the key of each trial that continues a parent trial, with the key of its parent."""
     pairs = []
     for key in keys:
         suggestion = tuner.ask(key)
@@ -557,19 +558,19 @@ def continued_parents(tuner, keys):
     return pairs
 
 
-def test_a_promoted_trial_continues_the_trial_of_the_previous_round():
+def test_a_promoted_trial_continues_its_parent_trial_in_the_previous_round():
     tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
-    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3. Trial 10 has the best value of the second round.
+    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3. Trial 10 is the best trial of the second round.
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
 
 
-def test_a_population_member_continues_from_its_parent():
+def test_a_member_of_a_population_continues_its_parent_trial():
     tuner = a_population()
     assert continued_parents(tuner, range(8)) == [(4, 0), (5, 1), (6, 2), (7, 0)]
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.adds_parameters))
-def test_a_restored_tuner_keeps_the_parents_of_continued_trials(name):
+def test_a_restored_tuner_keeps_the_parent_trials_of_continued_trials(name):
     def new():
         return (
             a_population()
@@ -593,7 +594,7 @@ def test_a_restored_tuner_keeps_the_parents_of_continued_trials(name):
     assert rebuilt.ask(12) == following
 
 
-def test_hyperband_starts_the_next_bracket_while_trials_run():
+def test_hyperband_starts_the_next_bracket_while_trials_of_the_first_bracket_run():
     tuner = make_of("Hyperband", TWO_FLOATS, R=9)
     asked = [tuner.ask(key).parameters for key in range(20)]
     assert [each["TRIAL_BUDGET"] for each in asked] == [1] * 9 + [3] * 5 + [9] * 3 + [1] * 3
@@ -602,20 +603,20 @@ def test_hyperband_starts_the_next_bracket_while_trials_run():
     assert tuner.ask(20).parameters == {**asked[0], "TRIAL_BUDGET": 3}
 
 
-def test_hyperband_promotes_no_trial_of_a_failed_round():
+def test_hyperband_promotes_no_trial_if_all_trials_of_a_round_failed():
     tuner = make_of("Hyperband", TWO_FLOATS, R=9)
     history = run(tuner, range(12), lambda at: None)
     assert budgets(history) == [1] * 9 + [3] * 3
     assert len({past.parameters["x"] for past in history}) == 12
 
 
-def test_hyperband_with_a_budget_of_one_is_random_search():
+def test_hyperband_with_a_maximum_budget_of_one_is_random_search():
     history = run(make_of("Hyperband", TWO_FLOATS, R=1), range(5))
     assert budgets(history) == [1] * 5
     assert len({past.parameters["x"] for past in history}) == 5
 
 
-def test_qmc_points_are_evenly_spread():
+def test_qmc_points_are_evenly_distributed():
     tuner = make_of("QMC", {"x": {"_type": "uniform", "_value": [0, 1]}})
     assert sorted(int(tuner.ask(key).parameters["x"] * 16) for key in range(16)) == list(range(16))
 
@@ -648,7 +649,7 @@ def a_population(raw=TWO_FLOATS, seed=1, **class_args):
 
 
 def a_generation(tuner, first_key, values):
-    """Ask for a whole generation, then tell these values; return the suggestions."""
+    """Request a whole generation, then report these values. Returns the suggestions."""
     asked = [tuner.ask(first_key + number) for number in range(len(values))]
     assert tuner.ask(first_key + len(values)) is Later.LATER
     for number, value in enumerate(values):
@@ -656,7 +657,7 @@ def a_generation(tuner, first_key, values):
     return asked
 
 
-def test_the_worst_member_of_a_generation_continues_from_the_best_checkpoint():
+def test_the_worst_member_of_a_generation_continues_from_the_best_members_checkpoint():
     tuner = a_population()
     first = a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
     assert [checkpoints_of(each) for each in first] == [(str(member), f"{member}/0") for member in range(4)]
@@ -688,7 +689,7 @@ def test_parameters_copied_from_the_best_member_are_perturbed():
         assert contains(parse_search_space(raw), plain(moved)) == []
 
 
-def test_failed_members_continue_from_another_member_or_start_again():
+def test_failed_members_continue_from_a_successful_member_or_start_again():
     tuner = a_population()
     a_generation(tuner, 0, [None, 0.1, None, math.nan])
     second = [tuner.ask(key) for key in range(4, 8)]
@@ -700,7 +701,7 @@ def test_failed_members_continue_from_another_member_or_start_again():
     assert len({json.dumps(plain(each.parameters)) for each in third}) == 4
 
 
-def test_a_restored_population_waits_for_the_same_trials():
+def test_a_restored_population_waits_for_the_trials_that_were_running():
     tuner = a_population()
     a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
     asked = [tuner.ask(key) for key in range(4, 7)]
@@ -727,7 +728,7 @@ def test_a_restored_population_waits_for_the_same_trials():
     assert [tuner.ask(key) for key in range(8, 12)] == [rebuilt.ask(key) for key in range(8, 12)]
 
 
-def test_a_normal_hyper_parameter_is_perturbed_by_a_fraction_of_its_sigma():
+def test_a_normal_parameter_is_perturbed_by_a_fraction_of_its_sigma():
     tuner = a_population(
         {"x": {"_type": "normal", "_value": [10, 2]}},
         resample_probability=0,
@@ -750,7 +751,7 @@ def test_the_checkpoint_folder_can_be_configured():
 # ---- BOHB
 
 
-def test_bohb_divides_its_budget_like_hyperband():
+def test_bohb_has_the_same_budget_schedule_as_hyperband():
     bohb, hyperband = (
         make_of("BOHB", TWO_FLOATS, max_budget=18, min_budget=2),
         make_of("Hyperband", TWO_FLOATS, R=9),
@@ -787,7 +788,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-# These tuners ignore imports: generations, budgets and checkpoints exist only for trials that they proposed.
+# The generations of these tuners consist only of their own trials.
 LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
 
 
@@ -796,7 +797,7 @@ def learns_from_others(declared):
     return declared.learns and not declared.adds_parameters and declared.name not in LEARN_FROM_OWN_TRIALS
 
 
-def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
+def test_imported_results_are_used_or_ignored_as_supported_by_the_tuner(a_tuner):
     tuner = a_tuner(ALL_TYPES)
     donor = make_of("Random", ALL_TYPES, seed=7)
     known = [known_to_be(donor.ask(key).parameters, float(key)) for key in range(12)]
@@ -812,7 +813,7 @@ def test_imported_results_are_used_if_supported_and_otherwise_ignored(a_tuner):
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, learns_from_others))
-def test_a_tuner_with_imported_results_searches_near_the_good_results(name):
+def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
     space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}
     tuner = make_of(name, space, **SMALL.get(name, {}))
     known = [known_to_be({"x": each / 40, "y": 0.5}, abs(each / 40 - 0.8)) for each in range(41)]
@@ -822,7 +823,7 @@ def test_a_tuner_with_imported_results_searches_near_the_good_results(name):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_parameters_are_reproduced_from_their_draws(raw, seed):
+def test_parameters_can_be_reproduced_from_their_draws(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
@@ -833,7 +834,7 @@ def test_parameters_are_reproduced_from_their_draws(raw, seed):
 
 
 def flat(value):
-    """Numbers by their path; other values as text."""
+    """Leaves of nested parameters: numbers by their path; other values as part of the key."""
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in flat(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -854,7 +855,7 @@ def test_imported_points_of_a_list_are_not_proposed_again(a_list):
 RESULT_OF_ONE = Observation("aB3dE", 1.0, "1.0", has_succeeded=True)
 
 
-def test_a_tuner_keeps_results_inside_the_changed_search_space(tmp_path):
+def test_a_tuner_with_a_changed_search_space_keeps_results_inside_the_new_space(tmp_path):
     wide = {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
     narrow = {"x": {"_type": "quniform", "_value": [5, 9, 1]}}
 
@@ -873,7 +874,7 @@ def test_a_tuner_keeps_results_inside_the_changed_search_space(tmp_path):
     history = [
         PastTrial(key, asked[key].parameters, asked[key].metadata, 1.0, ended=True) for key in range(6)
     ]
-    # Trial 5 has ended, and its result is in the history before the tuner receives it; trial 6 runs.
+    # Trial 5 has ended, and its result is in the history before the tuner receives it. Trial 6 is running.
     known = [known_to_be(past.parameters, 1.0) for past in history]
     proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
     proposer.tell_result(5, RESULT_OF_ONE)

@@ -1,4 +1,4 @@
-"""User tuners and assessors: they are called as by NNI, and their errors stay in their process."""
+"""User tuners and assessors: they are called as in NNI, and their errors do not affect the manager process."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# These files were written for NNI and use none of trial-keeper's names.
+# These classes are written for NNI: they do not use names of trial-keeper.
 PROPOSES = """
 from nni.tuner import Tuner
 from nni.utils import OptimizeMode, extract_scalar_reward
@@ -53,7 +53,7 @@ class Mine(Tuner):
 
 @pytest.fixture
 def a_tuner(tmp_path):
-    """Makes tuners of a class Mine in this file, and closes them."""
+    """A factory of tuners of the class Mine in this file. The fixture closes the tuners."""
     made = []
 
     def make(code=PROPOSES, *, timeout_s=60.0, validator=None, **class_args):
@@ -72,7 +72,7 @@ def process_of(tuner):
     return psutil.Process(tuner._process._process.pid)
 
 
-def test_a_user_tuner_is_called_as_by_nni(a_tuner):
+def test_a_user_tuner_receives_the_same_calls_as_in_nni(a_tuner):
     tuner = a_tuner(optimize_mode="minimize")
     first = tuner.ask(0)
     assert first.parameters == {"x": 0, "heard": [["space", SPACE]], "mode": "minimize"}
@@ -93,7 +93,7 @@ def test_a_user_tuner_is_called_as_by_nni(a_tuner):
     ]
 
 
-def test_a_user_tuner_without_parameters_is_asked_again_later(a_tuner):
+def test_ask_returns_later_for_a_user_tuner_without_parameters_and_restore_replays_its_history(a_tuner):
     tuner = a_tuner(most=3)
     asked = [tuner.ask(key) for key in range(3)]
     assert tuner.ask(3) is Later.LATER
@@ -148,7 +148,7 @@ def test_a_restored_user_tuner_receives_its_history_in_the_original_order(a_tune
     assert seen == [*(sign * number for number in range(2, 10) for sign in (1, -1)), 10]
 
 
-def test_imported_results_are_passed_in_nnis_format(a_tuner):
+def test_a_user_tuner_receives_imported_results_in_the_format_of_nni(a_tuner):
     tuner = a_tuner()
     assert tuner.import_results([PriorResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
     assert tuner.ask(0).parameters["heard"][1] == [
@@ -178,7 +178,7 @@ class Mine(Tuner):
 """
 
 
-def test_parameters_that_a_user_tuner_sends_late_are_used_at_the_next_request(a_tuner):
+def test_parameters_that_a_user_tuner_sends_later_are_used_for_the_next_request(a_tuner):
     tuner = a_tuner(GIVES_LATER)
     assert tuner.ask(0).parameters == {"n": 0}
     assert tuner.ask(1) is Later.LATER
@@ -187,7 +187,7 @@ def test_parameters_that_a_user_tuner_sends_late_are_used_at_the_next_request(a_
     assert (later.parameters, later.metadata) == ({"n": 201}, {"parameter_id": 1})
 
 
-def test_numpy_values_are_converted_to_plain_numbers(a_tuner):
+def test_numpy_values_of_a_user_tuner_are_converted_to_plain_numbers(a_tuner):
     code = """
     import numpy as np
     from nni.tuner import Tuner
@@ -227,13 +227,13 @@ class Mine(Tuner):
         ("x = 1", "has no attribute 'Mine'"),
     ],
 )  # fmt: skip
-def test_an_error_of_a_user_tuner_contains_its_message_or_output(a_tuner, code, message):
+def test_an_error_of_a_user_tuner_is_reported_with_its_traceback_or_output(a_tuner, code, message):
     with pytest.raises(UserCodeFailed, match=message) as raised:
         a_tuner(code).ask(0)
     assert str(raised.value).startswith("cannot ")
 
 
-def test_a_hanging_user_tuner_is_killed_with_its_children_after_the_timeout(a_tuner, tmp_path):
+def test_a_hanging_user_tuner_is_killed_with_its_child_processes_after_the_timeout(a_tuner, tmp_path):
     body = "print(subprocess.Popen(['sleep', '999']).pid, flush=True); time.sleep(999)"
     tuner = a_tuner(failing(body), timeout_s=3.0)
     with pytest.raises(
@@ -270,7 +270,7 @@ def test_a_stopping_manager_does_not_wait_for_a_hanging_user_tuner(a_tuner):
         tuner.ask(1)
 
 
-def test_invalid_trial_ids_in_a_forged_response_of_user_code_are_ignored(a_tuner):
+def test_invalid_trial_ids_are_ignored_in_a_forged_response_of_a_user_tuner(a_tuner):
     forged = json.dumps(["ok", [0, {"x": 2}], [1], {}, 7, None, "aB3dE"])
     tuner = a_tuner(failing(f"os.write(int(sys.argv[1]), {forged!r}.encode() + b'\\n'); return {{'x': 1}}"))
     assert tuner.ask(0).parameters == {"x": 2}
@@ -295,7 +295,7 @@ def test_a_user_tuner_has_a_higher_oom_score_than_the_manager(a_tuner):
     assert tuner.ask(0).parameters["score"] == 250
 
 
-def test_a_user_tuner_is_killed_when_its_manager_dies(a_tuner, tmp_path):
+def test_a_user_tuner_is_killed_when_its_manager_exits(a_tuner, tmp_path):
     is_asked = tmp_path / "is-asked"
     tuner = a_tuner(failing(f"open({str(is_asked)!r}, 'w').close(); time.sleep(999)"))
 
@@ -307,14 +307,14 @@ def test_a_user_tuner_is_killed_when_its_manager_dies(a_tuner, tmp_path):
     asking.start()
     wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
-    # The kernel behaves the same for a process that has exited.
+    # The kernel shuts down the connection in the same way when a process exits.
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
     asking.join(DEADLINE_S)
     assert not process.is_running()
 
 
-def test_children_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
+def test_child_processes_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
     listing = "subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True, close_fds=False)"
     tuner = a_tuner(failing(f"return {{'fds': {listing}.stdout.split()}}"))
     assert len(tuner.ask(0).parameters["fds"]) == 4, (
@@ -322,7 +322,7 @@ def test_children_of_a_user_tuner_do_not_inherit_its_connection(a_tuner):
     )
 
 
-def test_a_fork_of_a_user_tuner_can_neither_respond_for_it_nor_hide_its_exit(a_tuner):
+def test_a_fork_of_a_user_tuner_cannot_respond_or_hide_the_tuners_exit(a_tuner):
     body = """
         self.n = getattr(self, "n", 0) + 1
         if self.n < 3 and os.fork() == 0:
@@ -340,25 +340,25 @@ def test_a_fork_of_a_user_tuner_can_neither_respond_for_it_nor_hide_its_exit(a_t
         tuner.ask(2)
 
 
-def test_children_of_a_user_tuner_in_other_sessions_are_killed_with_it(a_tuner):
+def test_child_processes_of_a_user_tuner_in_separate_sessions_are_killed_with_the_tuner(a_tuner):
     tuner = a_tuner(failing("return {'pid': subprocess.Popen(['sleep', '999'], start_new_session=True).pid}"))
     child = psutil.Process(tuner.ask(0).parameters["pid"])
     tuner.close()
     wait_until(lambda: not child.is_running() or child.status() == "zombie", "its child has ended")
 
 
-def test_closing_an_ended_user_tuner_sends_no_signal(a_tuner, monkeypatch):
+def test_closing_a_user_tuner_that_has_exited_sends_no_signal(a_tuner, monkeypatch):
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # The pid of the exited process may belong to another process.
+    # The pid of the tuner is free, and may belong to another process.
     monkeypatch.setattr(
         user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
     )
     tuner.close()
 
 
-def test_a_user_tuner_that_blocks_all_threads_is_killed_with_its_manager(tmp_path):
+def test_a_user_tuner_that_blocks_all_threads_is_killed_when_its_manager_exits(tmp_path):
     (tmp_path / "mine.py").write_text(
         failing("import re; print(os.getpid(), flush=True); re.match('(a+)+$', 'a' * 99 + 'b')")
     )
@@ -378,11 +378,11 @@ def test_a_user_tuner_that_blocks_all_threads_is_killed_with_its_manager(tmp_pat
     wait_until(lambda: not worker.is_running() or worker.status() == "zombie", "the tuner has ended")
 
 
-def test_a_user_tuner_may_close_its_stdout(a_tuner):
+def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_result_without_a_number_does_not_end_the_user_tuner(a_tuner):
+def test_a_result_without_a_number_raises_but_does_not_end_the_user_tuner(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -390,7 +390,7 @@ def test_a_result_without_a_number_does_not_end_the_user_tuner(a_tuner):
     assert tuner.ask(1).parameters["x"] == 1
 
 
-def test_a_user_class_imports_the_installed_nni_package_first(a_tuner, tmp_path):
+def test_an_installed_nni_package_takes_precedence_over_the_fallback(a_tuner, tmp_path):
     (tmp_path / "nni").mkdir()
     (tmp_path / "nni" / "__init__.py").write_text("class NoMoreTrialError(Exception): pass\n")
     (tmp_path / "nni" / "tuner.py").write_text("class Tuner:\n    real = True\n")
@@ -407,7 +407,7 @@ def test_a_user_class_imports_the_installed_nni_package_first(a_tuner, tmp_path)
     assert tuner.ask(1) is Later.LATER
 
 
-def test_a_class_args_validator_runs_before_the_class_is_created(a_tuner, tmp_path):
+def test_a_class_args_validator_runs_before_the_user_class_is_created(a_tuner, tmp_path):
     (tmp_path / "checks.py").write_text(
         "from nni import ClassArgsValidator\n"
         "class V(ClassArgsValidator):\n"
@@ -419,7 +419,7 @@ def test_a_class_args_validator_runs_before_the_class_is_created(a_tuner, tmp_pa
         a_tuner(validator="checks.V", most=2).ask(0)
 
 
-def test_a_validator_of_nni_is_written_with_conditions_of_the_package_schema(a_tuner, tmp_path):
+def test_a_class_args_validator_can_use_the_conditions_of_the_package_schema(a_tuner, tmp_path):
     (tmp_path / "checks.py").write_text(
         "import schema\n"
         "from nni.utils import ClassArgsValidator\n"
@@ -472,7 +472,7 @@ def an_assessor(tmp_path):
         assessor.close()
 
 
-def test_a_user_assessor_receives_results_as_they_were_reported(an_assessor, tmp_path):
+def test_a_user_assessor_receives_results_unchanged(an_assessor, tmp_path):
     assessment = an_assessor()
     assert assessment.report("Abc12", 0, [0.75])
     assert assessment.report("Abc12", 0, [MetricValue('{"acc": 0.9}')])
@@ -488,7 +488,7 @@ def test_a_user_assessor_receives_results_as_they_were_reported(an_assessor, tmp
     ]
 
 
-def test_an_error_of_a_user_assessor_is_reported(an_assessor):
+def test_an_exception_in_a_user_assessor_is_reported_with_its_traceback(an_assessor):
     code = ASSESSES.replace("last = trial_history[-1]", "raise KeyError('mine')")
     with pytest.raises(
         UserCodeFailed,
@@ -497,7 +497,7 @@ def test_an_error_of_a_user_assessor_is_reported(an_assessor):
         an_assessor(code).report("a", 0, [1.0])
 
 
-def test_nni_sdk_has_the_tuner_and_assessor_names_of_nni():
+def test_nni_sdk_exports_the_tuner_and_assessor_names_of_nni():
     import nni_sdk
 
     assert nni_sdk.tuner.NoMoreTrialError is nni_sdk.NoMoreTrialError

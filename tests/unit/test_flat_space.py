@@ -23,7 +23,7 @@ def flattened(raw):
 
 
 def drawn(raw, seed):
-    """Random parameters and their draws."""
+    """Random parameters, and the draws that yielded the parameters."""
     return Sampling(parse_search_space(raw)).complete({}, Random(seed))
 
 
@@ -40,7 +40,7 @@ def kernels(*options):
     return {"kernel": {"_type": "choice", "_value": [{"_name": name, **inner} for name, inner in options]}}
 
 
-def test_a_parameter_of_the_same_name_and_range_in_several_options_is_one_dimension():
+def test_options_with_the_same_parameter_name_and_range_share_a_dimension():
     flat = flattened(kernels(("linear", {"C": C}), ("rbf", {"C": C, "gamma": GAMMA})))
     assert flat.width == 3
     linear = flat.positions_of({"/kernel": 0, "/kernel/0/C": 1.0})
@@ -48,18 +48,18 @@ def test_a_parameter_of_the_same_name_and_range_in_several_options_is_one_dimens
     assert linear[1] == rbf[1] == pytest.approx(0.5)
 
 
-def test_equal_names_with_different_ranges_are_two_dimensions():
+def test_options_with_different_ranges_of_a_parameter_have_separate_dimensions():
     wider = {**C, "_value": [0.001, 1e6]}
     assert flattened(kernels(("linear", {"C": C}), ("rbf", {"C": wider}))).width == 3
 
 
-def test_parameters_of_two_choices_that_are_active_together_are_two_dimensions():
+def test_choices_that_are_active_together_have_separate_dimensions():
     option = [{"_name": "conv", "size": GAMMA}, {"_name": "none"}]
     flat = flattened({name: {"_type": "choice", "_value": option} for name in ("first", "second")})
     assert flat.width == 4
 
 
-def test_equal_nested_choices_in_several_options_are_one_dimension():
+def test_equal_nested_choices_of_several_options_share_dimensions():
     inner = {"_type": "choice", "_value": [{"_name": "a", "n": GAMMA}, "b"]}
     flat = flattened(kernels(("one", {"inner": inner}), ("two", {"inner": inner}), ("three", {})))
     assert flat.width == 3
@@ -68,7 +68,7 @@ def test_equal_nested_choices_in_several_options_are_one_dimension():
     assert list(features_of(flat, {"/kernel": 2})) == [2, INACTIVE_CHOICE, 0.5]
 
 
-def test_a_nested_parameter_of_a_choice_with_one_option_is_always_active():
+def test_a_choice_with_one_option_needs_no_dimension():
     flat = flattened(kernels(("only", {"C": C})))
     assert flat.width == 1
     assert flat.features(np.array([[0.3]]))[0, 0] == 0.3
@@ -84,20 +84,17 @@ def test_positions_of_inactive_dimensions_have_no_effect_on_features():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),  # the cell of the value 0 is 0 to 0.5
+        # The cell of 0 is half as wide: 0 to 0.5.
+        ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
-        # draws up to 50 give the value 1, larger draws give 100
+        # Values up to 50 are rounded to 1, larger values to 100.
         ({"_type": "qloguniform", "_value": [1, 100, 100]}, 0.1, 0.424742),
         ({"_type": "qnormal", "_value": [0, 1, 100]}, 0.9, 0.5),
-        (
-            {"_type": "qlognormal", "_value": [0, 1, 2]},
-            0.2,
-            0.25,
-        ),  # draws up to e^0 have half of the probability
+        ({"_type": "qlognormal", "_value": [0, 1, 2]}, 0.2, 0.25),  # The cell of 0 ends at e^0, the median.
     ],
 )
-def test_a_quantised_value_is_at_the_centre_of_its_cell(raw, position, centre):
+def test_the_feature_of_a_quantised_value_is_the_centre_of_its_cell(raw, position, centre):
     assert flattened({"x": raw}).features(np.array([[position]]))[0, 0] == pytest.approx(centre, abs=1e-6)
 
 
@@ -110,7 +107,7 @@ def test_no_two_active_parameters_share_a_dimension(raw, seed):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_features_of_inactive_dimensions_are_at_the_centre(raw, seed):
+def test_features_are_option_indices_of_choices_and_positions_of_numbers(raw, seed):
     flat, (_, draws) = flattened(raw), drawn(raw, seed)
     positions = flat.positions_of(draws)
     features = features_of(flat, draws)
@@ -125,15 +122,15 @@ def test_features_of_inactive_dimensions_are_at_the_centre(raw, seed):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_converting_parameters_to_positions_and_back_keeps_them(raw, seed):
+def test_positions_of_draws_yield_the_drawn_parameters(raw, seed):
     parameters, draws = drawn(raw, seed)
     again = parameters_at(raw, flattened(raw).positions_of(draws))
     assert leaves(again) == pytest.approx(leaves(parameters), rel=1e-6, abs=1e-6)
 
 
 @given(raw=spaces_raw, data=st.data())
-def test_equal_features_mean_equal_quantised_values_and_choices(raw, data):
-    """Continuous parameters are made equal first."""
+def test_features_are_equal_if_and_only_if_quantised_values_and_choices_are_equal(raw, data):
+    """The test gives continuous parameters equal positions, since features distinguish all positions of those."""
     flat = flattened(raw)
     one, two = (
         np.array(data.draw(st.lists(st.floats(0.001, 0.999), min_size=flat.width, max_size=flat.width)))
@@ -144,7 +141,7 @@ def test_equal_features_mean_equal_quantised_values_and_choices(raw, data):
             two[index] = one[index]
     same_features = bool(np.all(flat.features(one[None]) == flat.features(two[None])))
     of_one, of_two = (json.dumps(parameters_at(raw, each)) for each in (one, two))
-    # Two options of a choice may have equal values, such as {"_value": [1, 1]}.
+    # A choice may list equal options, for example {"_value": [1, 1]}: their features differ, their parameters do not.
     assert of_one == of_two if same_features else of_one != of_two or has_equal_options(raw)
 
 
@@ -156,7 +153,7 @@ def has_equal_options(raw):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_the_centre_of_a_quantisation_cell_has_the_quantised_value(raw, seed):
+def test_the_centre_of_a_quantisation_cell_yields_the_quantised_value(raw, seed):
     flat, (parameters, draws) = flattened(raw), drawn(raw, seed)
     positions = flat.positions_of(draws)
     centres = features_of(flat, draws)
@@ -167,14 +164,14 @@ def test_the_centre_of_a_quantisation_cell_has_the_quantised_value(raw, seed):
 
 
 def leaves(value):
-    """Numbers by their path; other values as text."""
+    """The leaves of nested parameters: numbers by their path; other values as part of the key."""
     if isinstance(value, dict):
         return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in leaves(each).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_a_unit_position_of_every_dimension_yields_parameters_of_the_space():
+def test_positions_from_0_to_1_yield_parameters_of_the_search_space():
     raw = kernels(("linear", {"C": C}), ("rbf", {"C": C, "gamma": GAMMA}))
     flat = flattened(raw)
     for position in (0.0, 0.5, 1.0):

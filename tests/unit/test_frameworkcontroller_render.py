@@ -106,7 +106,7 @@ def test_a_rendered_job_has_only_fields_of_kubernetes_and_frameworkcontroller(na
         assert read_and_written(client.V1Secret.from_dict(secret)) == secret
 
 
-def test_names_and_labels_equal_those_of_nni():
+def test_names_and_labels_of_jobs_are_equal_to_those_of_nni():
     assert FrameworkController(ONE).name_of("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
     assert FrameworkController(ONE).name_of("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
     labels = rendered("one")["framework"]["metadata"]["labels"]
@@ -114,7 +114,7 @@ def test_names_and_labels_equal_those_of_nni():
     assert selector_of("EXPTexpt") == "app=nni-kubernetes-trial,expId=EXPTexpt"
 
 
-def test_the_token_is_only_in_a_secret_that_the_framework_owns():
+def test_the_token_is_stored_only_in_a_secret_owned_by_the_framework():
     made = rendered("one")
     assert "c0ffee" not in json.dumps(made["framework"])
     (secret,) = made["secrets"]
@@ -123,7 +123,7 @@ def test_the_token_is_only_in_a_secret_that_the_framework_owns():
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Framework", "nniexpexptexpttrialtrial", "u-1")
 
 
-def test_the_key_of_an_azure_share_is_only_in_a_secret_that_the_framework_owns():
+def test_the_azure_storage_key_is_stored_only_in_a_secret_owned_by_the_framework():
     made = rendered("azure")
     assert "a2V5" not in json.dumps(made["framework"])
     (pod,) = pods(made["framework"])
@@ -136,7 +136,7 @@ def test_the_key_of_an_azure_share_is_only_in_a_secret_that_the_framework_owns()
     assert "a2V5" not in repr(azure_secret("mystorage", "a2V5"))
 
 
-def test_a_registry_login_shared_by_two_roles_is_one_secret():
+def test_two_roles_with_the_same_registry_login_share_a_secret():
     made = rendered("team")
     assert [secret["type"] for secret in made["secrets"]] == ["kubernetes.io/dockerconfigjson", "Opaque"]
     names = {pod["spec"]["imagePullSecrets"][0]["name"] for pod in pods(made["framework"])}
@@ -157,7 +157,7 @@ def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report()
     assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
 
 
-def test_a_missing_completion_policy_is_rendered_as_minus_one():
+def test_a_role_without_min_failed_tasks_is_rendered_with_minus_one():
     assert FrameworkController(TEAM).completion.roles == (
         TaskRole("ps", 1, 1, -1),
         TaskRole("worker", 2, 1, 2),
@@ -183,7 +183,7 @@ def test_a_command_reaches_the_keeper_unchanged(command):
     assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
 
 
-def test_a_template_keeps_its_fields_and_gets_the_required_fields():
+def test_a_template_keeps_its_fields_and_gets_the_fields_that_jobs_require():
     made = rendered("template")["framework"]
     template = json.loads(TEMPLATE.template_text)
     assert made["metadata"]["annotations"] == {"owner": "ada"}
@@ -204,7 +204,7 @@ def test_a_template_keeps_its_fields_and_gets_the_required_fields():
     assert ports == ["7000"], "the port that the template sets"
 
 
-def test_the_barrier_of_a_template_is_kept():
+def test_a_template_with_a_barrier_container_keeps_the_container():
     template = json.loads(TEMPLATE.template_text)
     for pod in pods(template):
         pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
@@ -229,7 +229,7 @@ WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categori
 
 @example(["it's", "$HOME", "a b", "", "*", "$$(X)", "\n", "ü"])
 @given(WORDS)
-def test_a_template_command_runs_with_the_same_arguments_as_in_kubernetes(tmp_path_factory, words):
+def test_the_command_of_a_template_gets_the_arguments_that_kubernetes_would_pass(tmp_path_factory, words):
     workspace = tmp_path_factory.getbasetemp() / "EXPTexpt"
     workspace.mkdir(exist_ok=True)
     (workspace / "run.sh").write_text('exec bash -c "$TRIAL_KEEPER_COMMAND"\n')
@@ -247,7 +247,7 @@ def test_a_template_command_runs_with_the_same_arguments_as_in_kubernetes(tmp_pa
     assert done.stdout == "".join(f"{word}\0" for word in wanted).encode()
 
 
-def test_run_sh_execs_the_keeper():
+def test_run_sh_replaces_its_process_with_the_keeper():
     script = render_run_script()
     assert script.endswith('\nexec "${keeper[@]}"\n')
     assert "trap" not in script

@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_only_the_last_recorded_framework_state_is_terminal():
+def test_completed_is_the_only_recorded_state_with_stage_ended():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -75,7 +75,7 @@ def test_a_framework_that_succeeded_has_exit_code_0_and_no_message():
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
-def test_a_failed_framework_has_the_failure_of_the_deciding_task():
+def test_a_failed_framework_reports_exit_code_and_message_of_the_deciding_task():
     verdict = OPERATOR.verdict_of(FAILED, {})
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
     assert verdict.awaits_pod, "its pod may have a termination message"
@@ -94,12 +94,12 @@ def test_a_failed_framework_has_the_failure_of_the_deciding_task():
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_a_lost_task_and_an_out_of_memory_task_have_different_exit_reasons(framework, reason, exit_code):
+def test_the_exit_reason_separates_lost_tasks_from_tasks_out_of_memory(framework, reason, exit_code):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
 
-def test_a_failed_framework_without_a_task_status_is_reported():
+def test_a_failed_framework_without_completion_status_is_reported_as_failed():
     verdict = OPERATOR.verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
     assert "FrameworkController reports fw: failed" in verdict.message
@@ -134,11 +134,11 @@ def waiting(reason, message=""):
         ({"status": {"phase": "Running", "containerStatuses": waiting("CrashLoopBackOff")}}, ""),
     ],
 )
-def test_a_pending_pod_has_a_pending_reason(pod, why):
+def test_the_pending_reason_of_a_pod_is_its_container_or_scheduling_problem(pod, why):
     assert pending_reason(pod) == why
 
 
-def test_a_failed_pod_has_its_termination_message():
+def test_the_termination_message_joins_pod_and_container_messages():
     ended = {"state": {"terminated": {"exitCode": 1, "message": "Traceback\n"}}}
     evicted = {
         "phase": "Failed",

@@ -15,7 +15,7 @@ MINIMIZE = Objective("default", "minimize")
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.sampled_from([MAXIMIZE, MINIMIZE]))
-def test_a_best_so_far_curve_contains_exactly_the_improvements(values, objective):
+def test_a_curve_has_a_point_for_each_improvement_and_ends_at_the_best_value(values, objective):
     curve = curve_of([(100.0 + at, value) for at, value in enumerate(values)], 100.0, objective)
     sign = 1 if objective.mode == "maximize" else -1
     improved = [
@@ -39,7 +39,7 @@ def test_a_thinned_curve_keeps_the_first_and_the_last_point(count, most):
         assert (thinned[0], thinned[-1]) == (points[0], points[-1])
 
 
-def test_the_list_has_each_experiment_with_its_best_result_so_far(an_experiment):
+def test_the_list_shows_the_best_result_of_each_experiment(an_experiment):
     folder = an_experiment("abc11111")
     with StoreReader(folder.database) as reader:
         began_s = reader.experiment().created_at_s
@@ -58,14 +58,14 @@ def test_the_list_has_each_experiment_with_its_best_result_so_far(an_experiment)
     assert curve["points"][:2] == ((1, 1.0, 0.2), (4, 4.0, 1))
 
 
-def test_at_most_twenty_experiments_are_compared(an_experiment):
+def test_a_comparison_has_at_most_twenty_experiments(an_experiment):
     ids = [f"abc{number:05d}" for number in range(MAX_COMPARED + 1)]
     for each in ids:
         an_experiment(each)
     assert [curve["id"] for curve in Experiments().curves(ids)] == ids[:-1]
 
 
-def test_only_experiments_that_changed_are_read_again(an_experiment, monkeypatch):
+def test_the_list_reads_only_experiments_that_changed(an_experiment, monkeypatch):
     first, second = an_experiment("abc11111"), an_experiment("abc22222")
     experiments = Experiments()
     before = experiments.lines()
@@ -80,7 +80,7 @@ def test_only_experiments_that_changed_are_read_again(an_experiment, monkeypatch
     assert first.database not in read
 
 
-def test_an_unreadable_experiment_does_not_hide_other_experiments(an_experiment):
+def test_the_list_shows_readable_experiments_beside_an_unreadable_experiment(an_experiment):
     an_experiment("abc11111")
     an_experiment("abc22222").database.write_bytes(b"no database")
     lines = {line["id"]: line for line in Experiments().lines()}

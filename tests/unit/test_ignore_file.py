@@ -18,7 +18,7 @@ PARTS = st.sampled_from(["*", "**", "a", "b", "*.py", "a*", "?", "x.py", "[ab]",
 @st.composite
 def patterns(draw):
     parts = draw(st.lists(PARTS, min_size=1, max_size=4))
-    # Two consecutive `**` mean the same as one and are unusual, so the second is removed.
+    # Skip a second "**" in a row: a/**/**/b matches the same paths as a/**/b.
     parts = [part for i, part in enumerate(parts) if part != "**" or parts[i - 1 : i] != ["**"]]
     return (
         draw(st.sampled_from(["", "", "!", "/", "!/"])) + "/".join(parts) + draw(st.sampled_from(["", "/"]))
@@ -26,7 +26,7 @@ def patterns(draw):
 
 
 FILES = st.lists(patterns(), min_size=1, max_size=5).map("\n".join)
-# These are paths of files. A path that is also a folder of another path is left out.
+# File paths for a tree; the test skips a path that is also a parent folder of another path.
 PATHS = st.sets(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), min_size=5, max_size=25
 )
@@ -58,7 +58,7 @@ def kept_by_us(root: Path, folder: str = "", outer: tuple[IgnoreRules, ...] = ()
 @given(
     paths=PATHS, outer=FILES, inner=st.dictionaries(st.sampled_from(["a/", "b/", "a/b/"]), FILES, max_size=2)
 )
-def test_nniignore_keeps_the_same_files_as_git(tmp_path_factory, paths, outer, inner):
+def test_ignore_rules_keep_the_same_files_as_git(tmp_path_factory, paths, outer, inner):
     root = tmp_path_factory.mktemp("tree")
     subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):
@@ -88,7 +88,7 @@ def test_nniignore_keeps_the_same_files_as_git(tmp_path_factory, paths, outer, i
         ("*.log", "b\udce9.log", True),
     ],
 )
-def test_usual_patterns_are_supported(text, path, is_out):
+def test_common_gitignore_patterns_match_the_intended_paths(text, path, is_out):
     assert is_left_out([IgnoreRules.of("", text)], path) is is_out
 
 

@@ -20,7 +20,7 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 
 def pins(name: str, python: str) -> dict[str, Requirement]:
-    """The requirement lines that count for this Python, by the name of their package."""
+    """The requirement lines that apply to the Python version, by package name."""
     environment = default_environment() | {"python_version": python, "python_full_version": f"{python}.0"}
     text = (FOLDER / f"{name}.txt").read_text().replace("\\\n", "")
     lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
@@ -39,7 +39,7 @@ def version(pin: Requirement) -> str:
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("name", EXTRAS)
-def test_each_requirement_is_pinned_to_one_valid_version(name, python):
+def test_each_requirement_of_pyproject_is_pinned_to_one_version_in_its_range(name, python):
     wanted = [
         *PROJECT["dependencies"],
         *(item for extra in EXTRAS[name] for item in PROJECT["optional-dependencies"][extra]),
@@ -51,7 +51,7 @@ def test_each_requirement_is_pinned_to_one_valid_version(name, python):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_all_images_have_the_same_versions(python):
+def test_all_images_pin_the_same_versions_of_shared_packages(python):
     base = pins("manager", python)
     for name in EXTRAS:
         found = pins(name, python)
@@ -60,5 +60,5 @@ def test_all_images_have_the_same_versions(python):
         }
 
 
-def test_each_image_and_extra_has_a_requirements_file():
+def test_each_image_and_each_image_extra_has_a_requirements_file():
     assert {path.stem for path in FOLDER.iterdir()} == set(EXTRAS)

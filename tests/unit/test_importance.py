@@ -20,7 +20,7 @@ def uniform(numbers):
     return numbers.uniform(-1, 1)
 
 
-def test_the_parameter_that_determines_the_result_comes_first():
+def test_the_parameter_with_the_largest_effect_comes_first():
     found = importance_of(
         results(200, lambda p: p["a"] + p["b"] / 100, a=uniform, b=uniform), "default", maximize=True
     )
@@ -30,7 +30,7 @@ def test_the_parameter_that_determines_the_result_comes_first():
     assert (found.trials, found.why) == (200, "")
 
 
-def test_choices_log_scales_and_nested_choices_are_separate_parameters():
+def test_nested_parameters_have_separate_importances():
     def nested(numbers):
         kind = numbers.choice(["conv", "pool"])
         return {"_name": kind} | ({"size": numbers.choice([3, 5])} if kind == "conv" else {})
@@ -51,25 +51,25 @@ def test_choices_log_scales_and_nested_choices_are_separate_parameters():
     assert min(found.shares, key=found.shares.get) == "flag"
 
 
-def test_the_metric_can_be_selected():
+def test_importances_depend_on_the_selected_metric():
     given = list(results(50, lambda p: {"default": p["a"], "loss": p["b"]}, a=uniform, b=uniform))
     for metric, first in (("default", "a"), ("loss", "b")):
         assert next(iter(importance_of(given, metric, maximize=False).shares)) == first
 
 
-def test_too_few_results_are_reported_as_the_reason():
+def test_too_few_results_are_reported_as_the_reason_for_missing_importances():
     found = importance_of(results(MIN_TRIALS - 1, lambda p: p["a"], a=uniform), "default", maximize=True)
     assert (found.shares, found.why) == ({}, "9 trials have a number 'default'; 10 are needed")
     found = importance_of(results(20, lambda p: p["a"], a=uniform), "loss", maximize=True)
     assert found.why.startswith("0 trials have a number 'loss'")
 
 
-def test_constant_parameters_are_reported_as_the_reason():
+def test_constant_parameters_are_reported_as_the_reason_for_missing_importances():
     found = importance_of(results(20, lambda p: 1, a=lambda _: 1), "default", maximize=True)
     assert found.why == "all trials had the same parameters"
 
 
-def test_any_value_of_a_proposed_parameter_is_accepted():
+def test_parameters_of_any_json_value_are_accepted():
     values = [1, 2.5, "x", None, True, [1], {}, {"a": 1}, 1e308, -1e308, "<script>", 10**400, "\ud800"]
     given = [({"odd": value, "n": number}, str(number)) for number, value in enumerate(values * 2)]
     found = importance_of([*given, ({}, "3"), ({"n": 1}, "NaN"), ({"n": 1}, "{")], "default", maximize=True)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Each entry has the module, the prefix of the tables' names, the heading, and the name of the state that is not in the table.
+# Module, prefix of the names CHANGES and IGNORED in the module, heading, and the diagram's name for a state that is None.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),
@@ -36,7 +36,7 @@ TABLES = [
 
 
 def section(module: str, prefix: str, heading: str, open_state: str) -> str:
-    """A diagram of the state changes, and a table of the ignored events of each state."""
+    """A diagram of the state changes, and a table of the events that each state ignores."""
     tables = importlib.import_module(module)
     changes: Mapping[tuple[Enum, Enum], Enum | None] = getattr(tables, f"{prefix}CHANGES")
     lines = [f"### {heading}", "", f"`{module}`", "", "```mermaid", "stateDiagram-v2"]
@@ -63,7 +63,10 @@ def section(module: str, prefix: str, heading: str, open_state: str) -> str:
 
 
 def meanings(states: type[Enum]) -> dict[str, str]:
-    """What each member means: the docstring below it, or its value if that says more than its name; empty: the name says all."""
+    """The meaning of each enum member.
+
+    It is the docstring below the member, else its value if that has several words, else empty.
+    """
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(states))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}
@@ -75,7 +78,7 @@ def meanings(states: type[Enum]) -> dict[str, str]:
     return {state.name: found.get(state.name) or by_value.get(state.name, "") for state in states}
 
 
-def test_the_documented_diagrams_equal_the_transition_tables() -> None:
+def test_the_page_has_the_diagrams_generated_from_the_state_tables() -> None:
     before, _, written = PAGE.read_text().partition(MARK)
     generated = "\n" + "\n".join(section(*table) for table in TABLES)
     if os.environ.get("GOLDEN") == "write":
@@ -84,7 +87,7 @@ def test_the_documented_diagrams_equal_the_transition_tables() -> None:
         assert written == generated, "run `make golden` after a change of a table"
 
 
-def test_every_file_named_on_the_internals_page_exists() -> None:
+def test_every_file_named_on_the_page_exists() -> None:
     written_by_hand = PAGE.read_text().partition(MARK)[0]
     paths = re.findall(r"`([\w/]+/(?:[\w.]+)?)`", written_by_hand)
     assert len(paths) > 50
@@ -92,7 +95,7 @@ def test_every_file_named_on_the_internals_page_exists() -> None:
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_every_state_is_explained_on_the_internals_page(module: str, prefix: str) -> None:
+def test_every_state_has_an_explanation(module: str, prefix: str) -> None:
     changes = getattr(importlib.import_module(module), f"{prefix}CHANGES")
     states = {state for change, after in changes.items() for state in (change[0], after) if state}
     explained = meanings(type(next(iter(states))))
@@ -100,7 +103,7 @@ def test_every_state_is_explained_on_the_internals_page(module: str, prefix: str
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_no_pair_of_state_and_event_is_both_a_change_and_ignored(module: str, prefix: str) -> None:
+def test_no_event_both_changes_a_state_and_is_ignored(module: str, prefix: str) -> None:
     tables = importlib.import_module(module)
     changes, ignored = getattr(tables, f"{prefix}CHANGES"), getattr(tables, f"{prefix}IGNORED")
     assert not changes.keys() & ignored

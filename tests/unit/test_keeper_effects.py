@@ -9,7 +9,7 @@ from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace
 
 
-def test_every_keeper_effect_has_one_handler(tmp_path):
+def test_the_host_has_a_handler_for_every_effect(tmp_path):
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         host = Host(KeeperSettings("exp1", "job1", str(tmp_path), "token"), Workspace(tmp_path), "main", None)

@@ -1,4 +1,4 @@
-"""The environment of a trial: the packages of the paths that its interpreter has reported."""
+"""The environment of a trial: the packages in the search path that the trial's interpreter reported."""
 
 import hashlib
 import importlib.metadata
@@ -32,7 +32,7 @@ def report(folder, path, version="3.11.2"):
     folder.python_json.write_text(json.dumps({"version": version, "path": path}))
 
 
-def test_recorded_packages_equal_those_that_importlib_metadata_finds():
+def test_the_package_list_has_all_distributions_that_importlib_metadata_finds():
     found = dict(line.split("==") for line in installed(sys.path))
     for each in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
@@ -41,7 +41,7 @@ def test_recorded_packages_equal_those_that_importlib_metadata_finds():
     assert found["pytest"] == importlib.metadata.version("pytest")
 
 
-def test_of_two_installed_versions_the_first_on_the_path_is_recorded(tmp_path):
+def test_only_the_first_version_of_a_package_in_the_search_path_is_listed(tmp_path):
     for place, version in (("a", "2.0"), ("b", "1.0")):
         (tmp_path / place / f"Some_Package-{version}.dist-info").mkdir(parents=True)
     (tmp_path / "b/old-0.1-py3.7.egg-info").touch()
@@ -49,7 +49,7 @@ def test_of_two_installed_versions_the_first_on_the_path_is_recorded(tmp_path):
     assert installed(paths) == ["old==0.1", "some-package==2.0"]
 
 
-def test_a_package_list_is_written_once_for_each_digest(workspace, folder, tmp_path):
+def test_the_package_list_is_written_again_only_if_it_changes(workspace, folder, tmp_path):
     site = tmp_path / "site"
     (site / "numpy-1.26.4.dist-info").mkdir(parents=True)
     report(folder, [str(site)])
@@ -68,7 +68,7 @@ def test_a_package_list_is_written_once_for_each_digest(workspace, folder, tmp_p
     assert len(list(workspace.packages.iterdir())) == 2
 
 
-def test_without_a_report_of_the_interpreter_only_host_and_node_are_recorded(workspace, folder):
+def test_only_host_and_node_are_recorded_without_an_interpreter_report(workspace, folder):
     packages = Packages(workspace, {})
     assert packages.of(folder) == packages.here
     assert packages.here.host
@@ -79,13 +79,13 @@ def test_without_a_report_of_the_interpreter_only_host_and_node_are_recorded(wor
     st.none() | st.text() | st.integers() | st.just("version"), lambda of: st.lists(of) | st.dictionaries(
         st.sampled_from(["version", "path"]) | st.text(), of))))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_invalid_interpreter_report_does_not_fail_the_trial(workspace, folder, content):
+def test_the_host_is_recorded_if_the_interpreter_report_is_invalid(workspace, folder, content):
     folder.python_json.write_bytes(content)
     found = Packages(workspace, {}).of(folder)
     assert found.host == Packages(workspace, {}).here.host
 
 
-def test_an_unwritable_package_list_does_not_fail_the_trial(folder, tmp_path):
+def test_the_package_digest_is_recorded_if_the_workspace_is_not_writable(folder, tmp_path):
     report(folder, [str(tmp_path)])
     assert Packages(Workspace(Path("/proc/none")), {}).of(folder).packages
 
@@ -106,5 +106,5 @@ def test_an_unwritable_package_list_does_not_fail_the_trial(folder, tmp_path):
         ),
     ],
 )
-def test_the_node_name_comes_from_the_clusters_variable(environ, name):
+def test_the_node_name_comes_from_the_environment_variables_of_the_cluster(environ, name):
     assert node_name(environ) == name

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
-# This program adds a key to the schema module before other modules import it. It prints how each part of the program handles
-# the key.
+# This program adds a key to the source of shared_keys before the module is imported, then prints the effects of the key.
 ADD_A_KEY = """
 import importlib.util, json, sys
 from pathlib import Path
@@ -46,7 +45,7 @@ KEY = (
 )
 
 
-def test_a_declared_key_needs_no_code_elsewhere(tmp_path):
+def test_a_declared_key_is_read_checked_stored_converted_and_described(tmp_path):
     text = (CORPUS / "v1_local_smallest.yml").read_text()
     (tmp_path / "config.yml").write_text(text + "trialPause: 5m\n")
     (tmp_path / "search_space.json").write_text((CORPUS / "search_space.json").read_text())

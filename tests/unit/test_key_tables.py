@@ -1,7 +1,7 @@
-"""The tables of keys in the documentation are those of the declarations. `make golden` writes them.
+"""The key tables in the documentation are generated from the key declarations. `make golden` writes them.
 
-A table stands between `<!-- keys on PLATFORM: KEYS -->` and `<!-- end of keys -->`. KEYS are keys of NNI's first schema;
-`tuner.*` is all keys of `tuner`, and `*` all of the file itself.
+A table stands between `<!-- keys on PLATFORM: KEYS -->` and `<!-- end of keys -->`. KEYS are keys of NNI's first schema.
+`tuner.*` selects all keys of `tuner`, and `*` all top-level keys.
 """
 
 import os
@@ -24,7 +24,7 @@ HEAD = ["| Key | In NNI's second schema | Value | Description | Default |", "|--
 
 
 def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
-    """The keys of a table, each with its name in the first schema, without the section of the table."""
+    """The keys of a table. Each key comes with its name in the first schema, without the section of the table."""
     keys = keys_on(platform)
     for word in words.split():
         section, all_of = word.removesuffix(EACH).rstrip("."), word.endswith(EACH)
@@ -44,7 +44,7 @@ def chosen(platform: str, words: str) -> Iterator[tuple[Key, str]]:
 
 def row(key: Key, v1: str) -> str:
     declared = key.declared
-    # All task roles have the same keys, below the role's name or below the index of a list item.
+    # The keys of a role come after a role name or a list index, and are the same for all roles: show only the rest of the path.
     is_of_role = key.path[:1] == SERVICE and key.path[1:2] != ("storage",) and len(key.path) > 2
     v2 = key_of(key.path[2 + (EACH in key.path) :] if is_of_role else key.path)
     about = declared.about + (f" (since {declared.since}, not in NNI)" if declared.since else "")
@@ -77,7 +77,7 @@ def table(found: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_documented_key_tables_equal_the_declarations(page: str) -> None:
+def test_the_documentation_has_the_key_tables_generated_from_the_declarations(page: str) -> None:
     written = (DOCS / page).read_text()
     generated = TABLE.sub(table, written)
     if os.environ.get("GOLDEN") == "write":
@@ -87,7 +87,7 @@ def test_the_documented_key_tables_equal_the_declarations(page: str) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_key_has_a_description_and_is_in_a_documented_table(platform: str) -> None:
+def test_every_key_is_declared_with_a_description_and_is_in_a_table(platform: str) -> None:
     listed = {
         (key.path[-1], key.declared)
         for page in PAGES
@@ -96,7 +96,7 @@ def test_every_key_has_a_description_and_is_in_a_documented_table(platform: str)
     }
     for key in keys_on(platform):
         assert key.declared.about, key.path
-        # The sections of a platform are headings, and jobs on Kubernetes have commands of their own.
+        # Sections of a platform are headings, not keys. Keys "without effect" are omitted from the tables.
         is_heading = key.path in (SERVICE, (*SERVICE, "storage")) or key.declared.about.startswith(
             "without effect: "
         )

@@ -117,7 +117,7 @@ def test_names_and_labels_identify_the_job_and_contain_no_token(operator_name):
 @pytest.mark.parametrize(
     "operator_name", [operator_name for operator_name in CASES if CASES[operator_name][0].queue]
 )
-def test_a_queue_is_a_label_of_the_job_and_a_required_object(operator_name):
+def test_a_queue_becomes_a_label_of_the_job_and_a_required_object(operator_name):
     assert rendered(operator_name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert "kueue.x-k8s.io/queue-name" not in rendered(operator_name, queue=None)["metadata"]["labels"]
     assert ("LocalQueue", "team") in [
@@ -125,7 +125,7 @@ def test_a_queue_is_a_label_of_the_job_and_a_required_object(operator_name):
     ]
 
 
-def test_a_runtime_belongs_to_the_cluster_or_to_the_namespace():
+def test_a_runtime_is_looked_up_in_the_cluster_or_in_the_namespace():
     (_, (of_all, name)), ((own, own_name),) = (
         operator("trainjob").required_objects,
         operator("trainjob", runtime="TrainingRuntime/mine", queue=None).required_objects,
@@ -138,7 +138,7 @@ def test_a_runtime_belongs_to_the_cluster_or_to_the_namespace():
     assert job["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
 
 
-def test_the_api_version_is_that_of_the_experiment_file():
+def test_a_rendered_job_has_the_api_version_of_the_experiment_file():
     assert rendered("pytorch-operator")["apiVersion"] == "kubeflow.org/v1beta2"
     assert rendered("tf-operator")["apiVersion"] == "kubeflow.org/v1"
     assert rendered("job")["apiVersion"] == "batch/v1"
@@ -153,7 +153,7 @@ def test_the_api_version_is_that_of_the_experiment_file():
         ("job", (TaskRole("worker", 2, 1, 2),)),
     ],
 )
-def test_the_completion_policy_depends_on_the_operator(operator_name, roles):
+def test_each_operator_has_its_own_completion_policy(operator_name, roles):
     assert operator(operator_name).completion.roles == roles
 
 
@@ -205,7 +205,7 @@ TEMPLATE = {
 
 
 @pytest.mark.parametrize("operator_name", ["tf-operator", "pytorch-operator", "job"])
-def test_a_pod_template_adds_fields_and_keeps_those_of_the_trial(operator_name):
+def test_a_template_adds_fields_to_pods_and_keeps_the_fields_that_trials_need(operator_name):
     client = pytest.importorskip("kubernetes.client")
     plain, made = rendered(operator_name), rendered(operator_name, template_text=json.dumps(TEMPLATE))
     for each in DEFINITIONS[operator_name]:
@@ -236,6 +236,6 @@ def test_a_pod_template_adds_fields_and_keeps_those_of_the_trial(operator_name):
         assert read_and_written(client.V1PodSpec.from_dict(spec)) == spec
 
 
-def test_an_empty_template_changes_nothing():
+def test_an_empty_template_leaves_the_rendered_job_unchanged():
     assert rendered("job", template_text="{}") == rendered("job", template_text=None)
     assert rendered("job", template_text='{"spec": {"containers": []}}') == rendered("job")

@@ -51,7 +51,7 @@ def test_every_recorded_status_maps_to_its_stage(name, word, stages):
     ("word", "document", "stage"),
     [
         ("tf-operator", {"metadata": {}}, Stage.WAITING),
-        # Neither a condition that was reset nor a pause by the operator is an end.
+        # A job has not ended if a condition was reset to False or if the operator suspended the job.
         ("tf-operator", job(("Running", "False"), ("Restarting", "True")), Stage.RUNNING),
         ("pytorch-operator", job(("Running", "True"), ("Restarting", "False")), Stage.RUNNING),
         ("pytorch-operator", job(("Created", "True"), ("Suspended", "True")), Stage.WAITING),
@@ -67,11 +67,11 @@ def test_every_recorded_status_maps_to_its_stage(name, word, stages):
         ("trainjob", job(("Complete", "True"), jobsStatus=[{"name": "node", "ready": 0}]), Stage.ENDED),
     ],
 )
-def test_the_stage_of_a_job_follows_from_its_conditions_and_counts(word, document, stage):
+def test_conditions_and_pod_counts_of_a_job_determine_its_stage(word, document, stage):
     assert operator(word).stage_of(document) is stage
 
 
-def test_a_failed_job_has_the_cause_of_the_first_failed_pod():
+def test_the_pod_that_failed_first_determines_exit_code_and_reason():
     document = job(("Failed", "True", "PyTorchJob j is failed because 1 Master replica(s) failed."))
     pods = {"a": failed(143), "b": failed(3, ended_at="2026-01-01T00:00:01Z"), "c": {"status": {}}}
     verdict = operator("pytorch-operator").verdict_of(document, pods)
@@ -82,7 +82,7 @@ def test_a_failed_job_has_the_cause_of_the_first_failed_pod():
     assert not verdict.awaits_pod
 
 
-def test_a_pod_that_the_operator_deleted_is_not_the_cause_of_a_failed_job():
+def test_a_pod_that_the_operator_deleted_does_not_determine_the_exit_code():
     ended = failed(143) | {"metadata": {"deletionTimestamp": "2026-01-01T00:00:32Z"}}
     verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": ended, "b": failed(3)})
     assert (verdict.exit_code, verdict.pod) == (3, "b")
@@ -100,18 +100,18 @@ def test_a_failed_pod_without_container_status_has_no_exit_code():
     assert (verdict.exit_code, verdict.pod) == (None, "a")
 
 
-def test_a_failure_without_a_failed_pod_waits_for_the_pod():
+def test_the_report_of_a_failed_job_waits_until_a_pod_has_failed():
     verdict = operator("trainjob").verdict_of(
         job(("Failed", "True")), {"a": {"status": {"phase": "Running"}}}
     )
     assert (verdict.exit_code, verdict.pod, verdict.awaits_pod) == (None, None, True)
 
 
-def test_a_succeeded_job_has_no_failure_cause():
+def test_a_succeeded_job_has_exit_code_0_despite_a_failed_pod():
     assert operator("tf-operator").verdict_of(job(("Succeeded", "True")), {"a": failed(1)}) == SUCCESS
 
 
-def test_the_pending_reason_of_a_suspended_job_names_its_queue():
+def test_the_pending_reason_of_a_suspended_job_names_the_queue():
     waits = job(("Suspended", "True"))
     assert "kubectl describe localqueue team" in operator("job", "team").pending_reason(waits)
     assert operator("job").pending_reason(waits).startswith("Job is suspended")
@@ -143,7 +143,7 @@ PODS = st.dictionaries(
 
 @pytest.mark.parametrize("word", OPERATORS)
 @given(status=STATUSES, pods=PODS)
-def test_only_a_true_terminal_condition_ends_a_job(word, status, pods):
+def test_a_job_ends_if_and_only_if_a_terminal_condition_is_true(word, status, pods):
     document = {"metadata": {"name": "j"}, "status": status}
     met = {each["type"] for each in ((status or {}).get("conditions") or []) if each["status"] == "True"}
     ends = {"Failed", "Succeeded" if word.endswith("-operator") else "Complete"}

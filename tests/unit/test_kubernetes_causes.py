@@ -1,4 +1,4 @@
-"""Why Kubernetes ends a pod, in one line; an end of its own has no such cause."""
+"""The cause with which Kubernetes ended a pod, in one line; a pod that exits by itself has no cause."""
 
 from pathlib import Path
 
@@ -13,10 +13,13 @@ BEFORE, AT, AFTER = (f"2026-01-01T00:00:{second}Z" for second in ("29", "30", "3
 
 
 def a_pod(phase="Running", code=None, deleted=None, grace_s=45, conditions=(), **status):
-    """`code`: that of its container, which has ended at `AT`. `deleted`: when its deletion was requested."""
+    """A pod document.
+
+    `code`: exit code of a container that ended at `AT`. `deleted`: time of the deletion request.
+    """
     meta = {"name": "p-0", "uid": "u", "labels": {"trialId": "aB3dE"}}
     if deleted:
-        # This time is 45 s later.
+        # Kubernetes stores the request time plus the grace period of 45 s.
         ends_at = (
             deleted.replace("00:00", "00:01")
             .replace(":30Z", ":15Z")
@@ -53,17 +56,17 @@ def disruption(reason, message="so"):
         ("ByANewerCluster", "is ended by the cluster"),
     ],
 )
-def test_the_cause_of_a_disrupted_pod_is_the_clusters_condition(reason, how):
+def test_the_cause_of_a_disrupted_pod_has_the_condition_reason_and_message(reason, how):
     assert why_ended(a_pod(conditions=[disruption(reason)])) == f"pod p-0 {how}: {reason}: so"
 
 
-def test_the_cause_of_a_pod_that_the_node_failed_is_the_pods_reason():
+def test_the_cause_of_an_evicted_pod_has_the_status_reason_and_message():
     pod = a_pod("Failed", reason="Evicted", message="The node was low on\n resource: memory.")
     assert why_ended(pod) == "pod p-0 failed: Evicted: The node was low on resource: memory."
 
 
 @pytest.mark.parametrize("pod", [a_pod(), a_pod("Failed", 1), a_pod("Succeeded", 0), {"metadata": {}}])
-def test_a_pod_that_exits_by_itself_has_no_cluster_cause(pod):
+def test_a_pod_that_exits_by_itself_has_no_termination_cause(pod):
     assert (why_ended(pod), deleted_at(pod)) == ("", None)
 
 
@@ -72,21 +75,21 @@ def test_a_pod_that_exits_by_itself_has_no_cluster_cause(pod):
     [
         ("Running", None, AT, AT),
         ("Failed", 143, BEFORE, BEFORE),
-        ("Failed", 1, BEFORE, BEFORE),  # the training code handles SIGTERM itself
+        ("Failed", 1, BEFORE, BEFORE),  # Training code may catch SIGTERM and exit with a code of its own.
         ("Failed", 143, AT, AT),
-        # The operator deleted a pod that had ended. If both times are in the same second, only an exit code of the keeper
-        # itself shows that the signal came first.
+        # An operator deletes a pod after the pod has ended. For times in the same second, only exit code 143 (SIGTERM) shows
+        # that the deletion came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),
         ("Succeeded", 0, AFTER, None),
     ],
 )
-def test_a_deletion_after_the_containers_ended_is_not_a_cause(phase, code, deleted, at):
+def test_a_deletion_is_a_termination_cause_only_before_the_container_exits(phase, code, deleted, at):
     assert deleted_at(a_pod(phase, code, deleted)) == at
 
 
-def test_an_unreadable_timestamp_is_read_as_none():
+def test_the_age_of_an_invalid_timestamp_is_none():
     assert seconds_since("soon", 1.0) is None
     assert seconds_since("1970-01-01T00:00:40Z", 100.0) == 60.0
     assert seconds_since("1970-01-01T00:00:40Z", 0.0) == 0.0, "a clock that is behind"
@@ -101,19 +104,19 @@ def store(observed, pod, *, is_gone=False):
     observed.store_pod(pod, is_gone=is_gone, is_kept=True)
 
 
-def test_the_cause_of_a_vanished_running_pod_is_its_deletion():
+def test_a_running_pod_that_disappears_is_reported_as_deleted_by_a_different_client():
     observed = an_observer()
     store(observed, a_pod(), is_gone=True)
     assert observed.cause("aB3dE", None).startswith("pod p-0 was deleted, but not by this manager; ")
 
 
-def test_a_pod_that_vanishes_after_its_containers_exited_has_no_cause():
+def test_a_pod_that_disappears_after_its_exit_has_no_termination_cause():
     observed = an_observer()
     store(observed, a_pod("Failed", 1), is_gone=True)
     assert observed.cause("aB3dE", "p-0") == ""
 
 
-def test_pods_deleted_by_the_operator_of_an_ended_job_are_no_cause():
+def test_pods_that_an_operator_deletes_with_a_failed_job_have_no_termination_cause():
     observed = an_observer()
     first, second = a_pod("Failed", 1), a_pod(deleted=AFTER)
     second["metadata"] |= {"name": "p-1", "uid": "u1"}

@@ -1,4 +1,4 @@
-"""Warning events of a cluster: their job, their order, and their storage."""
+"""Warning events of a cluster: assignment to jobs, order, and storage."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def an_event(name, at="2026-01-01T00:00:05Z", reason="Failed", message="no", uid
     } | more
 
 
-def test_an_event_is_shown_only_for_its_pod_and_job():
+def test_a_warning_is_assigned_only_to_its_pod_and_job():
     warnings = WarningEventCache("EXPT")
     warnings.take(an_event("nniexpexpttrial1-ps-0"))
     assert warnings.of("nniexpexpttrial1-ps-0") == warnings.of("nniexpexpttrial1") == "Failed: no"
@@ -31,7 +31,7 @@ def test_events_without_the_experiment_id_in_their_name_are_ignored():
     assert not warnings.concerns({})
 
 
-def test_the_newest_event_counts_in_any_order_and_any_time_field():
+def test_the_newest_event_is_shown_in_any_order_of_arrival():
     newest = an_event("expt-a", None, message="newest", series={"lastObservedTime": "2026-01-01T00:00:09Z"})
     events = [
         an_event("expt-a", "2026-01-01T00:00:07Z"),
@@ -62,7 +62,7 @@ NAMES = st.sampled_from(["expt1", "expt1-ps-0", "expt1-ps-1", "expt12-ps-0", "ex
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "drop"]), NAMES, st.integers(1, 9))))
-def test_dropped_and_forgotten_events_are_not_kept(steps):
+def test_the_event_cache_is_empty_after_all_jobs_are_forgotten(steps):
     warnings = WarningEventCache("expt")
     for step, name, second in steps:
         getattr(warnings, step)(an_event(name, f"2026-01-01T00:00:0{second}Z", uid=f"{name}{second}"))

@@ -1,4 +1,4 @@
-"""The states of a job on Kubernetes: the events of each state, and that every job ends once."""
+"""The states of a job on Kubernetes: valid events of each state, and exactly one report of the job's end."""
 
 from itertools import product
 
@@ -24,7 +24,7 @@ def a_job(state=S.REGISTERED):
 
 
 def follow_up_of(*events):
-    """The last follow-up of these events of a new job, and its state."""
+    """The follow-up of the last event, and the state, after a new job has received these events."""
     job = a_job()
     follow_up = None
     for event in events:
@@ -33,7 +33,7 @@ def follow_up_of(*events):
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(S, E)))
-def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(state, event):
+def test_an_event_outside_the_transition_table_raises_and_keeps_the_state(state, event):
     job = a_job(state)
     if (state, event) in TRANSITIONS:
         assert job.apply(event) is FOLLOW_UPS.get((state, event))
@@ -44,7 +44,7 @@ def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(sta
         assert job.state is state
 
 
-def test_a_job_that_has_ended_never_changes():
+def test_an_ended_job_never_changes_its_state():
     assert {after for (state, _), after in TRANSITIONS.items() if state is S.ENDED} == {S.ENDED}
 
 
@@ -54,7 +54,7 @@ def test_a_submit_result_is_valid_only_while_submitting_ending_or_ended():
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING
 
 
-def test_every_follow_up_action_belongs_to_a_transition():
+def test_every_follow_up_belongs_to_a_transition():
     assert FOLLOW_UPS.keys() <= TRANSITIONS.keys()
 
 
@@ -81,12 +81,12 @@ def test_every_follow_up_action_belongs_to_a_transition():
     ],
     ids=lambda each: "-".join(event.name.lower() for event in each) if isinstance(each, tuple) else None,
 )
-def test_the_order_of_events_determines_the_follow_up_action(events, follow_up, state):
+def test_the_order_of_events_determines_the_follow_up(events, follow_up, state):
     assert follow_up_of(*events) == (follow_up, state)
 
 
 def closing_events(state):
-    """The events of a job in this state when its resource is gone and all calls are answered."""
+    """The events that a job in this state receives when its resource is deleted and all API calls have returned."""
     match state:
         case S.SUBMITTING | S.UNLISTED | S.GONE:
             return [E.SUBMITTED]
@@ -101,7 +101,7 @@ def closing_events(state):
 
 
 @given(st.lists(st.sampled_from(E)), st.booleans())
-def test_the_end_of_every_job_is_reported_exactly_once(events, stop_is_asked):
+def test_every_job_ends_and_is_reported_exactly_once(events, stop_is_asked):
     job, ends = a_job(), 0
 
     def apply(event):

@@ -1,4 +1,4 @@
-"""The words with which Kubernetes reports a preempted pod, and those that are none."""
+"""Conditions and events with which Kubernetes reports a preempted pod, and similar conditions of other disruptions."""
 
 import pytest
 
@@ -30,11 +30,11 @@ def disrupted(reason, status="True"):
         ({}, False),
     ],
 )
-def test_only_a_pod_condition_of_the_scheduler_counts_as_preemption(pod, is_one):
+def test_a_pod_is_preempted_only_if_the_scheduler_set_the_condition(pod, is_one):
     assert is_preempted(pod) is is_one
 
 
-def test_a_preemption_event_does_not_count_for_a_new_pod_of_the_same_name():
+def test_a_preemption_event_does_not_apply_to_a_new_pod_of_the_same_name():
     observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
     observed.store_pod(a_pod(), is_gone=False, is_kept=True)
     assert observed.preempted_pod("aB3dE") is None
@@ -45,7 +45,7 @@ def test_a_preemption_event_does_not_count_for_a_new_pod_of_the_same_name():
     assert observed.preempted_pod("aB3dE") is None
 
 
-def test_a_preempted_pod_of_a_job_with_two_pods_is_not_the_only_pod():
+def test_a_second_pod_of_a_preempted_job_is_counted():
     observed = ObservedObjects(None, "default", "EXPT")  # type: ignore[arg-type]
     observed.store_pod(disrupted("PreemptionByScheduler"), is_gone=False, is_kept=True)
     other = a_pod(uid="u2")

@@ -1,4 +1,4 @@
-"""The learning curve of a trial whose attempts continue from checkpoints: each step's result once, in order."""
+"""The learning curve of a trial whose attempts continue from checkpoints: the result of each step once, in order."""
 
 import json
 from itertools import chain
@@ -42,34 +42,34 @@ def continued(attempt, offset, source, name="1", load="", task=TASK):
     return StoredMark(attempt, attempt_id(attempt), task, offset, name, source, load or f"{attempt}-{offset}")
 
 
-def test_without_checkpoint_marks_the_curve_is_that_of_the_last_attempt():
+def test_the_curve_has_only_the_last_attempt_if_no_checkpoint_exists():
     assert curve_of("t", [], 3, TASK) == LearningCurve((Segment(3, TASK),))
 
 
-def test_the_curve_joins_both_attempts_at_the_checkpoint_mark():
+def test_the_curve_has_the_first_attempt_up_to_the_checkpoint_and_then_the_second_attempt():
     marks = [saved(0, 100), saved(0, 300, "2"), continued(2, 0, key_of(0))]
     assert curve_of("t", marks, 2, TASK) == LearningCurve((Segment(0, TASK, -1, 100), Segment(2, TASK, 0)))
 
 
-def test_loading_an_own_checkpoint_drops_the_results_reported_since():
+def test_reloading_a_checkpoint_removes_later_results_from_the_curve():
     marks = [saved(0, 100), continued(0, 300, key_of(0))]
     assert curve_of("t", marks, 0, TASK).segments == (Segment(0, TASK, -1, 100), Segment(0, TASK, 300))
 
 
-def test_forked_processes_that_record_the_same_load_drop_no_results():
+def test_forked_processes_that_record_the_same_checkpoint_load_drop_no_results():
     source = key_of(0)
     marks = [saved(0, 9), continued(1, 0, source, load="a"), continued(1, 50, source, load="a")]
     assert curve_of("t", marks, 1, TASK).segments[-1] == Segment(1, TASK, 0)
     assert first_of_load(marks, 1, TASK, "a") == 0
 
 
-def test_a_checkpoint_of_another_trial_or_task_starts_a_new_curve():
+def test_a_checkpoint_of_a_different_trial_or_task_starts_a_new_curve():
     for source in (key_of(0, "parent"), key_of(0, task="worker-1")):
         marks = [saved(0, 100), continued(1, 40, source)]
         assert curve_of("t", marks, 1, TASK) == LearningCurve((Segment(1, TASK, 40),))
 
 
-def test_a_mark_that_is_not_stored_yet_is_missing():
+def test_a_checkpoint_that_is_not_stored_yet_is_reported_as_missing():
     assert curve_of("t", [continued(1, 0, key_of(0))], 1, TASK) == LearningCurve(
         (Segment(1, TASK, 0),), key_of(0)
     )
@@ -85,7 +85,7 @@ MARKS = st.one_of(
 
 
 @given(st.lists(MARKS, max_size=12))
-def test_any_marks_give_a_finite_curve_without_duplicate_records(marks):
+def test_a_curve_is_finite_for_any_sequence_of_checkpoint_records(marks):
     marks.sort(key=lambda mark: (mark.attempt, mark.offset))
     segments = curve_of("t", marks, 3, TASK).segments
     assert segments[-1].end_offset == NO_END
@@ -93,7 +93,10 @@ def test_any_marks_give_a_finite_curve_without_duplicate_records(marks):
 
 
 class Training:
-    """Training code that reports each step, saves checkpoints, and is killed: its stream, as nni_sdk writes it."""
+    """Training code that reports each step, saves checkpoints, and is killed.
+
+    `streams` has the metrics stream that nni_sdk would write for each attempt.
+    """
 
     def __init__(self):
         self.streams = {}
@@ -101,7 +104,7 @@ class Training:
         self.saves = 0
 
     def attempt(self, number, actions, task=TASK):
-        """Run one attempt. Returns True if it reached its end."""
+        """Run one attempt. Returns the number of steps since the start of the training."""
         stream, step = bytearray(), 0
         if self.checkpoint is not None:
             source, name, step = self.checkpoint
@@ -144,7 +147,7 @@ def new_store(tmp_path_factory):
 
 
 def store_streams(store, streams, size):
-    """Store each attempt's stream as it arrives in pieces of this size."""
+    """Store each attempt's stream in pieces of `size` bytes."""
     for number, data in streams.items():
         ingest = AttemptIngest(key_of(number))
         for offset in range(0, len(data), size):
@@ -158,7 +161,7 @@ def store_streams(store, streams, size):
     st.integers(1, 500),
     st.booleans(),
 )
-def test_each_step_counts_once_even_after_many_killed_attempts(new_store, attempts, size, is_late):
+def test_each_step_is_counted_once_if_the_training_is_killed_repeatedly(new_store, attempts, size, is_late):
     training = Training()
     for number, actions in enumerate(attempts):
         reached = training.attempt(number, actions)
@@ -178,7 +181,7 @@ def test_each_step_counts_once_even_after_many_killed_attempts(new_store, attemp
     assert list(chain.from_iterable(reader.metric_pages(True))) == []
 
 
-def test_metric_pages_of_continued_and_other_trials_are_in_trial_order(new_store):
+def test_metrics_of_all_trials_are_read_in_the_order_of_trials_and_steps(new_store):
     store, reader = new_store()
     training = Training()
     training.attempt(0, ["step"] * 150 + ["save", "step"])
@@ -210,7 +213,7 @@ def test_metric_pages_of_continued_and_other_trials_are_in_trial_order(new_store
     assert [row.attempt for row in rows if row.trial_id == "t"] == [0] * 150 + [1] * 150
 
 
-def test_only_the_newest_and_the_loaded_checkpoint_marks_are_stored(new_store):
+def test_checkpoint_records_of_a_trial_are_stored_up_to_a_limit(new_store):
     store, reader = new_store()
     training = Training()
     training.attempt(0, ["save", "step"])
@@ -221,7 +224,7 @@ def test_only_the_newest_and_the_loaded_checkpoint_marks_are_stored(new_store):
     store_streams(store, {0: first + loads + training.streams[0]}, 10_000)
     marks = reader.marks("t")
     saves = [int(mark.checkpoint) for mark in marks if mark.source is None]
-    # The store keeps the first mark, from which a process continued, and the newest marks.
+    # The first checkpoint is kept because a process continued from it. Of the rest, the newest are kept.
     assert saves == [1, *range(52, 152)]
     assert len([mark for mark in marks if mark.source is not None]) == 1000
 
@@ -237,7 +240,7 @@ def running():
     return search, key
 
 
-def test_a_continued_attempt_has_the_results_before_its_checkpoint():
+def test_an_attempt_that_continues_has_the_results_before_the_checkpoint():
     search, key = running()
     effects = search.handle(events.AttemptContinued(key, InheritedResults(2, "0.2", (0.1, 0.2), "0.9")))
     trial = search.trial("t0")
@@ -248,7 +251,7 @@ def test_a_continued_attempt_has_the_results_before_its_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
-def test_late_results_of_the_previous_attempt_precede_those_of_the_new_attempt():
+def test_inherited_results_that_are_stored_late_precede_the_results_of_the_attempt():
     search, key = running()
     source = AttemptKey("t0", attempt_id(0), key.task)
     effects = search.handle(events.AttemptContinued(key, InheritedResults(), missing=source))
@@ -259,7 +262,7 @@ def test_late_results_of_the_previous_attempt_precede_those_of_the_new_attempt()
     assert (trial.run.intermediate_count, trial.run.intermediate, trial.run.final) == (3, "0.3", "1")
 
 
-def test_an_attempt_that_returns_to_its_own_checkpoint_is_not_assessed_twice():
+def test_an_attempt_that_reloads_its_checkpoint_is_not_assessed_twice():
     search, key = running()
     search.handle(events.MetricsStored(key, ((False, "0.1"), (False, "0.2"), (True, "1"))))
     effects = search.handle(events.AttemptContinued(key, InheritedResults(1, "0.1", (0.1,))))

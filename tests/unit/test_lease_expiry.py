@@ -1,4 +1,4 @@
-"""When a manager may take over from one that holds the lock of an experiment and renews its lease no more."""
+"""When a manager may take over an experiment from a lock holder that does not renew its lease."""
 
 import os
 import sqlite3
@@ -33,31 +33,31 @@ def frozen(folder):
         yield path
 
 
-def test_the_lease_of_a_holder_on_this_machine_is_judged_by_its_last_renewal(tmp_path):
+def test_the_age_of_a_local_holders_last_renewal_decides_if_the_lease_has_expired(tmp_path):
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
-    assert not is_expired(path, LONG_S)  # the function returns without polling the file
+    assert not is_expired(path, LONG_S)  # The file is not polled: a poll would take LONG_S.
     write_record(path, LeaseRecord(holder, 1, time.monotonic() - 2.0))
     assert is_expired(path, 1.0)
     assert not is_expired(path, LONG_S)
 
 
-def test_a_renewal_time_in_the_future_does_not_keep_a_lease_valid(tmp_path):
-    # A renewal time in the future means that the machine has restarted, if the kernel provides no boot id.
+def test_a_renewal_time_in_the_future_is_ignored(tmp_path):
+    # The time can be in the future after a restart of the machine if its kernel provides no boot id.
     path = tmp_path / "owner.lock"
     path.touch()
     write_record(path, LeaseRecord(LeaseHolder.here(), 1, time.monotonic() + LONG_S))
     assert is_expired(path, 0.01)
 
 
-def test_a_suspended_holder_without_a_database_lock_is_replaced(folder, frozen):
+def test_a_frozen_holder_is_replaced_if_it_does_not_lock_the_database(folder, frozen):
     with folder.owned() as lease:
         assert folder.lease_holder() == lease.holder
 
 
 @pytest.mark.parametrize("content", [None, b""], ids=["a holder", "no holder"])
-def test_only_a_holder_that_locks_the_database_is_reported_as_suspended_in_a_write(
+def test_only_a_process_named_in_the_lease_is_reported_as_frozen_in_a_write(
     folder, frozen, content, monkeypatch
 ):
     monkeypatch.setattr("nni_manager.store.writer.BUSY_WAIT_MS", 1)
@@ -73,7 +73,7 @@ def test_only_a_holder_that_locks_the_database_is_reported_as_suspended_in_a_wri
     database.close()
 
 
-def test_a_failed_takeover_names_the_error(folder, frozen):
+def test_a_takeover_that_fails_for_another_reason_reports_this_reason(folder, frozen):
     folder.database.with_name(f"{folder.database.name}-shm").mkdir()
     with pytest.raises(StoreBusy, match="attempt to write a readonly database") as refused, folder.owned():
         pass

@@ -1,4 +1,4 @@
-"""The note of what an experiment may have left on its cluster."""
+"""The file with the jobs that an experiment may have left on its cluster."""
 
 import os
 
@@ -15,7 +15,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_the_leftover_file_exists_while_jobs_may_be_left(folder):
+def test_the_leftover_jobs_file_exists_only_while_jobs_may_be_left(folder):
     assert leftover_jobs.read(folder) == {}
     left = {"aB3dE": "remove it with `kubectl delete …`"}
     leftover_jobs.write(folder, left)
@@ -26,7 +26,7 @@ def test_the_leftover_file_exists_while_jobs_may_be_left(folder):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"aB3', b"\xff", b"[]"])
-def test_a_damaged_leftover_file_is_an_error_with_a_remedy(folder, content):
+def test_a_damaged_leftover_jobs_file_is_reported_with_the_remedy(folder, content):
     folder.leftover_jobs.write_bytes(content)
     with pytest.raises(
         FolderUnreadable, match=r"leftover-jobs\.json: it is damaged; look for jobs of abc11111"
@@ -34,7 +34,7 @@ def test_a_damaged_leftover_file_is_an_error_with_a_remedy(folder, content):
         leftover_jobs.read(folder)
 
 
-def test_a_pipe_in_place_of_the_leftover_file_is_refused(folder):
+def test_a_pipe_in_place_of_the_leftover_jobs_file_is_refused_unread(folder):
     folder.database.touch()
     os.mkfifo(folder.leftover_jobs)
     with pytest.raises(FolderUnreadable, match=r"leftover-jobs\.json: it is a pipe, not a file; remove it"):

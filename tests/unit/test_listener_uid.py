@@ -1,4 +1,4 @@
-"""The uid that owns a loopback listener, read from the kernel, distinguishes this user's programs from another user's."""
+"""The kernel's uid of a loopback listener distinguishes this user's programs from those of other users."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def a_listener(address: str, port: int = 0, **options: bool) -> socket.socket:
 
 
 @pytest.mark.parametrize(("listens_at", "host"), AT)
-def test_only_a_listener_of_this_user_is_trusted(listens_at, host):
+def test_only_listeners_of_this_user_are_trusted(listens_at, host):
     with a_listener(listens_at) as listener:
         port = listener.getsockname()[1]
         verify_listener_uid(host, port)
@@ -53,7 +53,7 @@ def test_a_dual_stack_listener_is_found_at_both_addresses():
                 verify_listener_uid(host, port)
 
 
-def test_another_users_listener_at_a_different_address_is_ignored():
+def test_a_listener_of_another_user_at_a_different_address_does_not_affect_verification():
     with a_listener("127.0.0.1") as ours:
         port = ours.getsockname()[1]
         with a_listener("127.0.0.3", port), a_listener("::", port):
@@ -77,7 +77,7 @@ def test_addresses_outside_loopback_are_not_verified():
     verify_listener_uid("a.name.example", 9)
 
 
-def test_listeners_are_not_verified_if_the_kernel_lists_none(monkeypatch, tmp_path: Path):
+def test_listeners_are_not_verified_if_the_kernel_has_no_socket_tables(monkeypatch, tmp_path: Path):
     with a_listener("127.0.0.1") as listener:
         port = listener.getsockname()[1]
         give_away(port)
@@ -91,7 +91,7 @@ def test_listeners_are_not_verified_if_the_kernel_lists_none(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_the_uid_of_the_client_of_a_connection_is_found(host):
+def test_the_uid_and_inode_of_a_local_client_socket_are_found(host):
     with a_listener(host) as listener:
         server = listener.getsockname()[:2]
         with socket.create_connection(server) as client:
@@ -108,7 +108,7 @@ def test_the_uid_of_the_client_of_a_connection_is_found(host):
         assert client_socket(address[:2], server) is None, "the client has closed its end"
 
 
-def test_the_uid_of_a_client_with_an_ipv4_mapped_address_is_found():
+def test_a_client_with_an_ipv4_mapped_address_is_found():
     with a_listener("127.0.0.1") as listener, socket.socket(socket.AF_INET6) as client:
         client.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         client.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
@@ -118,17 +118,17 @@ def test_the_uid_of_a_client_with_an_ipv4_mapped_address_is_found():
 
 
 @pytest.mark.parametrize("client", [("192.0.2.1", 80), ("no address", 80), ("::1", 80)])
-def test_a_client_on_another_machine_has_no_uid_here(client):
+def test_a_client_on_another_machine_has_no_local_owner(client):
     assert client_socket(client, ("127.0.0.1", 80)) is None
 
 
-def test_the_uid_of_a_client_is_found_while_other_connections_open_and_close():
-    """The tables in /proc are read in pieces, and lacked it in half of all reads."""
-    is_terminal = threading.Event()
+def test_a_client_is_found_while_other_connections_open_and_close():
+    """The kernel is asked for the socket by netlink: half of all reads of /proc/net/tcp missed it in this test."""
+    has_ended = threading.Event()
 
     def connect_and_close():
         with a_listener("127.0.0.1") as listener:
-            while not is_terminal.is_set():
+            while not has_ended.is_set():
                 pairs = [
                     (socket.create_connection(listener.getsockname()), listener.accept()[0])
                     for _ in range(40)
@@ -143,13 +143,13 @@ def test_the_uid_of_a_client_is_found_while_other_connections_open_and_close():
         try:
             found = {client_socket(client.getsockname(), listener.getsockname()) for _ in range(300)}
         finally:
-            is_terminal.set()
+            has_ended.set()
             for thread in threads:
                 thread.join()
         assert found == {(os.geteuid(), os.fstat(client.fileno()).st_ino)}
 
 
-def test_no_uid_is_found_if_the_kernel_does_not_respond(monkeypatch):
+def test_no_client_is_found_if_the_kernel_does_not_support_the_query(monkeypatch):
     monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as client:
         assert client_socket(client.getsockname(), listener.getsockname()) is None

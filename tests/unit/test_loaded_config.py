@@ -12,7 +12,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import AliasHint, ExperimentConfig
 from nni_manager.experiment.aliases import NoSuchField
 
-# A configuration in Python does not have these keys, or has them in another section.
+# Keys that a configuration in Python lacks or stores in a different field.
 ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
 
 
@@ -28,14 +28,14 @@ def fields_of(checked):
     for name in ELSEWHERE:
         del fields[name]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # a converted file has the location of the user's tuner here
+        del fields["tuner"]["name"]  # A converted file has no name for a user's tuner.
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"
     return fields
 
 
 @pytest.mark.parametrize("file", ACCEPTED_FILES)
-def test_a_loaded_file_describes_the_same_experiment_in_any_folder(file, tmp_path, monkeypatch):
+def test_a_loaded_file_describes_the_same_experiment_in_any_working_folder(file, tmp_path, monkeypatch):
     expected = read_experiment_file(file)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
@@ -43,13 +43,13 @@ def test_a_loaded_file_describes_the_same_experiment_in_any_folder(file, tmp_pat
         config = ExperimentConfig.load(file)
     checked = fields_of(config.checked())
     wanted = fields_of(expected)
-    if wanted["experiment_name"] == file.stem:  # the default value of an experiment file
+    if wanted["experiment_name"] == file.stem:  # In a file, the default name is the name of the file.
         del wanted["experiment_name"], checked["experiment_name"]
     assert checked == wanted
 
 
 @pytest.mark.parametrize("file", ACCEPTED_FILES)
-def test_the_json_of_a_configuration_describes_the_same_experiment(file, tmp_path, monkeypatch):
+def test_the_json_form_of_a_configuration_describes_an_equal_experiment(file, tmp_path, monkeypatch):
     config = ExperimentConfig.load(file)
     monkeypatch.chdir(tmp_path)
     document = json.loads(json.dumps(config.json()))
@@ -89,7 +89,7 @@ def test_a_canonical_copy_leaves_the_configuration_unchanged(tmp_path, monkeypat
         ("trainingServicePlatform: local\ntrialConcurrency: x\n", ConfigInvalid, "trialConcurrency"),
     ],
 )
-def test_an_invalid_file_is_refused_with_its_error(tmp_path, text, error, message):
+def test_an_invalid_file_is_refused_with_the_reason(tmp_path, text, error, message):
     (tmp_path / "exp.yml").write_text(text)
     with pytest.raises(error, match=message):
         ExperimentConfig.load(tmp_path / "exp.yml")

@@ -19,10 +19,10 @@ def test_the_least_loaded_gpus_are_assigned_first():
     assert shares.take("d", 2) == (0, 1)
 
 
-def test_gpus_used_by_other_programs_are_not_assigned():
+def test_gpus_in_use_by_other_programs_are_not_assigned():
     shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
     assert shares.take("a", 1, in_use={0}) == (1,)
-    # The first job now runs on GPU 1, which a second job may share.
+    # Job a now computes on GPU 1. A second job may share this GPU.
     assert shares.used_by_others({0, 1}) == [0]
     assert shares.take("b", 3, in_use={0, 1}) is None
     assert shares.take("b", 2, in_use={0, 1}) == (1, 2)
@@ -32,14 +32,14 @@ def test_gpus_used_by_other_programs_are_not_assigned():
     assert shares.used_by_others({5}) == []
 
 
-def test_too_many_gpus_are_rejected_with_both_numbers():
+def test_too_many_requested_gpus_are_refused_with_the_requested_and_the_available_number():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSection(), 2, present=(0,))
     with pytest.raises(UserError, match=r"GPU 7 does not exist"):
         GpuShares.of(LocalSection(gpu_indices=(7,)), 1, present=(0, 1))
 
 
-def test_trials_without_gpus_require_none():
+def test_trials_without_gpus_need_no_gpu_on_the_machine():
     assert GpuShares.of(LocalSection(), 0, present=()).indices == ()
     assert GpuShares.of(LocalSection(gpu_indices=(3,)), None, present=()).indices == (3,)
 
@@ -48,7 +48,7 @@ def test_trials_without_gpus_require_none():
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.frozensets(st.integers(0, 4))), max_size=40),
     st.integers(1, 3),
 )
-def test_no_gpu_has_more_jobs_than_its_limit_or_shares_with_other_programs(moves, most):
+def test_a_gpu_is_never_shared_beyond_its_limit_or_with_other_programs(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
     for job, count, others in moves:

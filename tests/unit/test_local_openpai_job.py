@@ -39,7 +39,7 @@ from nni_manager.local_openpai.core.states import (
 
 
 @pytest.mark.parametrize("table", [TASK_TRANSITIONS, JOB_TRANSITIONS], ids=["task", "job"])
-def test_a_completed_state_has_no_event_and_every_other_state_can_complete(table):
+def test_every_state_except_completed_has_a_transition_and_is_reachable(table):
     assert not [happening for state, happening in table if state is SubState.COMPLETED]
     reachable = {SubState.ATTEMPT_CREATION_PENDING}
     for _ in SubState:
@@ -52,14 +52,14 @@ def test_a_completed_state_has_no_event_and_every_other_state_can_complete(table
 
 
 @pytest.mark.parametrize(("sub_state", "code"), list(product(SubState, [None, 0, 255, -210, -220])))
-def test_every_state_has_a_name_in_the_api(sub_state, code):
+def test_every_sub_state_maps_to_a_state_of_the_rest_api(sub_state, code):
     found = state_of(sub_state, code)
     is_terminal = sub_state is SubState.COMPLETED
     assert (found in (State.SUCCEEDED, State.FAILED, State.STOPPED)) == is_terminal
     assert (found in (State.STOPPED, State.STOPPING)) <= (code in (-210, -220))
 
 
-def test_a_gang_starts_when_every_task_has_an_allocation():
+def test_no_task_of_a_gang_starts_before_all_tasks_have_an_allocation():
     played = Played(a_plan(a_role(tasks=3)))
     played.happens(Submitted())
     (asked,) = played.of(Request)
@@ -70,7 +70,7 @@ def test_a_gang_starts_when_every_task_has_an_allocation():
     assert len(played.of(StartContainer)) == 3
 
 
-def test_without_gang_allocation_each_task_starts_alone():
+def test_a_task_without_a_gang_starts_before_other_tasks_have_an_allocation():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
     assert len(played.of(Request)) == 2
@@ -81,7 +81,7 @@ def test_without_gang_allocation_each_task_starts_alone():
     assert len(played.of(StartContainer)) == 2
 
 
-def test_a_job_is_running_once_its_first_task_runs_and_reports_it_once():
+def test_a_job_reports_running_once_when_its_first_task_runs():
     played = Played(a_plan()).begin()
     assert played.job.attempt.state is State.RUNNING
     assert played.changes == [Change.RUNNING]
@@ -97,7 +97,7 @@ def test_a_job_succeeds_when_all_tasks_succeed():
     assert len(played.of(ReleaseAllocation)) == 2
 
 
-def test_a_job_never_ends_before_its_launch_time_when_the_clock_was_set_back():
+def test_a_job_never_ends_before_its_launch_time_if_the_clock_is_set_back():
     played = Played(a_plan(a_role(tasks=1)))
     played.now_s = 86_400.0
     played.begin()
@@ -107,7 +107,7 @@ def test_a_job_never_ends_before_its_launch_time_when_the_clock_was_set_back():
     assert played.job.completed_at_s >= played.job.launched_at_s > 86_400
 
 
-def test_the_first_failure_fails_the_job_once_the_other_tasks_are_stopped():
+def test_the_first_failed_task_fails_the_job_after_the_remaining_tasks_stop():
     played = Played(a_plan()).begin()
     new = played.ends(0, 255)
     assert [effect.container_id for effect in new if isinstance(effect, StopContainer)] == [
@@ -123,7 +123,7 @@ def test_the_first_failure_fails_the_job_once_the_other_tasks_are_stopped():
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
-def test_a_task_killed_after_the_job_succeeded_counts_as_stopped():
+def test_a_task_killed_after_the_job_succeeded_is_reported_as_stopped():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")
@@ -131,7 +131,7 @@ def test_a_task_killed_after_the_job_succeeded_counts_as_stopped():
     assert played.states() == [State.STOPPED, State.SUCCEEDED]
 
 
-def test_a_stopped_job_never_becomes_failed():
+def test_a_stopped_job_is_never_reported_as_failed():
     played = Played(a_plan(job_retries=3)).begin()
     played.happens(StopAsked())
     assert (played.job.attempt.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
@@ -142,7 +142,7 @@ def test_a_stopped_job_never_becomes_failed():
     assert played.changes[-1] is Change.STOPPED
 
 
-def test_a_queued_job_is_stopped_at_once():
+def test_a_queued_job_leaves_the_queue_when_it_is_stopped():
     played = Played(a_plan())
     played.happens(Submitted())
     new = played.happens(StopAsked())
@@ -152,7 +152,7 @@ def test_a_queued_job_is_stopped_at_once():
     assert not played.of(StopContainer)
 
 
-def test_a_stop_after_a_failure_keeps_the_job_failed():
+def test_a_failed_job_stays_failed_if_it_is_stopped_afterwards():
     played = Played(a_plan()).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -160,7 +160,7 @@ def test_a_stop_after_a_failure_keeps_the_job_failed():
     assert (played.job.attempt.state, played.job.attempt.code) == (State.FAILED, 255)
 
 
-def test_a_failed_job_that_is_stopped_is_not_retried():
+def test_a_failed_job_is_not_retried_if_it_is_stopped_afterwards():
     played = Played(a_plan(job_retries=5)).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -193,7 +193,7 @@ def test_a_job_is_retried_with_new_containers():
     assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
 
 
-def test_without_gang_allocation_a_task_is_retried_alone():
+def test_a_failed_task_without_a_gang_is_retried_while_the_job_runs():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
@@ -209,7 +209,7 @@ def test_without_gang_allocation_a_task_is_retried_alone():
     assert played.job.attempt.state is State.SUCCEEDED
 
 
-def test_the_end_of_an_earlier_container_is_ignored():
+def test_the_exit_of_a_replaced_container_is_ignored():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
@@ -229,7 +229,7 @@ def test_a_job_fails_when_its_platform_retries_are_exhausted():
     assert [note.reason for note in played.of(RecordEvent)][-1] == "RetriesExhausted"
 
 
-def test_a_gang_without_free_ports_gets_exit_code_253_and_is_retried():
+def test_a_gang_that_exits_with_code_253_for_lack_of_ports_is_retried():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
@@ -238,12 +238,12 @@ def test_a_gang_without_free_ports_gets_exit_code_253_and_is_retried():
     assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
-    # The allocations of the ended job are free again.
+    # The failed attempt has released its allocations.
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 
 class AnyJob(RuleBasedStateMachine):
-    """After any events in any order, a job that is left alone ends and releases its allocations."""
+    """After any events in any order, a job that receives no more commands ends and releases its allocations."""
 
     @initialize(
         is_gang=st.booleans(),
@@ -351,7 +351,7 @@ class AnyJob(RuleBasedStateMachine):
             assert self.placed or self.waiting
 
     def teardown(self):
-        """A job that gets no more commands ends."""
+        """Start and end all remaining containers: the job must end."""
         if not hasattr(self, "played"):
             return
         for _ in range(200):

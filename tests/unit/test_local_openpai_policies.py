@@ -55,12 +55,12 @@ CODES = st.sampled_from(sorted(EXIT_SPECS))
         (1, "FileNotFoundError: [Errno 2] No such file or directory: 'x'", 255),
     ],
 )
-def test_the_exit_code_of_a_container_is_mapped_as_in_openpai(user_code, log, code):
+def test_container_exit_codes_map_to_the_exit_codes_of_openpai(user_code, log, code):
     found = container_exit(user_code, f"before\n{log}\nafter")
     assert (found.code, found.origin_user_exit_code) == (code, user_code)
 
 
-def test_the_log_line_that_determined_the_code_is_reported():
+def test_the_log_line_that_determined_the_exit_code_is_reported():
     assert container_exit(1, "a\nImportError: torch\nb").matched_log == "ImportError: torch"
 
 
@@ -70,7 +70,7 @@ def test_an_unlisted_exit_code_keeps_its_number_and_gets_a_generic_phrase():
     assert (exit_spec(-7).code, exit_spec(-7).phrase) == (-7, "ContainerUndefinedNegativeExitCode")
 
 
-def test_every_exit_code_is_explained_and_every_failure_has_a_remedy():
+def test_every_exit_code_has_an_explanation_and_every_failure_has_a_remedy():
     assert EXIT_EXPLANATIONS.keys() == EXIT_SPECS.keys()
     decided_by_users = {0, *STOPPED, -230}
     for code, explained in EXIT_EXPLANATIONS.items():
@@ -81,7 +81,7 @@ def test_every_exit_code_is_explained_and_every_failure_has_a_remedy():
 
 
 @given(CODES)
-def test_only_an_unknown_failure_is_retried_up_to_a_limit(code):
+def test_only_failures_of_unknown_cause_have_the_reaction_retry_to_max(code):
     spec = exit_spec(code)
     assert (spec.reaction == "RETRY_TO_MAX") == (spec.behavior is Behavior.UNKNOWN and code != 0)
 
@@ -95,7 +95,7 @@ def test_a_stopped_job_is_never_retried(code, most, is_fancy):
     assert retried(RetryPolicy(is_fancy, most), code, RetryCounts(), 10) is None
 
 
-def test_platform_failures_are_retried_and_do_not_use_up_the_retry_count():
+def test_retries_after_platform_failures_are_counted_separately_from_user_retries():
     assert retried(JOB, 137, RetryCounts(), 10) == RetryCounts(platform=1)
     assert retried(JOB, 253, RetryCounts(platform=9), 10) == RetryCounts(platform=10)
     assert retried(JOB, 251, RetryCounts(), 10) == RetryCounts(resource=1)
@@ -110,7 +110,7 @@ def test_a_permanent_failure_is_not_retried():
     assert retried(RetryPolicy(True, 5), 232, RetryCounts(), 10) is None
 
 
-def test_an_unknown_failure_is_retried_as_often_as_the_job_allows():
+def test_an_unknown_failure_is_retried_up_to_the_retry_count_of_the_job():
     assert retried(RetryPolicy(True, 2), 255, RetryCounts(user=1), 10) == RetryCounts(user=2)
     assert retried(RetryPolicy(True, 2), 255, RetryCounts(user=2, platform=1), 10) is None
     assert retried(RetryPolicy(True, -1), 255, RetryCounts(user=99), 10) == RetryCounts(user=100)
@@ -122,7 +122,7 @@ def test_a_success_is_retried_only_with_a_retry_count_of_minus_two():
     assert retried(RetryPolicy(True, -2), 0, RetryCounts(), 10) == RetryCounts(user=1)
 
 
-def test_a_task_of_a_gang_is_not_retried_alone():
+def test_a_task_in_a_gang_is_never_retried_separately():
     assert retried(RetryPolicy(False, 0), 137, RetryCounts(), 10) is None
 
 
@@ -146,14 +146,14 @@ def judged(min_failed, min_succeeded, tasks, found):
     return verdict([("worker", CompletionPolicy(min_failed, min_succeeded))], tasks, found)
 
 
-def test_the_job_fails_with_the_task_that_reaches_min_failed_instances():
+def test_a_job_fails_with_the_exit_code_of_the_failed_task_that_reaches_the_limit():
     decided = judged(2, -1, 4, ends(255, 0, 232))
     assert decided.exit.code == 232
     assert decided.trigger.message == "FailedTaskCount 2 has reached MinFailedTaskCount 2 in the TaskRole"
     assert (decided.trigger.role, decided.trigger.index) == ("worker", 2)
 
 
-def test_the_job_succeeds_at_min_succeeded_instances_while_other_tasks_run():
+def test_a_job_succeeds_after_enough_tasks_succeed_while_other_tasks_run():
     decided = judged(1, 1, 3, ends(0))
     assert decided.exit.code == 0
     assert (
@@ -161,7 +161,7 @@ def test_the_job_succeeds_at_min_succeeded_instances_while_other_tasks_run():
     )
 
 
-def test_the_earliest_task_end_that_fulfils_a_policy_ends_the_job():
+def test_the_first_policy_that_is_fulfilled_determines_the_result():
     assert judged(1, 1, 2, ends(0, 255)).exit.code == 0
     assert judged(1, 1, 2, ends(255, 0)).exit.code == 255
 
@@ -172,11 +172,11 @@ def test_a_job_that_tolerates_failures_succeeds_even_if_all_tasks_failed():
     assert "CompletedTaskCount 2 has reached TotalTaskCount 2" in decided.trigger.message
 
 
-def test_the_job_runs_until_a_policy_is_fulfilled():
+def test_a_job_has_no_result_while_tasks_run_and_no_policy_is_fulfilled():
     assert judged(2, -1, 3, ends(255, 0)) is None
 
 
-def test_each_task_role_is_counted_separately():
+def test_completed_tasks_are_counted_separately_for_each_role():
     policies = [("ps", CompletionPolicy(1, 1)), ("worker", CompletionPolicy(2, 2))]
     found = [*ends(255, 0), *ends(role="ps")]
     assert verdict(policies, 4, found) is None
@@ -188,7 +188,7 @@ def test_each_task_role_is_counted_separately():
     st.integers(-1, 4),
     st.lists(st.sampled_from([0, 255, 137]), min_size=1, max_size=6),
 )
-def test_the_job_result_never_changes_and_exists_after_the_last_task(min_failed, min_succeeded, codes):
+def test_the_result_of_a_job_never_changes_and_exists_after_the_last_task(min_failed, min_succeeded, codes):
     found = ends(*codes)
     verdicts = [
         judged(min_failed, min_succeeded, len(codes), found[:count]) for count in range(len(codes) + 1)
@@ -208,13 +208,13 @@ def test_the_job_result_never_changes_and_exists_after_the_last_task(min_failed,
 # ---- ports
 
 
-def test_ports_equal_those_that_openpai_computes():
+def test_chosen_ports_are_equal_to_the_ports_that_openpai_computes():
     uid = "2320bc0d-db98-4969-965f-077953c6aee9"
     chosen = chosen_ports(uid, {"ssh": 1, "http": 1, "nni": 3}, 15000, 40000, lambda _: True)
     assert chosen == {"ssh": (26055,), "http": (25895,), "nni": (38675, 32000, 20803)}
 
 
-def test_a_used_port_is_replaced_by_the_next_free_port():
+def test_a_port_in_use_is_replaced_by_the_next_free_port():
     start = hashed_port("c", "http", 0, 15000, 40000)
     taken = {start, start + 1}
     assert chosen_ports("c", {"http": 1}, 15000, 40000, lambda port: port not in taken) == {
@@ -235,7 +235,7 @@ def test_ports_are_distinct_free_and_within_the_range(container_id, wanted, size
     assert free.issuperset(ports)
 
 
-def test_a_range_without_enough_free_ports_raises():
+def test_a_port_range_without_enough_free_ports_raises():
     with pytest.raises(PortsExhausted):
         chosen_ports("c", {"http": 2}, 1000, 1001, lambda _: True)
 
@@ -255,7 +255,7 @@ def granted(cluster):
     return [grant.request.job_id for grant in cluster.grants()]
 
 
-def test_requests_are_granted_in_order_without_overtaking():
+def test_requests_are_granted_in_the_order_of_submission():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(3, 1, 0)))
     cluster.enqueue(a_request(2, b=(2, 1, 0)))
@@ -274,7 +274,7 @@ def test_all_containers_of_a_request_are_granted_together():
     assert granted(cluster) == [2]
 
 
-def test_each_gpu_is_assigned_once_and_only_within_its_virtual_cluster():
+def test_each_gpu_is_assigned_to_one_container_of_its_virtual_cluster():
     first, second = virtual_clusters({"a": ResourceCounts(9, 9, 2), "b": ResourceCounts(9, 9, 1)}).values()
     first.enqueue(a_request(1, a=(0, 0, 1), b=(0, 0, 1)))
     second.enqueue(a_request(2, c=(0, 0, 1)))
@@ -282,7 +282,7 @@ def test_each_gpu_is_assigned_once_and_only_within_its_virtual_cluster():
     assert second.grants()[0].gpus == {"c": (2,)}
 
 
-def test_removing_a_request_from_the_queue_unblocks_the_next_request():
+def test_a_request_that_leaves_the_queue_unblocks_the_next_request():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(9, 1, 0)))
     cluster.enqueue(a_request(2, b=(1, 1, 0)))
@@ -291,7 +291,7 @@ def test_removing_a_request_from_the_queue_unblocks_the_next_request():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 2)), max_size=12), st.data())
-def test_grants_never_exceed_the_capacity_and_every_request_is_granted_in_order(needs, data):
+def test_all_requests_are_granted_in_order_within_the_capacity(needs, data):
     cluster = a_cluster()
     for number, need in enumerate(needs):
         cluster.enqueue(a_request(number, **{f"c{number}": need}))
@@ -316,7 +316,7 @@ def test_a_log_of_megabytes_without_line_ends_is_scanned_quickly(line: str) -> N
     assert container_exit(1, line * (5_000_000 // len(line))).code == 255
 
 
-def test_log_patterns_match_on_one_line_in_order() -> None:
+def test_a_log_pattern_matches_only_words_in_order_on_one_line() -> None:
     log = "tensorflow begins\nTensorFlow: ResourceExhaustedError: OOM when allocating\nmore"
     found = container_exit(1, log)
     assert (found.code, found.matched_log) == (221, "TensorFlow: ResourceExhaustedError: OOM when allocating")

@@ -34,7 +34,7 @@ def store(tmp_path):
 
 
 def keep(store, played, effects):
-    """Store the effects of a job, as the cluster does."""
+    """Write the effects of a job to the store, like the cluster does."""
     job, writes = played.job, []
     for effect in effects:
         if isinstance(effect, SaveTask | SaveAttempt | RecordEvent):
@@ -43,7 +43,7 @@ def keep(store, played, effects):
 
 
 def known(job):
-    """All fields of a job that a later cluster requires."""
+    """All fields of a job that a restarted cluster needs."""
     return {
         **{
             name: getattr(job, name)
@@ -57,7 +57,7 @@ ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "sto
 
 
 @given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
-def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
+def test_a_job_is_restored_unchanged_after_any_sequence_of_events(is_gang, retries, actions):
     store = JobStore.__new__(JobStore)
     store._path, store._resources = None, contextlib.ExitStack()
     store._connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -107,8 +107,8 @@ def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
     store.close()
 
 
-def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
-    # The secret fills whole database pages. SQLite frees such pages without erasing them, unless secure_delete is on.
+def test_the_secrets_of_an_ended_job_are_erased_from_the_database(tmp_path):
+    # The script is large enough to fill database pages of its own. SQLite erases such pages only with `secure_delete`.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
     store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
@@ -122,7 +122,7 @@ def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_job_plan_survives_a_round_trip_through_the_database(store):
+def test_a_stored_plan_is_read_back_unchanged(store):
     plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
     store.add_job(plan, "masked", 0.5)
     assert [job.plan for job in store.unfinished(str, 3)] == [plan]
@@ -136,14 +136,14 @@ def test_a_job_name_is_unique_for_each_user(store):
         store.summary("bob", "job")
 
 
-def test_a_job_that_was_just_submitted_waits_without_tasks(store):
+def test_a_newly_submitted_job_is_waiting_and_has_no_tasks(store):
     store.add_job(a_plan(), "masked", 0.5)
     detail = store.detail("alice", "job", None)
     assert (detail.job.state, detail.attempt.state, detail.tasks) == (State.WAITING, State.WAITING, {})
     assert (detail.attempt.created_at_s, detail.job.attempt_id) == (0.5, 0)
 
 
-def test_a_database_of_a_newer_version_is_not_opened(tmp_path):
+def test_a_database_of_a_newer_version_is_refused_with_a_remedy(tmp_path):
     with sqlite3.connect(tmp_path / "db") as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
@@ -151,7 +151,7 @@ def test_a_database_of_a_newer_version_is_not_opened(tmp_path):
         JobStore(tmp_path / "db")
 
 
-def test_an_invalid_database_file_is_an_error_with_a_remedy(tmp_path):
+def test_a_file_that_is_not_a_database_is_refused_with_a_remedy(tmp_path):
     (tmp_path / "db").write_bytes(b"no database" * 100)
     with pytest.raises(StateDirUnusable, match="choose another state directory"):
         JobStore(tmp_path / "db")

@@ -1,4 +1,4 @@
-"""The inputs of a local OpenPAI task: its plan and its environment; and its logs."""
+"""The inputs of a local OpenPAI task (plan, environment), and its logs."""
 
 import os
 
@@ -22,7 +22,10 @@ def a_plan(*changes, **top):
 
 
 def placed(plan, *only):
-    """A job whose tasks have their allocations; without a gang, only those with these indices."""
+    """A job whose tasks have allocations.
+
+    `only`: the indices of the tasks that get an allocation; without indices, all tasks do.
+    """
     numbers = iter(range(1000))
     job = PaiJob(1, plan, 0.0, lambda: f"id{next(numbers)}", 3)
     job.handle(Submitted(), 1.0)
@@ -40,7 +43,7 @@ def variables(plan, role, index, *only):
     return task_variables(plan, 1, job.tasks[role, index], tuple(job.tasks.values()), "/work")
 
 
-def test_the_keeper_can_read_the_environment_that_the_cluster_writes():
+def test_the_keeper_reads_its_task_name_from_the_environment_of_the_cluster():
     plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
     environ = variables(plan, "worker", 1)
     expected = {
@@ -67,7 +70,7 @@ def test_the_keeper_can_read_the_environment_that_the_cluster_writes():
     assert task_name(environ) == "worker-1"
 
 
-def test_every_variable_of_a_role_exists_in_both_spellings():
+def test_every_variable_of_a_role_exists_with_both_spellings_of_the_role_name():
     job = a_job()
     job["taskRoles"] = {"W_1": job["taskRoles"]["worker"]}
     environ = variables(planned("alice", text_of(job), (), "127.0.0.1").plan, "W_1", 0)
@@ -87,14 +90,14 @@ def test_every_variable_of_a_role_exists_in_both_spellings():
     assert task_name(environ) == "W_1-0"
 
 
-def test_a_task_without_a_gang_lacks_the_addresses_of_unallocated_tasks():
+def test_a_task_without_a_gang_has_no_addresses_of_unallocated_tasks():
     environ = variables(a_plan(extras={"gangAllocation": False}).plan, "worker", 1, 1)
     assert "PAI_HOST_IP_worker_0" not in environ
     assert environ["PAI_HOST_IP_worker_1"] == "10.0.0.1"
     assert environ["PAI_TASK_ROLE_INSTANCES"] == "worker:0,worker:1"
 
 
-def test_a_semicolon_follows_each_label_of_the_port_list():
+def test_a_semicolon_follows_each_entry_of_the_port_list():
     environ = variables(a_plan().plan, "worker", 0)
     assert environ["PAI_CONTAINER_HOST_PORT_LIST"] == "ssh:1000;http:2000,3000;"
     assert environ["PAI_CONTAINER_HOST_http_PORT_LIST"] == "2000,3000"
@@ -106,7 +109,7 @@ def test_variables_of_an_outer_platform_are_not_inherited():
     }
 
 
-def test_tasks_have_a_retry_count_only_without_gang_allocation():
+def test_task_retries_apply_only_without_a_gang():
     gang = a_plan(((*WORKER, "taskRetryCount"), 3), jobRetryCount=2).plan
     assert (gang.job_retry.is_fancy, gang.job_retry.max_retries) == (True, 2)
     assert (gang.task_retry["worker"].is_fancy, gang.task_retry["worker"].max_retries) == (False, 0)
@@ -129,12 +132,12 @@ def test_tasks_have_a_retry_count_only_without_gang_allocation():
         ),
     ],
 )
-def test_a_job_mounts_its_named_storages_or_the_default_storages(extras, mounts):
+def test_a_job_mounts_its_named_storages_or_else_the_default_storages(extras, mounts):
     found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
     assert found == mounts
 
 
-def test_tasks_of_a_job_with_ssh_have_a_key_of_the_job_and_listen_on_this_machine_only():
+def test_tasks_with_job_ssh_get_a_key_pair_per_job_and_listen_on_loopback():
     extras = {PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]}
     first, second = (a_plan(extras=extras).plan for _ in range(2))
     (script,) = first.roles[0].pre
@@ -147,7 +150,7 @@ def test_tasks_of_a_job_with_ssh_have_a_key_of_the_job_and_listen_on_this_machin
     assert (plain.ssh_keys, plain.roles[0].runs_sshd) == (None, False)
 
 
-def test_scripts_refer_to_the_runtime_folder_by_a_placeholder():
+def test_plugin_scripts_contain_a_placeholder_for_the_runtime_folder():
     extras = {PLUGINS: [{"plugin": "git", "parameters": {"repo_uri": "https://host/code"}}]}
     (script,) = a_plan(extras=extras).plan.roles[0].init
     assert RUNTIME_DIR in script
@@ -158,7 +161,7 @@ def test_a_negative_gpu_count_is_treated_as_0():
     assert need.gpu == 0
 
 
-def test_all_secret_values_except_very_short_ones_are_redacted():
+def test_all_secret_values_except_very_short_values_are_redacted():
     plan = a_plan(secrets={"a": "hunter22", "b": {"c": [12345.5, "abc"]}, "d": None, "e": True}).plan
     assert plan.secrets == ("hunter22", "12345.5")
 
@@ -170,7 +173,7 @@ def test_all_secret_values_except_very_short_ones_are_redacted():
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
     st.lists(st.text("ab\n", max_size=6), max_size=8),
 )
-def test_redaction_of_chunks_equals_redaction_of_the_whole(secrets, pieces):
+def test_redaction_in_chunks_hides_all_secrets(secrets, pieces):
     redactor = Redactor(secret.encode() for secret in secrets)
     shown = b"".join([redactor.feed(piece.encode()) for piece in pieces] + [redactor.flush()])
     whole = Redactor(secret.encode() for secret in secrets)
@@ -183,7 +186,7 @@ def test_redaction_of_chunks_equals_redaction_of_the_whole(secrets, pieces):
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=20))
-def test_a_secret_split_over_two_chunks_is_redacted(pieces):
+def test_a_secret_split_between_two_chunks_is_redacted(pieces):
     secret = b"\x00secret\x01"
     data = secret.join(pieces)
     redactor = Redactor([secret])
@@ -191,7 +194,7 @@ def test_a_secret_split_over_two_chunks_is_redacted(pieces):
     assert shown == data.replace(secret, MASK)
 
 
-def test_a_log_without_secrets_is_forwarded_at_once():
+def test_a_chunk_that_cannot_contain_part_of_a_secret_is_forwarded_at_once():
     assert Redactor([]).feed(b"abc") == b"abc"
     assert Redactor([b"xyz1"]).feed(b"abc") == b"abc"
 

@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share: which metric they report, and when its final result."""
+"""Shared code of the framework callbacks: choice of the metric, and time of the final result."""
 
 import json
 
@@ -27,7 +27,7 @@ def reported(folder):
 
 
 @pytest.mark.parametrize(("best", "final"), [(None, 2.0), ("min", 1.0), ("max", 3.0)])
-def test_the_final_result_is_the_last_or_the_best_value_and_is_reported_once(folder, best, final):
+def test_the_final_result_is_the_last_or_best_value_and_is_reported_once(folder, best, final):
     reporter = MetricReporter("auc", best)
     for value in (3, 1, 2):
         reporter.report({"auc": value, "loss": 0})
@@ -42,7 +42,7 @@ def test_an_invalid_value_of_best_is_refused():
 
 
 @pytest.mark.parametrize("metric", ["valid-auc", "auc"])
-def test_the_name_of_the_data_set_may_be_left_out_if_only_one_has_the_metric(folder, metric):
+def test_the_data_set_name_is_optional_if_only_one_data_set_has_the_metric(folder, metric):
     MetricReporter(metric).report({"train-loss": 0.5, "valid-auc": 0.75, "valid-loss": 1})
     assert reported(folder) == [("PERIODICAL", 0.75)]
 
@@ -55,13 +55,13 @@ def test_the_name_of_the_data_set_may_be_left_out_if_only_one_has_the_metric(fol
         ("loss", {}, "evaluate the model while it is trained"),
     ],
 )
-def test_a_metric_that_is_absent_or_ambiguous_is_refused(folder, metric, metrics, remedy):
+def test_an_absent_or_ambiguous_metric_is_refused(folder, metric, metrics, remedy):
     with pytest.raises(MetricAbsent, match=f"cannot report the metric '{metric}'.*; {remedy}$"):
         MetricReporter(metric).report(metrics)
     assert reported(folder) == []
 
 
-def test_only_new_values_of_a_metric_history_are_reported(folder):
+def test_only_new_values_of_a_history_are_reported(folder):
     reporter, log = MetricReporter("auc"), []
     for value in (0.5, (0.25, 0.125), 0.75):
         log.append(value)
@@ -71,7 +71,7 @@ def test_only_new_values_of_a_metric_history_are_reported(folder):
 
 
 @pytest.mark.parametrize("reason", ["early stopped", "stopped by user", "time limit", "job lost"])
-def test_a_trial_that_the_assessor_stopped_reports_no_final_result(folder, reason):
+def test_a_stopped_trial_reports_a_final_result_unless_the_assessor_stopped_it(folder, reason):
     reporter = MetricReporter("auc")
     reporter.report({"auc": 0.5})
     (folder / "stop_notice.json").write_text(json.dumps({"reason": reason}))
@@ -79,7 +79,7 @@ def test_a_trial_that_the_assessor_stopped_reports_no_final_result(folder, reaso
     assert reported(folder)[1:] == ([] if reason == "early stopped" else [("FINAL", 0.5)])
 
 
-def test_training_that_ends_without_the_metric_is_refused_unless_a_stop_ended_it(folder):
+def test_training_without_the_metric_is_refused_unless_the_trial_was_stopped(folder):
     reporter = MetricReporter("auc")
     with pytest.raises(MetricAbsent, match="choose one of: loss"):
         reporter.finish({"loss": 1})

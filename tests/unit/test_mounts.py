@@ -31,11 +31,11 @@ TABLE = """\
         ("10.0.0.2", "/var/nfs", None),
     ],
 )
-def test_an_export_is_found_at_its_own_mount_or_below_a_parent_mount(server, path, folder):
+def test_an_export_is_found_at_its_mount_or_below_the_mount_of_a_parent(server, path, folder):
     assert export_in(TABLE, server, path) == (None if folder is None else Path(folder))
 
 
-def test_a_later_mount_of_the_same_export_hides_the_earlier_one():
+def test_a_later_mount_of_an_export_replaces_an_earlier_mount():
     assert export_in(TABLE + TABLE.replace("/mnt/nni", "/new"), "10.0.0.1", "/var/nfs") == Path("/new")
 
 
@@ -47,9 +47,7 @@ def test_an_export_without_a_mount_is_an_error_with_the_mount_command():
         folder_of_export("nas.example", "/nni")
 
 
-def test_a_missing_folder_below_a_mounted_export_is_named_with_the_command_that_creates_it(
-    tmp_path, monkeypatch
-):
+def test_a_missing_folder_below_a_mounted_export_is_reported_with_the_mkdir_command(tmp_path, monkeypatch):
     table = tmp_path / "mountinfo"
     table.write_text(TABLE.replace("/mnt/nni", str(tmp_path)))
     monkeypatch.setattr(mounts, "_MOUNTS", table)

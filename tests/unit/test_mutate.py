@@ -1,4 +1,4 @@
-"""The mutation tester: which bugs it plants, and which tests it chooses."""
+"""The mutation tester: the bugs it inserts, and the tests it selects."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def changes(source):
-    """The changed lines of all mutants, before and after."""
+    """The changed line of each valid mutant: (before, after)."""
     source = textwrap.dedent(source)
     return [
         mutant.diff(source) for mutant in mutate.mutants_of("m.py", source) if mutate.is_valid(mutant, source)
@@ -37,7 +37,7 @@ def changes(source):
         ("raise a", "pass"),
     ],
 )
-def test_each_kind_of_mutation_changes_one_line(before, after):
+def test_a_statement_has_the_expected_mutant(before, after):
     lines = [before, "    pass"] if before.endswith(":") else [before]
     source = "async def f(a, b):\n" + "".join(f"    {line}\n" for line in lines)
     assert (before, after) in changes(source)
@@ -57,11 +57,11 @@ def test_each_kind_of_mutation_changes_one_line(before, after):
     ],
     ids=["numbers with names", "decorators", "log lines", "__init__", "types", "f-strings", "texts", "None"],
 )
-def test_texts_names_and_settings_are_not_mutated(source):
+def test_texts_names_and_settings_have_no_mutants(source):
     assert changes(source) == []
 
 
-def test_the_sample_of_mutants_depends_only_on_the_seed(tmp_path):
+def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     (tmp_path / "m.py").write_text("".join(f"a{number} = f({number})\n" for number in range(200)))
     one, again, other = (mutate.sampled(tmp_path, ["."], 10, seed) for seed in (1, 1, 2))
     assert one == again
@@ -71,7 +71,7 @@ def test_the_sample_of_mutants_depends_only_on_the_seed(tmp_path):
     assert mutate.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
-def test_an_explained_survivor_is_recognised_by_its_lines():
+def test_an_explanation_is_parsed_with_its_file_and_changed_lines():
     text = "# why\n\nm.py\n- a < b\n+ a <= b\nBoth are\nthe same.\n\nn.py\n- a\n+ b\nNo.\n"
     assert mutate.explanations(text) == {
         ("m.py", "a < b", "a <= b"): "Both are the same.",
@@ -81,13 +81,13 @@ def test_an_explained_survivor_is_recognised_by_its_lines():
         mutate.explanations("m.py\n- a < b\n+ a <= b\n")
 
 
-def test_each_explained_survivor_refers_to_existing_code():
+def test_each_explanation_belongs_to_a_mutant_of_existing_code():
     for path, before, after in mutate.explanations(mutate.EXPLAINED.read_text()):
         source = (mutate.ROOT / path).read_text()
         assert (before, after) in {mutant.diff(source) for mutant in mutate.mutants_of(path, source)}
 
 
-def test_tests_of_the_mutated_module_run_first_and_slow_tests_last():
+def test_tests_of_the_module_run_first_and_slow_tests_last():
     quick, slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
     assert quick[0] == "tests/unit/test_importance.py"
     assert "tests/integration/test_engine.py" in quick
@@ -95,7 +95,7 @@ def test_tests_of_the_mutated_module_run_first_and_slow_tests_last():
 
 
 @pytest.mark.parametrize("folder", mutate.TARGETS)
-def test_every_configured_folder_and_test_file_exists(folder):
+def test_every_mutated_folder_and_its_test_files_exist(folder):
     assert list((mutate.ROOT / folder).glob("*.py"))
     for pattern in [*mutate.TARGETS[folder][0], *mutate.TARGETS[folder][1]]:
         assert list((mutate.ROOT / "tests").glob(pattern)), pattern

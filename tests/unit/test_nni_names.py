@@ -1,4 +1,4 @@
-"""The public names of NNI's modules: each is there under that name, or refused with what to do."""
+"""The public names of NNI's modules: each name exists here, or its import is refused with a remedy."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ import pytest
 from nni_manager.experiment.aliases import AliasHint
 
 REPOSITORY = Path(__file__).parents[2]
-# Made by tests/fakes/public_names.py with the real packages; tests/e2e/test_nni_clients.py compares it with them.
+# tests/fakes/public_names.py writes this file from the real packages; tests/e2e/test_nni_clients.py checks that it is current.
 NAMES = json.loads((REPOSITORY / "tests" / "golden" / "nni_names.json").read_text())
 LISTED = [(version, module) for version, modules in NAMES.items() for module in modules]
 CODE = """
@@ -49,7 +49,7 @@ def test_each_public_name_of_nni_exists_or_is_refused_with_a_remedy(version):
         assert name not in refused
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_a_name_that_does_not_exist_in_nni_raises_an_attribute_error():
     for module in (
         "nni_sdk",
         "nni_sdk.utils",

@@ -1,4 +1,4 @@
-"""Each command and option of NNI's nnictl: the same here, an alias, or refused with what to write instead."""
+"""Each command and option of NNI's nnictl is accepted, translated, or refused with a remedy."""
 
 import click
 import pytest
@@ -58,7 +58,7 @@ REFUSED = {
 
 
 def options_of(words):
-    """The names of the options of the command at the start of these words, and the words after it."""
+    """The option names of the command at the start of `words`, and the words that follow the command."""
     command = cli
     while isinstance(command, click.Group):
         command, words = command.commands[words[0]], words[1:]
@@ -66,14 +66,14 @@ def options_of(words):
 
 
 @pytest.mark.parametrize(("command", "options"), OF_NNI.items(), ids=OF_NNI)
-def test_each_command_and_option_of_nni_is_known(command, options):
+def test_each_supported_command_and_option_of_nni_is_accepted(command, options):
     for option in ["", *options.split()]:
         known, words = options_of(translated(cli, [*command.split(), *filter(None, [option])]))
         assert set(words) <= known, option
 
 
 @pytest.mark.parametrize(("line", "remedy"), REFUSED.items(), ids=REFUSED)
-def test_each_unsupported_nni_command_is_refused_with_an_alternative(capsys, line, remedy):
+def test_each_unsupported_command_of_nni_is_refused_with_a_remedy(capsys, line, remedy):
     with pytest.raises(CommandOfNni, match=f"cannot run nnictl {line.split()[0]}"):
         translated(cli, line.split())
     assert run(line.split()) == 1
@@ -95,7 +95,7 @@ def test_each_unsupported_nni_command_is_refused_with_an_alternative(capsys, lin
         ("stop all", "stop --all"),
         ("resume ID --experiment_dir /a_b", "resume ID --experiment_dir /a_b"),
         ("experiment save ID --saveC", "experiment save ID --saveCodeDir"),
-        # The cases are: an ambiguous option, an unknown option, an option after `--`, and no option.
+        # Unchanged: ambiguous or unknown options, words after --, and words that are not options.
         ("trial ls --h", "trial ls --h"),
         ("trial ls --heat", "trial ls --heat"),
         ("experiment delete -- --al", "experiment delete -- --al"),
@@ -106,11 +106,11 @@ def test_each_unsupported_nni_command_is_refused_with_an_alternative(capsys, lin
         ("", ""),
     ],
 )
-def test_an_nni_command_line_is_translated(written, ours):
+def test_a_command_line_of_nni_is_translated_into_the_current_spelling(written, ours):
     assert translated(cli, written.split()) == ours.split()
 
 
-def test_other_command_lines_are_not_translated():
+def test_command_lines_in_the_current_spelling_are_unchanged():
     def lines(command, path):
         if isinstance(command, click.Group):
             for name, each in command.commands.items():

@@ -1,4 +1,4 @@
-"""How a function reaches trials: by import or by a copy, and which installed modules they find imported."""
+"""Objective functions in trials: imported or copied, and the modules that are imported in advance."""
 
 import collections
 import functools
@@ -57,35 +57,36 @@ def helper(parameters):
     return SafeLoader.get_data, [json for _ in parameters]
 
 
-def test_an_importable_function_is_imported_by_name(module):
+def test_a_function_found_by_its_qualified_name_is_imported(module):
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
         made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)
-        # The warm imports are all modules that the function's module imports, without that module itself.
+        # The list has all modules that the user's module imports, but not the user's module.
         assert made.modules == ("json", "numpy")
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        lambda module: module.original,  # another function has this name in the module
+        # The qualified name of this function refers to a different function.
+        lambda module: module.original,
         lambda module: lambda parameters: 4,
         lambda module: functools.partial(int, 5),
         lambda module: collections.Counter,
     ],
 )
-def test_a_callable_that_cannot_be_imported_is_pickled(module, of):
+def test_a_callable_that_cannot_be_imported_is_copied(module, of):
     function = of(module)
     made = ObjectiveFunction.of(function)
     if made.pickled is None:
         assert made.name == "collections:Counter"
         return
     assert made.modules[0] == "cloudpickle"
-    copied = pickle.loads(made.pickled)  # noqa: S301 - this process has made it
+    copied = pickle.loads(made.pickled)  # noqa: S301 - this process has created the pickle
     assert callable(copied)
 
 
-def test_the_modules_of_a_pickled_function_are_warm_imports():
+def test_a_copied_function_has_its_installed_modules_imported_in_advance():
     made = ObjectiveFunction.of(lambda parameters: 1 + through_a_helper(parameters))
     assert set(made.modules) == {"cloudpickle", "numpy", "yaml.loader", "json"}
 
@@ -107,7 +108,7 @@ def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module)
         applied.checked()
 
 
-def test_a_function_with_a_script_of_a_similar_name_is_accepted(module, tmp_path):
+def test_a_script_in_the_folder_of_an_objective_function_causes_no_error(module, tmp_path):
     (tmp_path / "train.py").write_text("the script of the user, such as the one that calls search()")
     config = ExperimentConfig(
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1
@@ -116,7 +117,7 @@ def test_a_function_with_a_script_of_a_similar_name_is_accepted(module, tmp_path
     platform_of(ObjectiveFunction.of(module.whole).applied_to(config).checked()).check_offline()
 
 
-def test_an_objective_function_excludes_annotations_and_a_command(module):
+def test_annotations_and_a_command_are_refused_with_an_objective_function(module):
     made = ObjectiveFunction.of(module.whole)
     for name, value in (("trial_command", "python3 train.py"), ("use_annotation", True)):
         experiment = Experiment("local")
@@ -125,7 +126,7 @@ def test_an_objective_function_excludes_annotations_and_a_command(module):
             made.applied_to(experiment.config)
 
 
-def test_an_experiment_with_a_command_does_not_resume_with_a_function(tmp_path, monkeypatch):
+def test_an_experiment_with_a_trial_command_cannot_resume_with_a_function(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = made_experiment(tmp_path, 3).folder
     Registry.of_user().add(folder)

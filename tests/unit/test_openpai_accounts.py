@@ -112,7 +112,7 @@ def test_a_login_token_expires_and_an_application_token_does_not():
     assert store.caller(application, 1e12).token.is_application
 
 
-def test_stored_password_and_token_hashes_do_not_authenticate():
+def test_stored_token_values_do_not_authenticate():
     store = accounts()
     texts = [store.issue("ada", 1000, None), store.issue("bob", 1000, 60)]
     stored = store.to_json()
@@ -133,7 +133,7 @@ def test_any_text_that_is_not_an_issued_token_is_rejected(text):
         assert code_of(store.caller, wrong, 1001) == "UnauthorizedUserError"
 
 
-def test_a_token_is_revoked_in_full_or_listed_form_by_its_owner_or_an_administrator():
+def test_only_the_owner_or_an_administrator_can_revoke_a_token():
     store = accounts()
     ada, bob = (store.caller(store.issue(name, 1000, None), 1000) for name in ("ada", "bob"))
     for text_of in (lambda text: text, lambda text: text.rpartition(".")[0] + "."):
@@ -147,19 +147,19 @@ def test_a_token_is_revoked_in_full_or_listed_form_by_its_owner_or_an_administra
     assert store.tokens_of("bob", 1001) == []
 
 
-def test_a_user_keeps_the_newest_login_tokens_and_all_application_tokens():
+def test_only_the_newest_login_tokens_of_a_user_stay_valid():
     store = accounts()
     application = store.issue("bob", 1000, None)
     texts = [store.issue("bob", 1000 + n, 600_000) for n in range(MAX_TOKENS_OF_A_USER + 5)]
     assert len(store.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
     assert [code_of(store.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
     assert all(store.caller(text, 2100) for text in (application, texts[5], texts[-1]))
-    # Expired tokens are removed when the next token is issued.
+    # `issue` removes expired tokens.
     store.issue("bob", 1e9, 60)
     assert len(json.loads(store.to_json())["tokens"]) == 2
 
 
-def test_the_last_administrator_cannot_be_removed():
+def test_a_removed_user_loses_all_tokens_and_the_last_administrator_cannot_be_removed():
     store = accounts()
     text = store.issue("bob", 1000, None)
     store.remove_user("bob")
@@ -186,7 +186,7 @@ class _Steps:
 
 
 @given(st.lists(st.one_of(_Steps.issue, _Steps.revoke, _Steps.move, _Steps.restart), max_size=30))
-def test_exactly_the_issued_unexpired_and_unrevoked_tokens_authenticate(steps):
+def test_a_token_authenticates_until_it_expires_or_is_revoked(steps):
     store, now_s, model = accounts(), 1000, {}
     for step in steps:
         match step:

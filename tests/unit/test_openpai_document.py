@@ -1,4 +1,4 @@
-"""The text of a job: parsed as OpenPAI parses it, with positions, and in bounded time."""
+"""The text of a job is parsed like in OpenPAI, with line numbers, and in bounded time."""
 
 import json
 import time
@@ -68,7 +68,7 @@ def read_or_refused(text):
         ("# nothing", None),
     ],
 )
-def test_a_yaml_text_has_the_value_that_js_yaml_returns(text, value):
+def test_a_job_text_is_parsed_to_the_value_that_js_yaml_returns(text, value):
     assert read_document(text).value == value
 
 
@@ -141,11 +141,11 @@ def test_a_yaml_text_has_the_value_that_js_yaml_returns(text, value):
         ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
     ],
 )
-def test_an_unreadable_text_is_an_error_with_its_position(text, message):
+def test_an_unreadable_text_is_refused_with_line_and_column(text, message):
     assert refusal(text).startswith(message)
 
 
-def test_every_key_written_twice_is_an_error():
+def test_all_duplicate_keys_are_reported():
     document = read_document("a: 1\nb: {c: 1, c: 2}\na: 3\n", "job.yml")
     assert [str(error) for error in document.diagnostics] == [
         "job.yml:2:11: cannot use b.c: line 2 has the same key; keep one of the two",
@@ -158,7 +158,7 @@ def test_deep_nesting_is_rejected(opening):
     assert f"more than {MAX_LEVELS} levels" in refusal(opening * 3000)
 
 
-def test_aliases_cannot_expand_a_small_text_to_a_huge_value():
+def test_a_small_text_with_aliases_that_expand_to_a_huge_value_is_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     started = time.monotonic()
@@ -166,7 +166,7 @@ def test_aliases_cannot_expand_a_small_text_to_a_huge_value():
     assert time.monotonic() - started < scaled_s(5)
 
 
-def test_a_yaml_alias_has_the_value_of_its_anchor():
+def test_an_alias_has_the_value_of_its_anchor():
     document = read_document("a: &a [1, 2]\nb: *a\n")
     assert document.value == {"a": [1, 2], "b": [1, 2]}
 
@@ -174,14 +174,14 @@ def test_a_yaml_alias_has_the_value_of_its_anchor():
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "a: " + "9" * 90_000, "a: 1:" + "0" * 90_000, "'" * 99_999, "&a " * 30_000]
 )
-def test_a_hostile_text_is_read_or_rejected_within_a_time_limit(text):
+def test_a_hostile_text_is_parsed_or_refused_in_bounded_time(text):
     started = time.monotonic()
     assert read_or_refused(text)
     assert time.monotonic() - started < scaled_s(20)
 
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>%@'\"#<~ \t\n019.", max_size=60))
-def test_any_text_is_read_or_rejected(text):
+def test_any_text_is_parsed_or_refused_with_a_position(text):
     assert read_or_refused(text)
 
 
@@ -196,12 +196,12 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json_is_read_as_json(value):
+def test_json_documents_are_parsed_to_their_json_values(value):
     assert read_document(json.dumps(value)).value == value
     assert read_document(json.dumps(value, indent="\t")).value == value
 
 
-def test_an_error_is_positioned_at_its_key_or_the_nearest_parent():
+def test_an_error_has_the_position_of_its_key_or_the_nearest_parent():
     document = read_document("a:\n  - b: 1\n  - 2\n", "f")
     assert str(document.diagnostic(("a", 0, "b"), "m")) == "f:2:5: m"
     assert str(document.diagnostic(("a", 1), "m")) == "f:3:5: m"
@@ -209,7 +209,7 @@ def test_an_error_is_positioned_at_its_key_or_the_nearest_parent():
     assert str(document.diagnostic((), "m")) == "f:1:1: m"
 
 
-def test_an_exception_lists_its_errors_in_the_order_of_the_text():
+def test_errors_are_listed_in_the_order_of_their_lines():
     later = ProtocolDiagnostic("", 9, 1, "b", "cannot b; do", ("b",))
     sooner = ProtocolDiagnostic(
         "",

@@ -1,4 +1,4 @@
-"""A job that is written again is the same job, including all unknown keys."""
+"""An exported job equals the imported job, including unknown keys."""
 
 import json
 import math
@@ -54,7 +54,7 @@ extras:
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
-def test_an_unchanged_job_is_exported_as_it_was_imported(path):
+def test_an_unchanged_job_is_exported_with_its_original_text(path):
     text = path.read_text()
     job = parse(text)
     assert job.document.text == text
@@ -87,7 +87,7 @@ SECRETIVE = {
 
 
 @pytest.mark.parametrize("text", SECRETIVE.values(), ids=SECRETIVE)
-def test_secrets_are_masked_in_any_layout_and_all_other_values_are_kept(text):
+def test_only_secrets_are_masked_in_any_layout_of_the_text(text):
     job = parse(text)
     masked = without_secrets(job)
     assert "s3cret" not in masked
@@ -107,10 +107,10 @@ def test_a_job_without_secrets_is_shown_unchanged():
         "😀", "true", "---", "...", "? a", "'", '"', "x" * 300, "a " * 100, "C:\\x", "<% $parameters.x %>",
     ],
 )  # fmt: skip
-def test_any_text_is_read_back_unchanged_by_every_parser(text):
+def test_any_exported_text_value_is_parsed_back_unchanged(text):
     for value in ({"k": text}, [text], {text or "k": "v"}):
         assert read_document(dumped(value)).value == value
-        # OpenPAI's runtime reads jobs with PyYAML.
+        # OpenPAI's runtime parses jobs with PyYAML.
         assert yaml.safe_load(dumped(value)) == value
 
 
@@ -135,12 +135,12 @@ def test_any_text_is_read_back_unchanged_by_every_parser(text):
         {"a": {}},
     ],
 )
-def test_any_value_is_read_back_unchanged_by_every_parser(value):
+def test_any_exported_value_is_parsed_back_unchanged(value):
     assert read_document(dumped({"k": value})).value == {"k": value}
     assert yaml.safe_load(dumped({"k": value})) == {"k": value}
 
 
-def test_a_yaml_date_is_exported_as_a_date():
+def test_an_exported_date_is_parsed_back_as_a_date():
     moment = Date(datetime(2020, 1, 2, 3, 4, 5, 678000, tzinfo=timezone.utc))
     assert read_document(dumped({"k": moment})).value == {"k": moment}
 

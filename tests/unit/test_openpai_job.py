@@ -1,4 +1,4 @@
-"""The OpenPAI job of a trial: its content, and that every command reaches the keeper unchanged."""
+"""The OpenPAI job of a trial: its content, and how commands are passed to the keeper."""
 
 import json
 import os
@@ -37,7 +37,7 @@ STORAGE = {"storages": [{"name": "confignfs-data"}]}
 
 
 def pai(**changed):
-    """A cluster, and jobs that the experiment file describes."""
+    """A configuration whose jobs are described in the experiment file."""
     described = {
         "image": "msranni/nni:latest",
         "storage_name": "confignfs-data",
@@ -49,7 +49,7 @@ def pai(**changed):
 
 
 def with_job_file(job, **changed):
-    """A cluster, and jobs that a job file describes."""
+    """A configuration whose jobs are described in a job file."""
     nothing = dict.fromkeys(("image", "storage_name", "virtual_cluster", "gpu", "cpu", "memory_mb"))
     return pai(**nothing | {"job_file": Path("job.yml"), "job_text": text_of(job)} | changed)
 
@@ -59,7 +59,7 @@ def rendered(config, keeper=SETTINGS):
 
 
 def environ_of(script, folder):
-    """The keeper's variables in run.sh when bash runs the script of a task."""
+    """The environment variables of the keeper in run.sh when bash runs the script of a task."""
     run = folder / "run.sh"
     run.write_text('env -0 > "${BASH_SOURCE[0]%/*}/environ"\n')
     done = subprocess.run(
@@ -79,7 +79,7 @@ def environ_of(script, folder):
 # ---- the job
 
 
-def test_a_trial_job_equals_the_job_that_nni_creates():
+def test_the_job_of_a_trial_has_the_values_that_nni_sets():
     job = rendered(pai())
     assert job.name == "nni_exp_EXPT_trial_trial1"
     assert (job.virtual_cluster, job.job_retry_count, job.gang_allocation) == ("default", 0, True)
@@ -104,23 +104,23 @@ def test_the_storage_is_mounted_at_the_path_of_the_experiment_file(mount, storag
     assert template_of(pai(mount=mount)).job.extras["storages"] == [storage]
 
 
-def test_jobs_are_named_as_nni_names_them():
+def test_jobs_have_the_names_that_nni_would_give():
     assert job_name("EXPT", "aB3dE") == "nni_exp_EXPT_trial_aB3dE"
     assert job_name("EXPT", "env-12") == "nni_exp_EXPT_env_12"
     assert job_name("EXPT", "env-12").startswith(job_prefix("EXPT"))
 
 
-def test_the_token_is_only_in_a_secret_of_the_job():
+def test_the_token_is_stored_only_in_the_secrets_of_the_job():
     text = render_job(template_of(pai()), "name", SETTINGS)
     assert text.count("c0ffee") == 1
-    # OpenPAI masks the lines from `secrets:` to the next line that starts with a word.
+    # OpenPAI masks all lines from "secrets:" to the next line that starts with a letter, so "secrets:" needs a line of its own.
     (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
     assert line == "secrets:"
     assert "c0ffee" not in without_secrets(parse(text))
     assert MASK in without_secrets(parse(text))
 
 
-def test_rendering_is_deterministic():
+def test_rendering_a_job_twice_yields_the_same_text():
     assert render_job(template_of(pai()), "n", SETTINGS) == render_job(template_of(pai()), "n", SETTINGS)
 
 
@@ -175,7 +175,7 @@ def test_a_job_file_keeps_unknown_keys_and_gets_a_new_name():
     assert values["prerequisites"] == job["prerequisites"]
 
 
-def test_every_role_of_a_job_file_has_a_keeper_with_its_own_command(tmp_path):
+def test_each_role_of_a_job_file_has_a_keeper_with_the_roles_command(tmp_path):
     job = a_job(
         (
             ("taskRoles", "ps"),
@@ -196,7 +196,7 @@ def test_every_role_of_a_job_file_has_a_keeper_with_its_own_command(tmp_path):
     assert template_of(config).completion.roles == (TaskRole("worker", 2, -1, 2), TaskRole("ps", 1, 1, 1))
 
 
-def test_templates_of_openpai_are_expanded_in_the_commands_of_a_job_file(tmp_path):
+def test_openpai_templates_are_expanded_in_the_commands_of_a_job_file(tmp_path):
     awkward = "a'b\"c $HOME `x` \\ <&>\nEOF"
     job = a_job(
         (
@@ -213,7 +213,7 @@ def test_templates_of_openpai_are_expanded_in_the_commands_of_a_job_file(tmp_pat
     assert command == f"train 0.0001 '{awkward}' w'o"
 
 
-def test_an_invalid_job_file_is_rejected_with_its_line():
+def test_an_invalid_job_file_is_refused_with_its_line_number():
     with pytest.raises(ProtocolInvalid, match=r"job\.yml:\d+:\d+: cannot use taskRoles\.worker\.dockerImage"):
         template_of(with_job_file(a_job((("taskRoles", "worker", "dockerImage"), "none"), extras=STORAGE)))
 
@@ -225,7 +225,7 @@ def test_an_invalid_job_file_is_rejected_with_its_line():
         ({"storages": [{"name": "other"}]}, "it mounts other at /mnt/other, not /mnt/confignfs-data"),
     ],
 )
-def test_a_job_file_that_does_not_mount_the_workspace_is_rejected(extras, expected):
+def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, expected):
     job = a_job() if extras is REMOVED else a_job(extras=extras)
     with pytest.raises(
         ProtocolInvalid, match=f"cannot use extras.storages: {expected}.*; write e.g. storages:"
@@ -233,7 +233,7 @@ def test_a_job_file_that_does_not_mount_the_workspace_is_rejected(extras, expect
         template_of(with_job_file(job))
 
 
-def test_the_experiment_file_fills_missing_keys_of_a_job_file():
+def test_the_experiment_file_fills_missing_keys_and_warns_about_unused_keys():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
@@ -249,7 +249,7 @@ def test_the_experiment_file_fills_missing_keys_of_a_job_file():
     assert template_of(with_job_file(own, virtual_cluster="vc1")).job.virtual_cluster == "own"
 
 
-def test_a_job_larger_than_openpais_size_limit_is_rejected():
+def test_a_job_over_the_size_limit_of_openpai_is_refused():
     job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
     with pytest.raises(UserError, match="exceeds 96 kB"):
         template_of(with_job_file(job))
@@ -273,7 +273,7 @@ def test_every_command_reaches_the_keeper_unchanged(tmp_path, command):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
-def test_every_command_survives_the_job_and_openpais_template_expansion(tmp_path, command):
+def test_every_command_in_a_job_file_reaches_the_keeper_after_template_expansion(tmp_path, command):
     job = a_job(
         (("taskRoles", "worker", "commands"), [command]),
         extras={"storages": [{"name": "s", "mountPath": str(tmp_path)}]},
@@ -285,7 +285,7 @@ def test_every_command_survives_the_job_and_openpais_template_expansion(tmp_path
 
 
 @pytest.mark.parametrize("mount", ["/mnt/a b", "/mnt/it's", "/mnt/$HOME", '/mnt/"q"'])
-def test_the_path_of_the_workspace_may_contain_any_character(tmp_path, mount):
+def test_the_workspace_path_may_contain_any_character(tmp_path, mount):
     folder = tmp_path / mount[1:]
     folder.mkdir(parents=True)
     keeper = KeeperSettings("EXPT", "t", str(folder), "c0ffee", trial_id="t", mount=str(folder))
@@ -296,7 +296,7 @@ def test_the_path_of_the_workspace_may_contain_any_character(tmp_path, mount):
 
 
 def run_script(folder, keeper, **environ):
-    """Run run.sh with this script as the keeper; None: there is no keeper."""
+    """Run run.sh with `keeper` as the script of trial-keeper; with None, no trial-keeper is on the PATH."""
     (folder / "run.sh").write_text(render_run_script())
     tools = folder / "bin"
     tools.mkdir()
@@ -321,11 +321,11 @@ def test_the_keeper_runs_in_the_workspace(tmp_path):
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
 )
-def test_run_sh_replaces_exit_codes_that_openpai_would_retry_by_1(tmp_path, code, expected):
+def test_exit_codes_that_openpai_retries_are_replaced_by_1(tmp_path, code, expected):
     assert run_script(tmp_path, f"exit {code}").returncode == expected
 
 
-def test_a_signal_to_the_process_group_of_a_task_is_handled_by_the_keeper_alone(tmp_path):
+def test_only_the_keeper_handles_a_signal_to_the_process_group_of_a_task(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "trial-keeper").write_text(
@@ -349,7 +349,7 @@ def test_a_signal_to_the_process_group_of_a_task_is_handled_by_the_keeper_alone(
     assert task.returncode == 7
 
 
-def test_a_container_without_a_keeper_reports_an_error_with_a_remedy(tmp_path):
+def test_a_container_without_a_keeper_exits_with_code_115_and_a_remedy(tmp_path):
     done = run_script(tmp_path, None)
     assert done.returncode == 115
     assert (
@@ -359,7 +359,7 @@ def test_a_container_without_a_keeper_reports_an_error_with_a_remedy(tmp_path):
 
 
 @pytest.mark.parametrize(("has_mount", "code"), [(False, 105), (True, 101)])
-def test_a_container_without_the_storage_exits_with_the_code_for_a_missing_mount(tmp_path, has_mount, code):
+def test_a_container_without_the_storage_exits_with_a_specific_code(tmp_path, has_mount, code):
     mount = tmp_path / "mount"
     if has_mount:
         mount.mkdir()

@@ -39,7 +39,7 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # the query selects user bob and virtual cluster big
+        ({"keyword": "b"}, "ba"),  # It matches the user bob and the virtual cluster big.
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),
@@ -57,13 +57,13 @@ def names(**query):
         ({"order": "vc,ASC"}, "acb"),
         ({"order": "totalGpuNumber,DESC"}, "cba"),
         ({"order": "state,ASC"}, "bca"),
-        # Unfinished jobs have no completion time and come last in ascending order.
+        # In ascending order, unfinished jobs come last.
         ({"order": "completionTime,ASC"}, "acb"),
         ({"order": "completionTime,DESC"}, "bca"),
         ({"unknown": "1"}, "cba"),
     ],
 )
-def test_a_job_query_filters_and_sorts(query, found):
+def test_a_query_selects_and_orders_the_listed_jobs(query, found):
     assert names(**query) == found
 
 
@@ -86,7 +86,7 @@ def test_the_total_count_includes_all_pages():
         ({"order": "jobName,asc"}, "use jobName,ASC or jobName,DESC"),
     ],
 )
-def test_an_invalid_query_is_rejected_with_a_remedy(query, words):
+def test_an_invalid_query_is_refused_with_a_remedy(query, words):
     with pytest.raises(ApiError) as caught:
         listed(query, [])
     assert (caught.value.code, caught.value.status) == ("InvalidParametersError", 400)
@@ -122,7 +122,7 @@ ORDERS = st.sampled_from(
 
 
 @given(ITEMS, ORDERS, st.integers(1, 5))
-def test_all_pages_together_are_the_whole_list_without_duplicates(items, order, size):
+def test_the_pages_of_a_list_contain_each_job_once_and_in_order(items, order, size):
     whole = listed({"order": order}, items)
     pages = [
         listed({"order": order, "offset": str(start), "limit": str(size)}, items)
@@ -133,7 +133,7 @@ def test_all_pages_together_are_the_whole_list_without_duplicates(items, order, 
 
 
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
-def test_the_tag_filters_with_and_without_tags_partition_the_list(items, tags):
+def test_the_tag_filters_divide_the_list_into_matching_and_remaining_jobs(items, tags):
     words = ",".join(sorted(tags))
     has = listed({"tagsContain": words}, items)
     has_not = listed({"tagsNotContain": words}, items)

@@ -1,4 +1,4 @@
-"""OpenPAI jobs that the server accepts and rejects, the report of all errors, and the parsed job."""
+"""OpenPAI jobs: those that the server accepts or rejects, reports of all errors, and the parsed job."""
 
 import json
 import time
@@ -33,19 +33,19 @@ def is_well_formed(each):
 
 
 @pytest.mark.parametrize("job", ACCEPTED.values(), ids=ACCEPTED)
-def test_a_job_that_the_server_accepts_is_accepted(job):
+def test_a_job_that_openpai_accepts_is_accepted(job):
     assert parse(text_of(job)).name.startswith(("job", "n"))
 
 
 @pytest.mark.parametrize(("job", "key"), REJECTED.values(), ids=REJECTED)
-def test_a_job_that_the_server_rejects_is_rejected_with_a_position_and_a_remedy(job, key):
+def test_a_job_that_openpai_rejects_is_refused_with_position_and_remedy(job, key):
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(job), "job.yml")
     assert caught.value.diagnostics[0].key == key
     assert all(is_well_formed(each) for each in caught.value.diagnostics)
 
 
-def test_every_error_is_reported_in_the_order_of_lines():
+def test_all_errors_are_reported_in_the_order_of_their_lines():
     text = """\
 protocolVersion: 2
 name: a~b
@@ -84,7 +84,7 @@ extra: {}
         "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
         "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
         "extraContainerOptions, resourcePerInstance, commands)",
-        # no error message may contain the secret
+        # The message must not contain the secret.
         "line 16, column 1: cannot use secrets: its value is not a mapping; write e.g. secrets: {key: value}",
         "line 17, column 1: cannot use extra: there is no such key here; did you mean extras? (known: protocolVersion, name, "
         "version, contributor, description, type, prerequisites, parameters, secrets, jobRetryCount, taskRoles, deployments, "
@@ -92,7 +92,7 @@ extra: {}
     ]
 
 
-def test_the_servers_response_to_a_schema_violation_is_a_list_of_errors():
+def test_a_schema_violation_is_answered_with_a_list_of_errors():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(((*WORKER, "instances"), 0), name=1)))
     errors = json.loads(caught.value.response_message())
@@ -116,14 +116,14 @@ def test_the_servers_response_to_a_schema_violation_is_a_list_of_errors():
     ]
 
 
-def test_the_servers_response_to_a_semantic_error_is_plain_text():
+def test_a_semantic_error_is_answered_with_plain_text():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(defaults={"deployment": "nope"})))
     assert caught.value.response_message() == str(caught.value)
     assert "there is no deployment named" in str(caught.value)
 
 
-def test_a_cycle_of_prerequisites_is_named_in_the_error():
+def test_a_cycle_of_prerequisites_is_reported_with_its_members():
     job = a_job(
         (("prerequisites", 1, "require"), ["s"]),
         (("prerequisites", 2, "require"), ["o"]),
@@ -145,7 +145,7 @@ def test_a_cycle_of_prerequisites_is_named_in_the_error():
     ],
     ids=["unknown names", "a long chain", "wrong roles", "one key"],
 )
-def test_a_job_with_thousands_of_errors_has_a_bounded_error_message(text):
+def test_a_job_with_thousands_of_errors_is_refused_in_bounded_time_and_space(text):
     started = time.monotonic()
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text)
@@ -153,7 +153,7 @@ def test_a_job_with_thousands_of_errors_has_a_bounded_error_message(text):
     assert len(str(caught.value)) < 2_000_000
 
 
-def test_a_job_with_only_the_required_keys_has_the_defaults():
+def test_a_job_with_only_the_required_keys_gets_the_default_values():
     job = parse(text_of(a_job(((*WORKER, "instances"), REMOVED))))
     (role,) = job.task_roles
     assert (job.name, job.job_retry_count, job.virtual_cluster) == ("job", 0, "default")
@@ -165,7 +165,7 @@ def test_a_job_with_only_the_required_keys_has_the_defaults():
     assert role.mangled_name == "worker"
 
 
-def test_every_supported_key_is_read():
+def test_every_supported_key_is_parsed():
     job = parse(
         text_of(
             a_job(
@@ -218,7 +218,7 @@ def test_every_supported_key_is_read():
         ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
-def test_missing_null_and_zero_counts_mean_the_default_completion_policy(completion, effective):
+def test_missing_null_and_zero_counts_select_the_default_completion_policy(completion, effective):
     job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))
     assert job.task_roles[0].completion == effective
 
@@ -242,11 +242,11 @@ def test_missing_null_and_zero_counts_mean_the_default_completion_policy(complet
         ),
     ],
 )
-def test_storages_are_read_from_the_extras_or_the_teamwise_storage_plugin(extras, storages):
+def test_storages_are_read_from_their_key_or_the_teamwise_storage_plugin(extras, storages):
     assert parse(text_of(a_job(extras=extras))).storages == storages
 
 
-def test_of_prerequisites_with_the_same_name_the_last_is_used():
+def test_the_last_prerequisite_with_a_name_is_used_unless_a_type_is_requested():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
     assert job.prerequisite("i").values["uri"] == "u"
     assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"
@@ -287,7 +287,7 @@ def test_a_key_without_effect_causes_a_warning():
     ]
 
 
-def test_templated_images_and_mangled_role_names_cause_warnings():
+def test_image_templates_and_role_names_that_a_cluster_changes_cause_warnings():
     role = a_job()["taskRoles"]["worker"]
     job = a_job(
         (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),
@@ -366,7 +366,7 @@ RICH = a_job(
 
 
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
-def test_a_job_with_any_value_at_any_key_is_read_or_rejected(path, value):
+def test_a_job_with_any_value_at_any_key_is_parsed_or_refused(path, value):
     job = json.loads(json.dumps(RICH))
     place = job
     for step in path[:-1]:
@@ -384,7 +384,7 @@ def is_read_or_rejected(text):
 
 
 @given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
-def test_a_job_text_with_random_edits_is_read_or_rejected(data, path):
+def test_a_job_text_with_random_edits_is_parsed_or_refused(data, path):
     text = path.read_text()
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))

@@ -1,4 +1,4 @@
-"""The scripts of a job's tasks: deployments, both stages of templates, prerequisites and plugins in order."""
+"""The scripts of a job's tasks: deployments, both template stages, prerequisites and plugins, in order."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def with_plugins(*calls, **extras):
 
 
 def rendered_text(path):
-    """Everything that a job renders to, or the error."""
+    """All parts of the rendered job as text, or the error."""
     try:
         job = render(parse(path.read_text(), path.name))
     except ProtocolInvalid as error:
@@ -64,12 +64,12 @@ def rendered_text(path):
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_jobs_of_the_documentation_render_to_their_golden_files(path):
+def test_the_documented_example_jobs_render_to_their_golden_files(path):
     assert rendered_text(path) == path.with_suffix(".txt").read_text()
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_script_is_valid_bash(path):
+def test_every_rendered_script_is_valid_bash(path):
     if path.stem == "infiniband":
         return
     for role in render(parse(path.read_text())).roles:
@@ -80,7 +80,7 @@ def test_every_script_is_valid_bash(path):
             assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_task_commands_become_one_script_that_stops_at_the_first_failure():
+def test_commands_run_as_one_script_that_stops_at_the_first_failure():
     script = scripts(
         ((*WORKER, "commands"), ["  a=1  # comment", "echo $a", "cat <<END\n$a\nEND", "false", "echo never"])
     ).user
@@ -104,7 +104,7 @@ def test_task_commands_become_one_script_that_stops_at_the_first_failure():
     assert (piped.stdout, piped.returncode) == ("", 1)
 
 
-def test_a_deployment_adds_commands_before_and_after_those_of_its_roles():
+def test_a_deployment_adds_commands_before_and_after_the_commands_of_a_role():
     deployments = [
         {"name": "a", "taskRoles": {"worker": {"preCommands": ["never"]}}},
         {"name": "b", "taskRoles": {"worker": {"preCommands": [" before "], "postCommands": ["after"]}}},
@@ -119,14 +119,14 @@ def test_secrets_are_inserted_into_the_script():
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 
 
-def test_only_secrets_are_filled_into_the_login_of_an_image():
+def test_only_secrets_are_inserted_into_the_login_of_an_image():
     auth = {"username": "<% $parameters.u %>", "password": "<% $secrets.p %>", "other": 5}
     job = rendered((("prerequisites", 0, "auth"), auth), secrets={"p": 1.0}, parameters={"u": "x"})
     assert job.roles[0].image_auth == {"username": "<% $parameters.u %>", "password": "1", "other": "5"}
     assert [warning.key for warning in job.warnings] == ["prerequisites[0].auth.username"]
 
 
-def test_an_undefined_reference_stays_as_text_and_causes_a_warning():
+def test_an_undefined_reference_stays_as_text_and_causes_one_warning():
     text = text_of(
         a_job(((*WORKER, "commands"), ["echo <% $parameters.x %> <%$parameters.x%>", "<% $secrets.y %>"]))
     )
@@ -149,14 +149,14 @@ def test_an_undefined_reference_stays_as_text_and_causes_a_warning():
         (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= would change the tag delimiters; remove it"),
     ],
 )
-def test_an_invalid_template_is_rejected_with_its_command(commands, message):
+def test_an_invalid_template_is_refused_with_the_position_of_its_command(commands, message):
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(((*WORKER, "commands"), commands))
     assert messages(caught) == [f"cannot use {message}"]
     assert caught.value.diagnostics[0].line > 1
 
 
-def test_an_invalid_template_is_reported_at_its_key_in_the_deployment():
+def test_an_invalid_template_in_a_deployment_is_reported_at_the_deployment():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
@@ -165,7 +165,7 @@ def test_an_invalid_template_is_reported_at_its_key_in_the_deployment():
     ]
 
 
-def test_errors_of_all_roles_and_plugins_are_reported_together():
+def test_errors_in_all_roles_and_plugins_are_reported_together():
     broken = {
         "dockerImage": "i",
         "resourcePerInstance": {"cpu": 1, "memoryMB": 1, "gpu": 0},
@@ -181,7 +181,7 @@ def test_errors_of_all_roles_and_plugins_are_reported_together():
     }
 
 
-def test_plugins_of_prerequisites_precede_those_of_extras_and_post_scripts_run_in_reverse():
+def test_prerequisite_plugins_run_first_before_a_task_and_last_after_the_task():
     def cmd(word):
         return {"preCommands": [f"echo {word} pre"], "postCommands": [f"echo {word} post"]}
 
@@ -201,7 +201,7 @@ def test_plugins_of_prerequisites_precede_those_of_extras_and_post_scripts_run_i
     assert [script.splitlines()[-1] for script in made.post] == ["echo x post", "echo s post", "echo d post"]
 
 
-def test_an_unknown_prerequisite_plugin_is_ignored():
+def test_a_prerequisite_passes_its_name_to_its_plugin_and_unknown_plugins_are_ignored():
     item = {"name": "s", "type": "script", "plugin": f"{PLUGINS}.cmd", "failurePolicy": "IGNORE", "a": 1}
     job = parse(text_of(a_job((("prerequisites", 2), item), ((*WORKER, "prerequisites"), ["s"]))))
     (call,) = calls_of(job, job.task_roles[0])
@@ -226,7 +226,7 @@ def run(script, **environ):
 @pytest.mark.parametrize(
     ("policy", "output", "code"), [("ignore", "a\nb\n", 0), ("fail", "a\n", 1), ("other", "a\n", 1)]
 )
-def test_a_plugin_ends_at_the_first_failing_line_unless_failures_are_ignored(policy, output, code):
+def test_a_failing_plugin_command_ends_the_script_unless_failures_are_ignored(policy, output, code):
     call = {
         "plugin": "cmd",
         "failurePolicy": policy,
@@ -236,7 +236,7 @@ def test_a_plugin_ends_at_the_first_failing_line_unless_failures_are_ignored(pol
     assert (ran.stdout, ran.returncode) == (output, code)
 
 
-def test_callbacks_become_pre_and_post_commands_and_an_unsupported_event_causes_a_warning():
+def test_callbacks_become_commands_before_and_after_the_task():
     call = {
         "plugin": "cmd",
         "parameters": {
@@ -255,7 +255,7 @@ def test_callbacks_become_pre_and_post_commands_and_an_unsupported_event_causes_
     assert warning.message.endswith('does nothing on event "containerStarts"; use taskStarts or taskSucceeds')
 
 
-def test_the_git_plugin_clones_before_the_task_starts(tmp_path):
+def test_the_git_plugin_clones_in_the_init_script_and_copies_in_the_pre_script(tmp_path):
     source = tmp_path / "source dir"
     source.mkdir()
     (source / "train.py").write_text("print(1)")
@@ -274,7 +274,7 @@ def test_the_git_plugin_clones_before_the_task_starts(tmp_path):
     assert (tmp_path / "pai/code/.git").is_dir()
 
 
-def test_a_git_option_with_an_open_quote_is_rejected():
+def test_a_git_option_with_an_unclosed_quote_is_refused():
     with pytest.raises(
         ProtocolInvalid, match=r"parameters\.options\[1\]: .* has a quote that is not closed; close it"
     ):
@@ -284,9 +284,7 @@ def test_a_git_option_with_an_open_quote_is_rejected():
 
 
 @pytest.mark.parametrize(("policy", "code"), [("ignore", 0), ("fail", 1)])
-def test_a_repository_that_cannot_be_cloned_fails_the_task_unless_failures_are_ignored(
-    tmp_path, policy, code
-):
+def test_a_failed_git_clone_fails_the_task_unless_failures_are_ignored(tmp_path, policy, code):
     fakes = tmp_path / "bin"
     fakes.mkdir()
     for name, line in (
@@ -313,7 +311,7 @@ def test_a_repository_that_cannot_be_cloned_fails_the_task_unless_failures_are_i
     ]
 
 
-def test_tensorboard_starts_on_the_first_task_of_the_first_role(tmp_path):
+def test_tensorboard_starts_only_in_the_first_task_of_the_first_role(tmp_path):
     fake = tmp_path / "tensorboard"
     fake.write_text('#!/bin/bash\n[ "$1" = --version_tb ] && echo 2.4.1 || echo "$@"\n')
     fake.chmod(0o755)
@@ -337,7 +335,7 @@ def ssh(**parameters):
     return with_plugins({"plugin": "ssh", "parameters": parameters})
 
 
-def test_the_ssh_plugin_has_no_effect_by_default():
+def test_the_ssh_plugin_adds_no_script_by_default():
     assert scripts(**ssh()).pre == []
     assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == []
     assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == []
@@ -348,7 +346,7 @@ def test_the_ssh_plugin_has_no_effect_by_default():
     )
 
 
-def test_the_ssh_plugin_authorizes_the_keys_of_the_job_and_of_the_user():
+def test_the_ssh_plugin_authorizes_the_keys_of_the_job_and_of_the_user_profile():
     environment = TaskEnvironment(ssh_public_keys=("profile's key",))
     (script,) = scripts(environment=environment, **ssh(userssh={"type": "custom", "value": "job key"})).pre
     assert "printf '%s\\n' 'profile'\"'\"'s key' >> \"$ssh_dir/authorized_keys\"" in script
@@ -369,15 +367,15 @@ def test_the_ssh_barrier_waits_for_the_configured_time():
         scripts(**ssh(jobssh=True, sshbarrier=True, sshbarrierTimeout="soon"))
 
 
-def test_ssh_between_tasks_requires_gang_allocation():
+def test_job_ssh_is_ignored_with_a_warning_without_gang_allocation():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == []
     assert "ignores jobssh: without gangAllocation" in job.warnings[-1].message
 
 
-def test_the_ssh_configuration_lists_the_tasks_of_the_job(tmp_path):
-    """Runs the part of the script that requires neither root nor sshd."""
+def test_the_ssh_configuration_lists_all_tasks_of_the_job_as_hosts(tmp_path):
+    """Run only the part of the script that needs neither root nor sshd."""
     (script,) = scripts(environment=TaskEnvironment(str(tmp_path)), **ssh(jobssh=True)).pre
     loop = script[script.index("for task in") : script.index('chmod 600 "$user_dir/config"')]
     (tmp_path / ".ssh").mkdir()
@@ -398,7 +396,7 @@ def test_the_ssh_configuration_lists_the_tasks_of_the_job(tmp_path):
     ]
 
 
-def test_each_prerequisite_is_listed_once_before_its_dependants():
+def test_each_prerequisite_is_listed_once_and_before_its_dependants():
     requires = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
     assert in_order(["e", "a", "c", "e"], requires) == ("e", "d", "b", "c", "a")
     chain = {str(n): [str(n + 1)] for n in range(50_000)}
@@ -415,5 +413,5 @@ def test_each_prerequisite_is_listed_once_before_its_dependants():
         ({str(n): [str(n + 1), str(n + 2)] for n in range(300)}, []),
     ],
 )
-def test_a_cycle_of_prerequisites_is_detected(requires, cycle):
+def test_a_cycle_of_prerequisites_is_found(requires, cycle):
     assert cycle_in(requires) == cycle

@@ -27,7 +27,7 @@ SPEC = {
 }
 
 
-def test_a_listed_job_has_every_key_and_times_in_milliseconds():
+def test_a_listed_job_has_all_keys_of_openpai_and_times_in_milliseconds():
     job = a_summary(retries=RetryCounts(1, 2, 3), launched_at_s=2.5, execution_type=ExecutionType.STOP)
     assert response_bodies.list_item(job) == {
         "debugId": job.debug_id,
@@ -53,7 +53,7 @@ def test_a_listed_job_has_every_key_and_times_in_milliseconds():
     }
 
 
-def test_a_failed_job_has_its_reason_at_every_level():
+def test_a_failed_job_has_its_exit_reason_in_the_job_and_in_the_task():
     picture = a_failed_job()
     document = response_bodies.detail(picture)
     assert (document["name"], document["tags"], document["debugId"]) == ("job", ["a"], picture.job.debug_id)
@@ -101,7 +101,7 @@ def test_a_failed_job_has_its_reason_at_every_level():
     }
 
 
-def test_list_and_detail_agree_on_their_shared_keys():
+def test_list_and_detail_have_equal_values_for_shared_keys():
     picture = a_failed_job()
     item, status = response_bodies.list_item(picture.job), response_bodies.detail(picture)["jobStatus"]
     shared = item.keys() & status.keys()
@@ -109,7 +109,7 @@ def test_list_and_detail_agree_on_their_shared_keys():
     assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
 
 
-def test_a_job_that_was_just_submitted_has_no_exit_fields():
+def test_a_newly_submitted_job_has_no_exit_fields():
     job = a_summary()
     document = response_bodies.detail(JobDetail(job, JobAttempt(0, 1.0), {}))
     ends = {key: value for key, value in document["jobStatus"].items() if key.startswith("appExit")}
@@ -118,7 +118,7 @@ def test_a_job_that_was_just_submitted_has_no_exit_fields():
     assert (document["taskRoles"], document["jobStatus"]["appProgress"]) == ({}, 0)
 
 
-def test_the_history_of_a_task_has_each_attempt_with_its_log():
+def test_the_history_of_a_task_lists_each_attempt_with_its_log():
     picture = a_failed_job()
     history = response_bodies.task_history(picture.job, 0, "worker1", picture.tasks["worker1"])
     assert (history["taskRoleName"], history["taskIndex"], history["taskState"]) == ("worker1", 0, "FAILED")
@@ -127,7 +127,7 @@ def test_the_history_of_a_task_has_each_attempt_with_its_log():
     assert attempt["containerExitCode"] == 255
 
 
-def test_only_events_of_a_task_name_a_task():
+def test_only_an_event_of_a_task_names_a_task():
     job = a_summary()
     of_task = JobEvent(EventType.WARNING, "Failed", "ended with 3", 0, "worker1", 4, "pod-0", 1, 2.5)
     document = response_bodies.event(of_task, job)
@@ -141,7 +141,7 @@ def test_only_events_of_a_task_name_a_task():
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
-def test_shares_of_virtual_clusters_are_computed_from_gpus_or_cpus():
+def test_virtual_cluster_capacities_are_percentages_of_gpus_or_else_of_cpus():
     half = VirtualCluster("a", ResourceCounts(1, 10, 2), (0, 1), used=ResourceCounts(1, 5, 1))
     for job_id in range(3):
         half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
@@ -161,7 +161,7 @@ def test_shares_of_virtual_clusters_are_computed_from_gpus_or_cpus():
     )
 
 
-def test_a_storage_response_has_the_path_and_whether_it_is_mounted():
+def test_a_storage_is_described_with_its_path_and_mount_state():
     document = response_bodies.storage_detail(
         StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
     )

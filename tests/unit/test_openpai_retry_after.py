@@ -1,4 +1,4 @@
-"""The Retry-After header of OpenPAI, read by OpenPAI's own clock."""
+"""The Retry-After header of OpenPAI, relative to the clock of the OpenPAI server."""
 
 import pytest
 import requests
@@ -12,14 +12,15 @@ THEN, LATER = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:30 GMT"
     ("headers", "wait_s"),
     [
         ({"Retry-After": "7"}, 7.0),
-        ({"Retry-After": LATER, "Date": THEN}, 30.0),  # the local clock is years ahead of this date
+        # By the local clock, both dates are years in the past.
+        ({"Retry-After": LATER, "Date": THEN}, 30.0),
         ({"Retry-After": THEN, "Date": LATER}, 0.0),
         ({"Retry-After": LATER}, None),
         ({"Retry-After": "soon", "Date": THEN}, None),
         ({}, None),
     ],
 )
-def test_a_retry_date_is_read_relative_to_the_servers_date(headers, wait_s):
+def test_a_retry_date_is_relative_to_the_date_header_of_the_response(headers, wait_s):
     answer = requests.Response()
     answer.headers.update(headers)
     assert _retry_after_s(answer) == wait_s

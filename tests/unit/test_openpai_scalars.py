@@ -1,4 +1,4 @@
-"""Plain scalars have the value that OpenPAI's server gives them, and templates format them as it does."""
+"""Plain scalars have the same values as on OpenPAI's server, and templates format the values in the same way."""
 
 import json
 import math
@@ -18,8 +18,7 @@ from nni_manager.training_services.openpai.scalars import (
     resolved,
 )
 
-# Each entry is [text, type, String(value)], recorded from js-yaml 3.14.1 on Node 20. The type is JavaScript's typeof, or "null"
-# or "date".
+# [text, kind, String(value)], recorded from js-yaml 3.14.1 on Node 20. The kind is JavaScript's typeof, or "null" or "date".
 JS_YAML = json.loads((Path(__file__).parents[1] / "golden/openpai/js_yaml_scalars.json").read_text())
 
 
@@ -37,7 +36,7 @@ def kind_of(value):
 
 
 @pytest.mark.parametrize(("text", "kind", "written"), JS_YAML, ids=[row[0] for row in JS_YAML])
-def test_a_plain_scalar_has_the_value_of_js_yaml(text, kind, written):
+def test_a_plain_scalar_has_the_same_value_as_in_js_yaml(text, kind, written):
     value = resolved(text)
     assert (kind_of(value), javascript_text(value)) == (kind, written)
 
@@ -55,16 +54,16 @@ def test_a_plain_scalar_has_the_value_of_js_yaml(text, kind, written):
         ("", None),
     ],
 )
-def test_scalars_that_pyyaml_reads_differently_are_read_as_in_js_yaml(text, value):
+def test_a_scalar_that_pyyaml_reads_differently_has_the_value_of_js_yaml(text, value):
     assert resolved(text) == value
     assert type(resolved(text)) is type(value)
 
 
-def test_a_date_scalar_is_read_as_neither_text_nor_number():
+def test_a_date_is_parsed_as_a_date_object():
     assert resolved("2020-01-01") == Date(datetime(2020, 1, 1, tzinfo=timezone.utc))
 
 
-def test_a_date_out_of_range_is_rejected():
+def test_a_date_out_of_range_raises():
     with pytest.raises(OverflowError):
         resolved("9999-99-99")
 
@@ -72,13 +71,13 @@ def test_a_date_out_of_range_is_rejected():
 @pytest.mark.parametrize(
     "digits", ["9" * 50_000, "0x" + "f" * 50_000, "0" + "7" * 50_000, "0b" + "1" * 50_000, "1e999"]
 )
-def test_a_huge_number_is_infinite(digits):
+def test_a_huge_number_is_parsed_as_infinity(digits):
     assert resolved(digits) == math.inf
     assert resolved(f"-{digits}") == -math.inf
 
 
 @given(st.text(max_size=30))
-def test_any_text_has_a_value_and_a_text_form(text):
+def test_any_text_can_be_parsed_and_formatted(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -89,7 +88,7 @@ def test_any_text_has_a_value_and_a_text_form(text):
 
 
 @given(st.text(alphabet="0123456789+-._:eExXbBoOinfaZT", min_size=1, max_size=20))
-def test_a_text_like_a_number_is_read_as_a_number_or_kept(text):
+def test_a_text_that_resembles_a_number_is_parsed_as_a_number_or_text(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -98,13 +97,13 @@ def test_a_text_like_a_number_is_read_as_a_number_or_kept(text):
 
 
 @given(st.integers(-MAX_EXACT, MAX_EXACT))
-def test_a_whole_number_is_written_in_full(number):
+def test_a_whole_number_is_formatted_with_all_digits(number):
     assert resolved(javascript_text(number)) == number
     assert javascript_text(number) == str(number)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_survives_a_round_trip_through_yaml(number):
+def test_a_formatted_number_is_parsed_back_unchanged(number):
     assert resolved(javascript_text(as_number(number))) == as_number(number)
 
 
@@ -121,11 +120,11 @@ def test_a_number_survives_a_round_trip_through_yaml(number):
         (-0.0, "0"),
     ],
 )
-def test_a_value_is_formatted_as_in_javascript(value, text):
+def test_a_value_is_formatted_like_in_javascript(value, text):
     assert javascript_text(value) == text
 
 
-def test_a_tag_determines_the_type_of_a_scalar():
+def test_a_yaml_tag_determines_the_type_of_a_scalar():
     assert explicitly("str", "1") == "1"
     assert explicitly("int", "1") == 1
     assert explicitly("float", "1") == 1

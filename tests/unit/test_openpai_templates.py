@@ -1,4 +1,4 @@
-"""Templates in both stages: filled in as by OpenPAI, except for its bugs."""
+"""Templates in both stages: expanded like in OpenPAI, without OpenPAI's bugs."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from nni_manager.training_services.openpai.templates import (
     fill_secrets,
 )
 
-# The expected output was recorded from mustache.js 2.3.2 with the OpenPAI server's loop over its tokens. None means an error.
+# The output of mustache.js 2.3.2 with OpenPAI's loop over its tokens. None stands for an error.
 MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
 
 
 @pytest.mark.parametrize(("template", "text"), MUSTACHE["rows"], ids=[row[0] for row in MUSTACHE["rows"]])
-def test_the_first_stage_equals_mustache(template, text):
+def test_templates_are_expanded_at_submission_like_in_mustache(template, text):
     if text is None:
         with pytest.raises(TemplateInvalid, match=r"; \w+"):
             fill_at_submission(template, MUSTACHE["variables"])
@@ -30,7 +30,7 @@ def test_the_first_stage_equals_mustache(template, text):
         assert fill_at_submission(template, MUSTACHE["variables"]).text == text
 
 
-def test_undefined_names_except_secrets_are_reported():
+def test_undefined_names_are_reported_except_for_secrets():
     filled = fill_at_submission(
         "<%$parameters.x[1]%> <% $secrets.t %> <% $deployment %>", {"$parameters": {"x": [0]}}
     )
@@ -46,7 +46,7 @@ def test_a_template_error_has_the_position_of_its_tag():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
-def test_javascript_methods_and_invalid_indexes_have_no_value_in_templates(name):
+def test_names_of_javascript_methods_and_invalid_indices_are_undefined(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (
         f"<% $parameters.{name} %>",
@@ -69,14 +69,14 @@ def test_an_undefined_secret_stays_as_text_and_is_reported():
     assert filled.unknown == ("$secrets.b",)
 
 
-def test_a_secret_reference_inside_a_parameter_is_filled_in_the_second_stage():
+def test_a_secret_reference_inside_a_parameter_is_replaced_in_the_second_stage():
     first = fill_at_submission(
         "curl <% $parameters.url %>", {"$parameters": {"url": "http://<% $secrets.t %>@host"}}
     )
     assert fill_secrets(first.text, {"t": "tok"}).text == "curl http://tok@host"
 
 
-def test_plugin_parameters_may_refer_to_all_variables_and_to_numbers():
+def test_plugin_parameters_may_refer_to_all_variables():
     variables = {
         "$parameters": {"n": 1, "f": False, "l": [{"x": 5}], "o": {}, "z": None},
         "$secrets": {"t": "&"},
@@ -88,7 +88,7 @@ def test_plugin_parameters_may_refer_to_all_variables_and_to_numbers():
 
 
 @given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
-def test_any_template_text_is_filled_in_or_rejected(text):
+def test_any_text_is_expanded_or_refused(text):
     assert filled_or_refused(text)
 
 
@@ -101,13 +101,13 @@ def filled_or_refused(text):
 
 
 @given(st.text(max_size=30).filter(lambda text: "<%" not in text))
-def test_a_text_without_tags_is_only_trimmed(text):
+def test_a_text_without_tags_is_trimmed_but_otherwise_unchanged(text):
     assert fill_at_submission(text, {}).text == text.strip()
     assert fill_secrets(text, {"a": 1}).text == text
 
 
 BLANKS = 100_000
-FAST_S = 5  # an algorithm of quadratic time would take minutes
+FAST_S = 5  # An implementation in quadratic time would take minutes.
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ FAST_S = 5  # an algorithm of quadratic time would take minutes
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_the_time_to_expand_a_template_grows_linearly_with_its_length(text):
+def test_expansion_time_grows_linearly_with_the_text_length(text):
     started_s = time.process_time()
     for fill in (fill_at_submission, fill_secrets, fill_parameter):
         with contextlib.suppress(TemplateInvalid):
@@ -140,8 +140,8 @@ def test_the_time_to_expand_a_template_grows_linearly_with_its_length(text):
 
 
 @given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
-def test_references_are_found_as_by_a_regular_expression(text):
-    # This reference implementation is correct and slow.
+def test_references_are_found_at_the_same_positions_as_by_a_regular_expression(text):
+    # The regular expression is correct but slow: it is the reference implementation.
     pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
     values = {"$a": "1", "$ax": "2"}
     by_pattern = pattern.sub(lambda match: values.get(match["name"], match[0]), text)

@@ -14,7 +14,7 @@ from trial_keeper.host.output_forwarder import OutputForwarder, finish
 
 @pytest.fixture
 def pipe():
-    """Two ends; a test that closes one of them puts None in its place."""
+    """Both ends of a pipe. A test that closes an end sets it to None."""
     ends = list(os.pipe())
     yield ends
     for end in ends:
@@ -65,13 +65,13 @@ def test_appended_bytes_are_forwarded_while_the_file_grows_and_at_the_end(pipe, 
     assert read_exactly(pipe[0], 5) == b" last"
 
 
-def test_bytes_written_before_the_forwarder_started_are_forwarded(pipe, source):
+def test_bytes_written_before_the_forwarder_starts_are_forwarded(pipe, source):
     append(source, b"early")
     end_of(following(pipe[1], source))
     assert read_exactly(pipe[0], 5) == b"early"
 
 
-def test_more_bytes_than_a_pipe_holds_are_forwarded_completely(pipe, source):
+def test_output_larger_than_the_pipe_buffer_is_forwarded_completely(pipe, source):
     content = os.urandom(3_000_000)
     append(source, content)
     forwarder = following(pipe[1], source)
@@ -79,7 +79,7 @@ def test_more_bytes_than_a_pipe_holds_are_forwarded_completely(pipe, source):
     end_of(forwarder)
 
 
-def test_without_files_lines_are_forwarded_in_order(pipe):
+def test_lines_without_a_file_are_forwarded_in_order(pipe):
     forwarder = OutputForwarder(pipe[1])
     forwarder.write("one\n")
     assert read_exactly(pipe[0], 4) == b"one\n"
@@ -90,7 +90,7 @@ def test_without_files_lines_are_forwarded_in_order(pipe):
     assert read_exactly(pipe[0], len(wanted)) == wanted
 
 
-def test_text_that_is_not_utf8_is_forwarded_with_replacements(pipe):
+def test_characters_that_are_not_valid_unicode_are_replaced(pipe):
     forwarder = OutputForwarder(pipe[1])
     forwarder.write("\udcff é\n")
     end_of(forwarder)
@@ -106,9 +106,8 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     writer.join(DEADLINE_S)
     assert not writer.is_alive()
     finish([forwarder])
-    assert (
-        forwarder._thread.is_alive()
-    )  # this write blocks until the test reads the pipe, or the process exits
+    # The thread is blocked in its write until the pipe is read or the process exits.
+    assert forwarder._thread.is_alive()
     os.close(pipe[0])
     pipe[0] = None
     forwarder._thread.join(DEADLINE_S)
@@ -182,7 +181,7 @@ def test_lines_for_a_stalled_reader_are_dropped_and_counted(pipe, monkeypatch):
     assert b"lines were dropped here: the reader had stalled\nand so on\n" in seen
 
 
-def test_the_number_of_open_files_for_a_stalled_reader_is_bounded(pipe, source, monkeypatch):
+def test_the_number_of_files_kept_open_for_a_stalled_reader_is_bounded(pipe, source, monkeypatch):
     monkeypatch.setattr(relay_module, "_MAX_SOURCES", 3)
     append(source, b"x" * 1_000_000)
     forwarder = following(pipe[1], source)

@@ -1,4 +1,4 @@
-"""The page's views of an experiment: its configuration, its jobs and its storage."""
+"""The web page's views of an experiment: configuration, jobs and storage."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ async def client_of(served):
         yield client
 
 
-def test_configuration_and_profile_are_readable_and_contain_no_login(played):
+def test_configuration_and_profile_contain_no_credentials(played):
     config = played.snapshot().config.replace(
         training_service="pai",
         cluster=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
@@ -77,7 +77,7 @@ def test_configuration_and_profile_are_readable_and_contain_no_login(played):
     assert shown["searchSpace"] == {"x": {"_type": "uniform", "_value": [0, 1]}}
 
 
-def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
+def test_the_view_of_a_job_contains_keepers_cluster_link_and_times(played):
     snapshot = dataclasses.replace(
         played.snapshot(),
         keepers_of=lambda job_id: [KeeperSeen("main-0", "0.6.0")] if job_id == "env-1" else [],
@@ -91,7 +91,7 @@ def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
     assert of_a_view[0]["state"] == "unknown"
 
 
-def test_a_running_trial_shows_cluster_warnings_and_the_silence_of_its_keeper(played):
+def test_a_running_trial_shows_cluster_warnings_and_the_time_since_the_keepers_last_message(played):
     snapshot = played.snapshot()
     trial = Trial("t", 0, {"x": 1}, {}, 1.0, job_id="job")
     assert message_of(dataclasses.replace(snapshot, warning_of=lambda _: "node n1 is down"), trial) == ""
@@ -106,7 +106,7 @@ def test_a_running_trial_shows_cluster_warnings_and_the_silence_of_its_keeper(pl
     assert "(node n1 is down; its keeper has been silent for 38 s)" in trial_cells(shown)[2]
 
 
-def test_a_hanging_storage_does_not_delay_other_requests(played, monkeypatch):
+def test_a_storage_that_does_not_respond_delays_no_other_request(played, monkeypatch):
     monkeypatch.setattr(backend_reads, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
     monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(DEADLINE_S) and [])
@@ -126,7 +126,7 @@ def test_a_hanging_storage_does_not_delay_other_requests(played, monkeypatch):
     asyncio.run(ask())
 
 
-def test_importance_is_computed_once_for_the_same_results(played, monkeypatch):
+def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
     evaluated = []
     importance_of = experiment_routes.importance_of
     monkeypatch.setattr(
@@ -172,13 +172,13 @@ def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, 
         (json.dumps({f"m{number}": number for number in range(30)}), {f"m{n}": float(n) for n in range(20)}),
     ],
 )
-def test_a_table_row_has_the_metrics_beside_the_default_metric(final, metrics):
+def test_a_row_has_the_numeric_metrics_besides_the_default_metric(final, metrics):
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final = final
     assert row_view(trial).get("metrics") == metrics
 
 
-def test_a_table_row_has_the_metrics_of_all_objectives():
+def test_a_row_has_the_metrics_of_all_objectives_first():
     final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
@@ -209,7 +209,7 @@ Note: See 'pyenv help global' for tips on allowing both
         ("step 1\nstep 2\n", "step 2"),
     ],
 )
-def test_the_summary_of_a_message_names_a_missing_command(message, line):
+def test_the_summary_is_the_line_of_the_command_that_was_not_found(message, line):
     assert message_summary("non-zero exit", message, 127).partition(";")[0] == line
     assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
 
@@ -233,7 +233,7 @@ def test_the_summary_of_a_message_names_a_missing_command(message, line):
         ("echo 'ada: not found' >&2; exit 3", ""),
     ],
 )
-def test_a_command_that_cannot_be_run_has_a_hint(tmp_path, command, hint):
+def test_a_command_that_cannot_run_is_reported_with_a_hint(tmp_path, command, hint):
     for name, text in {
         "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
         "crlf_of_bash.sh": "#!/bin/bash\r\npython3 train.py\r\n",

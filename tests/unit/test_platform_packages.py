@@ -1,4 +1,7 @@
-"""Platforms are packages: a module of one is imported only for experiments on it, and no other code names one."""
+"""Each platform is a package whose modules are imported only for experiments on that platform.
+
+No code outside of the packages names a platform.
+"""
 
 import json
 import subprocess
@@ -19,7 +22,7 @@ from nni_manager.training_services.platform import platform_of
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
-# These modules are needed by experiments on a platform, besides the platform's own package.
+# Platform packages that an experiment imports besides the package of its own platform.
 SHARED = {"kubeflow": {"kubernetes"}, "frameworkcontroller": {"kubernetes"}}
 READ = """
 import json, sys
@@ -36,7 +39,7 @@ print(json.dumps([config.training_service, sorted(sys.modules)]))
 
 
 def platform_packages(code, *arguments):
-    """What a program prints, and the packages of platforms whose modules it has imported."""
+    """The output of a program, and the platform packages whose modules the program imports."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
@@ -54,12 +57,12 @@ def platform_packages(code, *arguments):
     ["v1_local_smallest", "v2_local_detailed", "v1_pai_page", "v2_openpai", "v1_kubeflow_pytorch", "v2_kubeflow_job",
      "v1_frameworkcontroller", "v2_frameworkcontroller"],
 )  # fmt: skip
-def test_an_experiment_imports_no_module_of_another_platform(name):
+def test_an_experiment_imports_only_the_modules_of_its_platform(name):
     platform, imported = platform_packages(READ, str(CORPUS / f"{name}.yml"))
     assert imported == {BY_V1[platform].name} | SHARED.get(platform, set())
 
 
-def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_names_one():
+def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_selects_a_platform():
     code = (
         "import nni_manager.__main__, nni_manager.cli.main, nni_manager.cli.archive, nni_manager.client.remains\n"
         "import json, sys; print(json.dumps(['', sorted(sys.modules)]))"
@@ -67,7 +70,7 @@ def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_names_on
     assert platform_packages(code) == ("", set())
 
 
-def test_only_the_table_and_the_packages_of_platforms_name_a_platform():
+def test_platforms_are_named_only_in_the_platform_table_and_in_their_packages():
     done = subprocess.run([sys.executable, CHECK], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -127,7 +130,7 @@ trainingService: {platform: echo, greeting: hi, reuseMode: false}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with experiment files; the platform `echo` exists as a package and a row of the table."""
+    """A folder with experiment files. The platform `echo` is a package and a row in the platform table."""
     package = tmp_path / "services" / "echo"
     package.mkdir(parents=True)
     for module, text in {
@@ -148,7 +151,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_platform_consists_of_a_folder_and_a_table_row(folder):
+def test_a_package_and_a_table_row_are_sufficient_to_add_a_platform(folder):
     configs = {name: read_experiment_file(folder / f"{name}.yml") for name in FILES}
     Path("converted.yml").write_text(convert(folder / "v1.yml", folder).text)
     configs["converted"] = read_experiment_file(folder / "converted.yml")
@@ -169,7 +172,7 @@ def test_a_platform_consists_of_a_folder_and_a_table_row(folder):
         assert platform_of(stored).check().where == "echo, which says hi", name
 
 
-def test_a_key_of_an_installed_platform_is_checked_like_any_other_key(folder):
+def test_an_unknown_key_of_a_platform_section_is_refused_with_a_suggestion(folder):
     (folder / "v1.yml").write_text(FILES["v1"].replace("greeting: hi", "greting: hi"))
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(folder / "v1.yml")
@@ -184,7 +187,7 @@ def test_a_key_of_an_installed_platform_is_checked_like_any_other_key(folder):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Installs a distribution with a platform: metadata, and the package's modules."""
+    """Install a distribution with a platform: metadata, and the modules of the package."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
@@ -208,7 +211,7 @@ def install(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_platform_of_an_installed_package_is_read_in_both_schemas_stored_and_shown(install):
+def test_a_platform_of_an_installed_package_is_read_in_both_schemas_and_stored(install):
     package = install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     assert [(row.name, row.distribution) for row in installed_platforms()] == [("echo", "a 1.2")]
     assert package not in sys.modules
@@ -220,7 +223,7 @@ def test_the_platform_of_an_installed_package_is_read_in_both_schemas_stored_and
         assert json.loads(config.to_json())["echoConfig"] == {"greeting": "hi"}
 
 
-def test_an_experiment_of_a_removed_platform_package_is_shown_without_secrets(install, monkeypatch):
+def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent(install, monkeypatch):
     install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     text = read_experiment_file(Path("v2.yml")).to_json()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(Path.cwd())])
@@ -244,14 +247,14 @@ def test_an_experiment_of_a_removed_platform_package_is_shown_without_secrets(in
         ({}, "ModuleNotFoundError"),
     ],
 )
-def test_a_platform_package_that_fails_to_import_is_named_with_its_error(install, broken, error):
+def test_a_platform_package_that_fails_to_import_is_reported_with_its_error(install, broken, error):
     install("a", **broken)
     message = rf"cannot use platform echo: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
     with pytest.raises(PlatformUnusable, match=message):
         read_experiment_file(Path("v2.yml"))
 
 
-def test_a_platform_name_registered_by_two_packages_is_refused(install):
+def test_a_platform_provided_by_two_packages_is_refused(install):
     install("a")
     install("b")
     message = r"cannot choose platform echo: a 1\.2 and b 1\.2 provide it; uninstall one of them"
@@ -265,7 +268,7 @@ def test_a_built_in_platform_takes_precedence_over_an_installed_platform(install
     assert read_experiment_file(Path("v2.yml")).training_service == "local"
 
 
-def test_a_package_may_provide_a_platform_of_nni_that_is_not_supported(install):
+def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
     install("a", provides="remote", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     Path("v2.yml").write_text(FILES["v2"].replace("echo", "remote"))
     assert read_experiment_file(Path("v2.yml")).training_service == "remote"

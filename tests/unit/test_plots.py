@@ -1,4 +1,4 @@
-"""The figures of trials, without a manager."""
+"""The plots of trials, without a manager."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def trial(number, value, **parameters):
     return TrialJob(f"t{number}", "SUCCEEDED", [], "", 0, 1, [], number, value, "", parameters)
 
 
-def test_the_history_plot_omits_trials_without_a_number():
+def test_a_history_omits_trials_without_a_number_and_shows_the_best_result_so_far():
     trials = [
         trial(0, 2.0, x=1),
         trial(1, None, x=2),
@@ -24,7 +24,7 @@ def test_the_history_plot_omits_trials_without_a_number():
         assert (results.x, results.y, so_far.y) == ((0, 3, 4), (2, 3, 1), best)
 
 
-def test_parallel_coordinates_have_ticks_for_choices_decades_and_missing_parameters():
+def test_parallel_coordinates_have_axes_for_choices_decades_and_nested_parameters():
     trials = [
         trial(0, 1.0, kind="b", lr=0.001, layer={"size": 3}),
         trial(1, 2.0, kind="a", lr=1.0, layer={}),
@@ -37,7 +37,7 @@ def test_parallel_coordinates_have_ticks_for_choices_decades_and_missing_paramet
     assert axes["layer/size"].values == (3, None, None)
 
 
-def test_slices_have_a_log_axis_over_decades_and_categories_for_choices():
+def test_slice_plots_have_log_axes_for_decades_and_categories_for_choices():
     trials = [
         trial(0, 1.0, kind="b", lr=0.001, n=1),
         trial(1, 2.0, kind=2, lr=1.0, n=2),
@@ -57,7 +57,7 @@ def both(number, *values):
 
 
 @pytest.mark.parametrize(("is_maximized", "shape"), [(True, "vh"), (False, "hv")])
-def test_the_front_plot_is_a_step_line_ordered_by_the_first_objective(is_maximized, shape):
+def test_the_pareto_front_is_a_step_line_ordered_by_the_first_objective(is_maximized, shape):
     trials = [both(0, 3.0, 1.0), both(1, 2.0, 5.0), both(2, 1.0, 2.0), trial(3, None)]
     plots = Plots(trials, is_maximized=is_maximized, objectives=("loss", "ms"), front={"t0", "t2"})
     others, front = plots.front().data
@@ -68,7 +68,7 @@ def test_the_front_plot_is_a_step_line_ordered_by_the_first_objective(is_maximiz
     assert (layout.xaxis.title.text, layout.yaxis.title.text) == ("loss", "ms")
 
 
-def test_the_front_plot_of_three_objectives_has_a_chart_for_each_pair():
+def test_the_pareto_front_of_three_objectives_has_a_plot_for_each_pair():
     trials = [both(0, 3.0, 1.0, 9.0), both(1, 2.0, 5.0, 8.0)]
     plots = Plots(trials, is_maximized=False, objectives=("loss", "ms", "mb"), front={"t1"})
     others, front = plots.front().data
@@ -82,7 +82,7 @@ def test_the_front_plot_of_three_objectives_has_a_chart_for_each_pair():
         Plots(trials, is_maximized=False, objectives=("loss",)).front()
 
 
-def test_the_importance_plot_requires_ten_results():
+def test_importances_require_ten_results_and_show_the_highest_on_top():
     few = Plots([trial(n, float(n), x=n) for n in range(9)], is_maximized=True)
     with pytest.raises(UserError, match=r"9 trials have a number 'default'; 10 are needed; run more trials"):
         few.importances()

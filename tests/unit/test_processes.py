@@ -1,4 +1,4 @@
-"""Processes by their pids, which the kernel uses again."""
+"""Process ids, which the kernel reuses."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from trial_keeper.processes import ProcessIdentity, ProcessStat, open_pidfd, wai
 
 @pytest.fixture
 def thread_id() -> Iterator[int]:
-    """The id of a thread that runs, which a process had before."""
+    """The id of a running thread; it stands for a pid that an ended process had before."""
     must_end = threading.Event()
     thread = threading.Thread(target=must_end.wait)
     thread.start()
@@ -24,17 +24,18 @@ def thread_id() -> Iterator[int]:
     thread.join()
 
 
-def test_a_thread_with_the_pid_of_an_exited_process_is_not_mistaken_for_it(thread_id: int) -> None:
+def test_a_thread_with_the_pid_of_an_ended_process_does_not_match_the_process(thread_id: int) -> None:
     assert open_pidfd(thread_id) is None
-    stat = ProcessStat.of(thread_id)  # /proc also lists the thread
+    stat = ProcessStat.of(thread_id)  # /proc has an entry for the thread too.
     assert stat is not None
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    wait_for_ends([thread_id], time.monotonic() + 3600)  # the call returns although the thread is still alive
+    # This returns at once: the thread is not a process to wait for.
+    wait_for_ends([thread_id], time.monotonic() + 3600)
 
 
-def test_waiting_on_a_pidfd_returns_when_the_process_exits() -> None:
+def test_a_pidfd_can_be_opened_until_the_process_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         descriptor = open_pidfd(process.pid)
         assert descriptor is not None

@@ -1,4 +1,4 @@
-"""What early stops teach the tuner, and the sentence about it."""
+"""How early stops of trials reach the tuner, and the sentence that describes it."""
 
 from dataclasses import replace
 
@@ -62,23 +62,23 @@ def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
         ),
     ],
 )
-def test_early_stops_are_reported_to_tuners_that_learn_from_them(
+def test_tuner_and_assessor_determine_how_early_stops_are_reported_to_the_tuner(
     config, tuner, assessor, has_intermediates, is_reported, lesson
 ):
     chosen = with_algorithms(config, tuner, assessor, has_intermediates=has_intermediates)
     assert (reports_pruned(chosen), lesson_of_early_stops(chosen)) == (is_reported, lesson)
 
 
-def test_without_an_assessor_no_pruning_message_is_printed(config):
+def test_an_experiment_without_an_assessor_has_no_sentence_about_early_stops(config):
     assert (reports_pruned(config), lesson_of_early_stops(config)) == (False, "")
 
 
-def test_a_user_assessor_has_no_optuna_pruner(config):
+def test_a_users_assessor_with_the_name_of_a_pruner_is_not_a_pruner(config):
     own = AssessorConfig("MedianPruner", {}, own=UserClass("mine.MedianPruner"))
     assert not reports_pruned(config.replace(assessor=own))
 
 
-def test_nni_assessors_have_no_optuna_pruner():
+def test_only_assessors_with_names_ending_in_pruner_come_from_optuna():
     pruners = {name for name, each in ASSESSORS.items() if each.origin == "Optuna"}
     assert {"Medianstop", "Curvefitting"}.isdisjoint(pruners)
     assert all(name.endswith("Pruner") for name in pruners)

@@ -27,7 +27,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
-# these are the names of NNI v2.10
+# Public names of NNI v2.10.
 NAMES = """
     Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
     FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig
@@ -42,17 +42,17 @@ METHODS = """
 
 
 @pytest.mark.parametrize("name", ["config", "data", "experiment", "aliases"])
-def test_the_examples_in_the_modules_are_correct(name):
+def test_the_doctest_examples_in_the_modules_pass(name):
     module = importlib.import_module(f"nni_manager.experiment.{name}")
     assert doctest.testmod(module).failed == 0
 
 
-def test_the_examples_in_the_page_are_correct():
+def test_the_doctest_examples_on_the_page_pass():
     page = ROOT / "docs/python-api.md"
     assert doctest.testfile(str(page), module_relative=False) == (0, 13)
 
 
-def test_every_name_of_nni_exists_and_is_documented():
+def test_every_name_of_the_nni_experiment_api_exists_and_is_documented():
     module, page = (
         importlib.import_module("nni_manager.experiment"),
         (ROOT / "docs/python-api.md").read_text(),
@@ -64,7 +64,7 @@ def test_every_name_of_nni_exists_and_is_documented():
         assert name in page or name == "load_checkpoint"
 
 
-def test_unsupported_and_misspelled_names_have_a_clear_error_or_a_warning():
+def test_unsupported_names_raise_and_misspelled_names_cause_a_warning():
     with pytest.raises(
         UnsupportedName,
         match="cannot import RemoteConfig: this platform is not supported; use local, openpai",
@@ -127,7 +127,7 @@ def a_stored_experiment(folder, experiment_id):
     return found
 
 
-def test_an_experiment_is_selected_by_its_full_id(tmp_path, monkeypatch):
+def test_an_experiment_is_found_only_by_its_full_id(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     a_stored_experiment(tmp_path, "digits10")
     for call in (
@@ -140,7 +140,7 @@ def test_an_experiment_is_selected_by_its_full_id(tmp_path, monkeypatch):
     assert Experiment(id="digits10").get_status() == "INITIALIZED"
 
 
-def test_an_id_in_use_is_rejected_even_in_another_folder(tmp_path, monkeypatch):
+def test_an_experiment_id_in_use_is_refused_even_in_a_different_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     first = a_stored_experiment(tmp_path / "first", "digits1")
@@ -158,7 +158,7 @@ def test_an_id_in_use_is_rejected_even_in_another_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "second").exists()
 
 
-def test_errors_about_command_and_port_use_python_names(tmp_path, monkeypatch):
+def test_errors_about_the_command_and_the_port_use_python_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_errors_about_command_and_port_use_python_names(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
-def test_nnis_import_paths_work_in_an_interpreter_with_our_aliases():
+def test_import_paths_of_nni_work_after_the_aliases_are_installed():
     code = (
         "from nni_sdk.aliases import install_import_aliases as answer; answer(); answer()\n"
         "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
@@ -209,7 +209,10 @@ def test_nnis_import_paths_work_in_an_interpreter_with_our_aliases():
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """The two functions of IPython that are called, as in a kernel; returns the shown outputs and their updates."""
+    """The two functions of IPython that the view calls, as in a kernel.
+
+    Returns a list of the displayed outputs and their updates.
+    """
     shown = []
 
     def display(picture, display_id):
@@ -231,7 +234,7 @@ def a_summary(**fields):
     return {"id": "aB3dE", "name": "digits", "status": "RUNNING", "counts": counts} | empty | limits | fields
 
 
-def test_a_notebook_shows_one_output_that_is_updated(notebook):
+def test_a_notebook_shows_a_single_output_that_is_updated(notebook):
     assert is_in_notebook()
     view = NotebookView()
     view.show(a_summary())
@@ -244,7 +247,7 @@ def test_a_notebook_shows_one_output_that_is_updated(notebook):
     assert "DONE" in second._repr_html_()
 
 
-def test_without_a_kernel_there_is_no_notebook(monkeypatch):
+def test_a_process_without_an_ipython_kernel_is_not_a_notebook(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not is_in_notebook()
     terminal = types.ModuleType("IPython")
@@ -277,7 +280,7 @@ def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     assert frame_of(RESULTS, metric="loss")["value"].tolist() == [1, 0.5]
 
 
-def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
+def test_a_data_frame_without_pandas_raises_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
         PandasMissing, match=r"run `pip install pandas`, or use list_trial_jobs\(\) or export_data\(\)$"
@@ -285,7 +288,7 @@ def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
         frame_of(RESULTS)
 
 
-def test_a_result_that_is_not_json_stays_text():
+def test_a_metric_value_is_decoded_from_json():
     document = {
         "trialJobId": "a",
         "parameterId": "0",
@@ -296,7 +299,7 @@ def test_a_result_that_is_not_json_stays_text():
     assert TrialMetricData.of(document).data == 'it\'s "fine"'
 
 
-def test_the_managers_log_is_printed_from_its_current_end(tmp_path, capsys):
+def test_the_log_tail_prints_only_complete_lines_appended_after_its_start(tmp_path, capsys):
     log = tmp_path / "manager.log"
     log.write_text("before\n")
     tail = progress_module.LogTail(log)
@@ -306,7 +309,7 @@ def test_the_managers_log_is_printed_from_its_current_end(tmp_path, capsys):
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_enqueue_trial_before_the_start_is_refused_with_the_field_for_initial_trials():
+def test_a_trial_enqueued_before_the_start_is_refused_with_a_remedy():
     with pytest.raises(
         NotStarted, match=r"call start\(\) first, or write config.initial_trials = \[\{'x': 0.5\}\]$"
     ):

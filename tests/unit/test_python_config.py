@@ -1,4 +1,4 @@
-"""The configuration of an experiment in Python: equal to that of a file, with errors that use Python's names."""
+"""The configuration of an experiment in Python: equal to a file's configuration, with errors that use Python names."""
 
 import copy
 import json
@@ -94,10 +94,10 @@ def kubeflow():
 
 
 @pytest.mark.parametrize("make", [local, framework, openpai, kubeflow])
-def test_a_python_configuration_equals_the_same_experiment_file(place, make):
+def test_a_configuration_in_python_equals_the_configuration_of_an_equivalent_file(place, make):
     config = make()
     (place / "digits.yml").write_text(as_yaml(config.document()))
-    # A warning uses the key names of the source, here of Python.
+    # Warnings and paths depend on the source, so the test does not compare them.
     differs = {"config_path": Path(), "expansions": (), "warnings": ()}
     from_file = read_experiment_file(place / "digits.yml").replace(**differs)
     assert config.checked().replace(**differs) == from_file
@@ -122,12 +122,12 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# the reader handles these keys outside of its key tables
+# Keys that the reader handles outside of its tables.
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 
 @pytest.mark.parametrize("platform", SERVICES)
-def test_python_fields_correspond_to_keys_of_the_second_schema(platform):
+def test_the_fields_correspond_to_the_keys_of_the_second_schema(platform):
     places = {key.path for key in keys_of_v2(platform)}
     places |= {place for place in aliases_on(platform) if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
@@ -161,7 +161,7 @@ def diagnostics_of(config):
     return {error.key: error.message for error in caught.value.diagnostics}
 
 
-def test_all_missing_fields_are_reported_together_with_examples_in_python():
+def test_all_missing_fields_are_reported_together_with_python_examples():
     assert diagnostics_of(ExperimentConfig("frameworkcontroller")) == {
         "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
         "write e.g. trial_concurrency = 2",
@@ -212,7 +212,7 @@ def test_all_missing_fields_are_reported_together_with_examples_in_python():
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )  # fmt: skip
-def test_an_invalid_value_is_an_error_with_its_field_and_an_example(fields, expected):
+def test_an_invalid_value_is_reported_with_its_field_and_an_example(fields, expected):
     assert any(expected in message for message in diagnostics_of(local(**fields)).values())
 
 
@@ -230,20 +230,20 @@ def test_an_invalid_value_is_an_error_with_its_field_and_an_example(fields, expe
         (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
     ],
 )  # fmt: skip
-def test_errors_of_kubernetes_jobs_name_their_role(change, expected):
+def test_errors_in_kubernetes_roles_have_the_path_of_the_role(change, expected):
     config = framework()
     change(config.training_service)
     assert any(expected in message for message in diagnostics_of(config).values())
 
 
-def test_neither_an_error_nor_a_representation_contains_a_secret():
+def test_errors_and_representations_of_a_configuration_contain_no_secret():
     config = openpai()
     config.training_service.token = 12345
     assert "12345" not in str(diagnostics_of(config))
     assert "12345" not in repr(config)
 
 
-def test_a_configuration_value_that_contains_itself_is_rejected():
+def test_a_value_that_contains_itself_is_refused():
     space = {}
     space["lr"] = space
     assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
@@ -263,14 +263,14 @@ def test_tuples_ranges_paths_and_numpy_numbers_are_accepted():
     json.dumps(checked.search_space_raw)
 
 
-def test_the_default_experiment_name_is_that_of_the_program(monkeypatch):
+def test_the_default_experiment_name_is_the_name_of_the_program(monkeypatch):
     monkeypatch.setattr("__main__.__file__", "/home/ada/search.py", raising=False)
     assert local(experiment_name=None).checked().experiment_name == "search"
     monkeypatch.delattr("__main__.__file__")
     assert local(experiment_name=None).checked().experiment_name == "experiment"
 
 
-def test_a_field_may_be_written_as_in_files_and_causes_a_hint():
+def test_a_field_in_the_spelling_of_files_is_accepted_with_a_hint():
     role = FrameworkControllerRoleConfig()
     with pytest.warns(
         AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is read as gpu_number"
@@ -282,7 +282,7 @@ def test_a_field_may_be_written_as_in_files_and_causes_a_hint():
     with pytest.warns(AliasHint, match="dockerImage"):
         assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NNI's alternative names do not count as misspelled
+        warnings.simplefilter("error")  # NNI's alternative names are not misspelled, so they cause no hint.
         assert K8sStorageConfig(storage="nfs").storage_type == "nfs"
 
 
@@ -319,7 +319,7 @@ def test_an_unknown_field_raises_when_it_is_set(write, expected):
         (["local", "remote"], "an experiment runs on one platform; use one of local,"),
     ],
 )
-def test_an_unknown_platform_is_an_error_that_lists_supported_platforms(platform, expected):
+def test_an_unknown_platform_is_refused_with_a_list_of_supported_platforms(platform, expected):
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
     assert expected in str(caught.value)
@@ -335,5 +335,5 @@ def test_an_unknown_platform_is_an_error_that_lists_supported_platforms(platform
         ("localConfig.gpuIndices: reuse it", "config.training_service.gpu_indices: reuse it"),
     ],
 )  # fmt: skip
-def test_keys_of_files_in_messages_are_replaced_by_python_names(of_files, of_python):
+def test_file_keys_in_error_messages_are_replaced_by_python_names(of_files, of_python):
     assert to_python_names(of_files) == of_python

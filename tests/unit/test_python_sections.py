@@ -1,4 +1,7 @@
-"""The classes of a configuration in Python are those of the declarations. `make golden` writes `experiment/sections.py`."""
+"""The configuration classes in Python are generated from the key declarations.
+
+`make golden` writes `experiment/sections.py`.
+"""
 
 import dataclasses
 import os
@@ -48,14 +51,14 @@ WIDTH = 120
 
 
 class Section:
-    """A class: the keys of one section, or of several that share a class."""
+    """A class with the keys of one section, or of several sections that share the class."""
 
     def __init__(self, name: str, base: str, about: str) -> None:
         self.name, self.base, self.about = name, base, about
         self.keys: dict[str, list[Key]] = {}
         self.aliases: dict[str, str] = {}
         self.platform = ""
-        # NNI has these keys; the configuration check refuses them with a hint.
+        # Keys of NNI that are refused with a hint.
         self.refused: list[str] = []
 
     def add(self, key: Key) -> None:
@@ -115,8 +118,8 @@ def part_of(key: Key) -> str:
 
 
 def type_of(key: Key) -> str:
-    """The type of the values that a key accepts, before they are checked."""
-    if key.inner is not None:  # this field is a list of mappings, for which no class exists
+    """The type of the values that a key accepts before validation."""
+    if key.inner is not None:  # The key holds a list of mappings that have no class of their own.
         return "list[dict[str, Any]]"
 
     def named(kind: Any) -> Iterator[str]:
@@ -145,7 +148,7 @@ def purpose(keys: list[Key]) -> str:
 
 
 def description(keys: list[Key]) -> str:
-    """What a field is for, its values, and its default, with fields in place of keys."""
+    """The purpose of a field, its values, and its default, with Python field names in place of keys."""
     key, declared = keys[0], keys[0].declared
     sentences = [purpose(keys)]
     if key.inner is None and declared.what not in ("text", "a mapping", "true or false"):
@@ -159,7 +162,7 @@ def description(keys: list[Key]) -> str:
 
 
 def in_python(text: str) -> str:
-    """The text without links, and with fields in place of keys."""
+    """The text without links, and with Python field names in place of keys."""
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
     text = re.sub(r"`(true|false)`", lambda found: f"`{found[1].title()}`", text)
     return re.sub(r"`([a-z]+[A-Z]\w*)`", lambda found: f"`{to_snake(found[1])}`", text)
@@ -232,7 +235,7 @@ def generated() -> str:
     ordered: dict[str, None] = {}
 
     def add(name: str) -> None:
-        """Add a class after those that it refers to."""
+        """Add a class after the classes that it refers to."""
         for each in (found[name].base, *(part_of(keys[0]) for keys in found[name].keys.values())):
             if each in found:
                 add(each)
@@ -246,20 +249,20 @@ def generated() -> str:
     )
 
 
-def test_the_generated_python_classes_equal_the_declarations() -> None:
+def test_the_configuration_classes_are_generated_from_the_key_declarations() -> None:
     if os.environ.get("GOLDEN") == "write":
         FILE.write_text(generated())
     else:
         assert FILE.read_text() == generated(), "run `make golden` after a change of a key"
 
 
-def test_help_describes_every_field_of_every_class() -> None:
-    # The import is here because `make golden` must be able to write the module while it cannot be imported.
+def test_help_describes_each_field_of_each_class() -> None:
+    # `make golden` must be able to write the module even if it cannot be imported, so the import is here.
     from nni_manager.experiment import config, sections
 
     for made in (config.ExperimentConfig, *(getattr(sections, name) for name in sections.__all__)):
         text = pydoc.plain(pydoc.render_doc(made))
-        # Fields of all platforms are described in the help of the base class.
+        # The base class describes the fields that all platforms share.
         inherited = () if made is config.ExperimentConfig else made.__base__.field_names()
         refused = ("openpai_config", "shared_storage")
         for name in (each.name for each in dataclasses.fields(made)):

@@ -27,7 +27,7 @@ frames = st.builds(
     st.integers(0, 2**63 - 1),
     json_values,
 )
-# Garbage that resembles frames finds more bugs than noise does.
+# Garbage that resembles frames finds more bugs than random bytes do.
 nearly = st.sampled_from(
     [
         b"ME",
@@ -70,7 +70,7 @@ def spans(data: bytes, garbage: list[Garbage]) -> set[int]:
 
 
 def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, list[Garbage]]:
-    """Decode as the manager does: each new chunk after the remainder of the previous one."""
+    """Decode like the manager: each new chunk follows the remainder of the previous chunk."""
     records: list[Record] = []
     garbage: list[Garbage] = []
     consumed = 0
@@ -83,7 +83,7 @@ def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, l
     return records, consumed, garbage
 
 
-def test_a_frame_is_identical_to_a_frame_of_nni():
+def test_an_encoded_frame_is_identical_to_a_frame_of_nni():
     assert encode(3, "aBcDe", "PERIODICAL", 7, 0.25) == (
         b'ME000099{"parameter_id": 3, "trial_job_id": "aBcDe", "type": "PERIODICAL", "sequence": 7, "value": "0.25"}\n'
     )
@@ -106,13 +106,13 @@ def test_an_encoded_record_is_decoded_unchanged(parameter_id, trial_job_id, sequ
 
 
 @given(json_values)
-def test_the_payload_of_a_record_equals_json_dumps(value):
+def test_the_payload_of_a_frame_is_standard_json(value):
     expected = json.dumps(metric(value=json.dumps(value)))
     assert encode(1, "aBcDe", "PERIODICAL", 0, value) == frame_of(expected)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.1, -0.0, 10**30, True])
-def test_numbers_are_formatted_as_in_json(number):
+def test_numbers_are_encoded_like_in_json(number):
     [record] = decode(encode(1, "t", "FINAL", 0, number), 0).records
     assert record.value == json.dumps(number)
 
@@ -128,9 +128,9 @@ plain_frames = st.builds(
 
 
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
-def test_plain_frames_are_decoded_as_by_the_json_parser(content, data):
+def test_the_fast_path_for_plain_frames_yields_the_same_result_as_the_json_parser(content, data):
     if content:
-        # This strategy changes one byte of any frame, such as a digit of the length or a quote.
+        # Change one byte of any frame: a length, a digit or a quote.
         place = data.draw(st.integers(0, len(content) - 1))
         content = (
             content[:place]
@@ -146,8 +146,8 @@ def test_plain_frames_are_decoded_as_by_the_json_parser(content, data):
 
 
 @given(st.lists(plain_frames, min_size=1, max_size=5).map(b"".join), st.data())
-def test_a_batch_of_plain_frames_is_decoded_like_single_frames(content, data):
-    """The same for typical chunks, with at most one digit of a length changed."""
+def test_decoding_plain_frames_in_bulk_yields_the_same_result_as_one_by_one(content, data):
+    """Use typical chunks, in which at most one digit of a length is changed."""
     place = content.index(b"ME", data.draw(st.integers(0, content.rindex(b"ME")))) + data.draw(
         st.integers(2, 7)
     )
@@ -174,7 +174,7 @@ def test_two_plain_frames_with_swapped_lengths_are_not_records():
 
 
 @pytest.mark.parametrize("length", [b"000000", b"000098", b"000100", b"999999"])
-def test_a_whole_line_with_a_wrong_length_is_not_a_record(length):
+def test_a_frame_with_a_wrong_length_is_garbage(length):
     frame = encode(3, "aBcDe", "PERIODICAL", 7, 0.25)
     assert frame.startswith(b"ME000099{")
     decoded = decode(b"ME" + length + frame[8:], 0)
@@ -182,14 +182,14 @@ def test_a_whole_line_with_a_wrong_length_is_not_a_record(length):
     assert decoded.garbage == [Garbage(0, len(frame), "no frame ends here")]
 
 
-def test_offsets_and_sizes_are_positions_in_the_file():
+def test_the_offset_and_size_of_a_record_locate_its_frame_in_the_file():
     data = b"".join(encode(1, "t", "PERIODICAL", i, 10**i) for i in range(20))
     for record in decode(data, 0).records:
         again = decode(data[record.offset : record.offset + record.size], record.offset)
         assert again.records == [record]
 
 
-def test_an_incomplete_last_frame_is_left_for_later():
+def test_an_incomplete_last_frame_is_decoded_when_its_remainder_arrives():
     first, second = encode(1, "t", "PERIODICAL", 0, 0.5), encode(1, "t", "PERIODICAL", 1, 0.6)
     for cut in range(len(second)):
         decoded = decode(first + second[:cut], 0)
@@ -207,7 +207,7 @@ def test_empty_input_has_no_record_and_no_garbage():
     st.lists(frames | corrupt_bytes | torn, max_size=8).map(b"".join),
     st.lists(st.integers(0, 600), max_size=6),
 )
-def test_the_chunking_of_the_bytes_does_not_matter(data, cuts):
+def test_the_decoded_records_do_not_depend_on_the_chunk_boundaries(data, cuts):
     whole = decode(data, 0)
     records, consumed, garbage = decode_in_pieces(data, [min(cut, len(data)) for cut in cuts])
     assert records == whole.records
@@ -216,7 +216,7 @@ def test_the_chunking_of_the_bytes_does_not_matter(data, cuts):
 
 
 @given(st.lists(st.tuples(corrupt_bytes | torn, frames), max_size=6), corrupt_bytes)
-def test_garbage_and_incomplete_frames_never_hide_a_whole_frame(pairs, last):
+def test_garbage_and_incomplete_frames_never_hide_a_complete_frame(pairs, last):
     data, expected = b"", []
     for before, good in pairs:
         data += before
@@ -227,7 +227,7 @@ def test_garbage_and_incomplete_frames_never_hide_a_whole_frame(pairs, last):
 
 
 @given(st.lists(frames | corrupt_bytes | torn, max_size=8).map(b"".join), st.integers(0, 10**12))
-def test_every_consumed_byte_is_either_record_or_garbage(data, offset):
+def test_every_consumed_byte_belongs_to_a_record_or_to_garbage(data, offset):
     decoded = decode(data, offset)
     covered = sorted(
         [(r.offset, r.size) for r in decoded.records] + [(g.offset, g.length) for g in decoded.garbage]
@@ -241,7 +241,7 @@ def test_every_consumed_byte_is_either_record_or_garbage(data, offset):
 
 
 @given(st.binary(max_size=2000) | st.lists(nearly, max_size=40).map(b"".join))
-def test_no_bytes_make_the_decoder_raise(data):
+def test_the_decoder_never_raises_for_any_bytes(data):
     assert 0 <= decode(data, 0).consumed <= len(data)
 
 
@@ -289,11 +289,9 @@ def test_a_frame_without_an_end_does_not_hide_the_next_frame():
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_an_incomplete_frame_of_matching_length_does_not_hide_the_next_frame():
+def test_an_incomplete_frame_with_a_matching_length_does_not_hide_the_next_frame():
     good = encode(1, "t", "FINAL", 0, 1)
-    broken = b"ME%06d{" % (
-        1 + len(good)
-    )  # the incomplete frame declares exactly the remaining length of the line
+    broken = b"ME%06d{" % (1 + len(good))  # The header declares exactly the remaining length of the line.
     decoded = decode(broken + good, 0)
     assert [r.offset for r in decoded.records] == [len(broken)]
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
@@ -316,7 +314,7 @@ def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
-def test_matching_headers_do_not_hide_the_frames_after_them(count):
+def test_any_number_of_matching_headers_does_not_hide_the_next_frame(count):
     good = encode(1, "t", "FINAL", 0, 1)
     broken = headers_that_fit(count, good)[: -len(good)]
     decoded = decode(broken + good, 0)
@@ -324,12 +322,12 @@ def test_matching_headers_do_not_hide_the_frames_after_them(count):
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_adjacent_garbage_of_one_kind_is_one_span():
+def test_adjacent_garbage_bytes_with_the_same_reason_form_a_single_span():
     [span] = decode(b"\n" * 10_000, 5).garbage
     assert span[:2] == (5, 10_000)
 
 
-def test_an_endless_line_does_not_accumulate_in_memory():
+def test_the_decoder_buffers_less_than_one_frame_of_an_endless_line():
     kept = consumed = 0
     for _ in range(5):
         decoded = decode(b"x" * (kept + 700_000), consumed)
@@ -347,18 +345,16 @@ def test_a_frame_of_maximum_length_is_read_when_the_newline_arrives_late():
     assert spans(data, garbage) == set(range(5))
 
 
-def test_a_longer_value_is_rejected_with_its_size():
+def test_a_metric_over_the_size_limit_is_refused_with_its_size():
     with pytest.raises(
         MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
     ):
         encode(1, "t", "FINAL", 0, "x" * 1_000_000)
-    assert (
-        len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000
-    )  # the text has a quote that is escaped twice: \\\"
+    assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000  # Each quote is escaped twice, as \\\".
 
 
-def test_records_of_the_nni_sdk_are_read():
-    # In nni 2.x, ids of custom trials are text, keys have another order, and json_tricks writes an array as a dict.
+def test_metric_records_of_the_nni_package_are_decoded():
+    # In nni 2.x, ids of custom trials are text, the key order differs, and json_tricks writes an array as a dict.
     asked = frame_of(
         '{"trial_job_id": "aBcDe", "type": "REQUEST_PARAMETER", "sequence": 0, "parameter_index": 0}'
     )
@@ -369,7 +365,7 @@ def test_records_of_the_nni_sdk_are_read():
     assert (decoded.consumed, decoded.garbage) == (len(data), [])
 
 
-def test_a_record_survives_a_round_trip_through_a_file(tmp_path):
+def test_a_record_is_decoded_unchanged_after_it_was_written_to_a_file(tmp_path):
     path = tmp_path / "metrics"
     path.write_bytes(encode("ä", "t", "FINAL", 0, {"default": 0.5, "note": 'it\'s "ok"\n\\'}))
     [record] = decode(path.read_bytes(), 0).records

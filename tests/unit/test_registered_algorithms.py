@@ -1,4 +1,4 @@
-"""Custom algorithms that are registered by name, and the errors of invalid ones."""
+"""Custom algorithms that are registered by name, and the errors for invalid algorithms."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_no_algorithm_is_registered_at_first():
+def test_no_algorithm_is_registered_by_default():
     assert registered_algorithms() == []
     assert registered("tuner", "demo") is None
 
@@ -42,7 +42,7 @@ def test_an_algorithm_is_found_by_kind_and_name_until_it_is_unregistered(home):
         unregister("demo")
 
 
-def test_an_algorithm_name_can_be_registered_only_once():
+def test_a_registered_or_built_in_name_cannot_be_registered_again():
     register(DEMO, {"TPE"})
     with pytest.raises(
         AlgorithmTaken, match="registered already; choose another name, or `nnictl algo unreg"
@@ -80,7 +80,7 @@ def test_all_errors_of_a_meta_file_are_reported_together(home):
         read_meta(meta)
 
 
-def test_a_registry_file_of_nni_is_read_without_nnis_built_in_algorithms():
+def test_a_registry_file_of_nni_is_read_without_the_built_in_algorithms_of_nni():
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(
         "advisors: []\nassessors: null\ntuners:\n"
@@ -91,7 +91,7 @@ def test_a_registry_file_of_nni_is_read_without_nnis_built_in_algorithms():
 
 
 @pytest.mark.parametrize("text", ["[]", "tuners: 1", "tuners: [1]", "tuners: [{builtinName: x}]", "{", ""])
-def test_an_invalid_registry_file_is_one_error_with_its_path(text):
+def test_an_invalid_registry_file_is_reported_once_with_its_path(text):
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(text)
     with pytest.raises(AlgorithmFileInvalid, match=r"fix or remove .*registered_algorithms\.yml"):

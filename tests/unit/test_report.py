@@ -1,4 +1,4 @@
-"""The parts of a report that need no browser: its modules, and the command that writes it."""
+"""The parts of a report that need no browser: the modules of the report, and the command that writes the report."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ from nni_manager.web.files import FOLDER
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_every_import_of_a_module_is_a_module_of_the_report():
+def test_the_report_contains_every_module_that_its_modules_import():
     modules = {
         name: base64.b64decode(url.partition(",")[2]).decode() for name, url in report._modules().items()
     }
@@ -35,7 +35,7 @@ def test_every_import_of_a_module_is_a_module_of_the_report():
         (("-f", "absent/r.html"), "ERROR: cannot use absent/r.html: No such file or directory; "),
     ],
 )  # fmt: skip
-def test_a_report_that_cannot_be_written_is_a_one_line_error(
+def test_a_report_that_cannot_be_written_causes_an_error_of_one_line(
     nnictl, an_experiment, tmp_path, monkeypatch, options, error
 ):
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_a_report_that_cannot_be_written_is_a_one_line_error(
     assert err.startswith(error)
 
 
-def test_an_experiment_without_trials_has_a_report(nnictl, an_experiment, tmp_path):
+def test_a_report_is_written_for_an_experiment_without_trials(nnictl, an_experiment, tmp_path):
     an_experiment("abc11111")
     code, out, _ = nnictl("experiment", "export", "abc", "-t", "html", "-f", str(tmp_path / "r.html"))
     assert code == 0

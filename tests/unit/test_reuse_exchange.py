@@ -1,6 +1,6 @@
-"""The manager and the keepers of reused jobs, connected by simulated streams that are late and break.
+"""The manager and the keepers of reused jobs, connected by simulated streams with delays and disconnections.
 
-Both sides make their real decisions; the test replaces the engine and the host between them.
+The decision code of both sides is real; the test replaces the engine and the host that connect them.
 """
 
 from collections import Counter, deque
@@ -48,7 +48,7 @@ ENDLESS_S = 1e9
 
 @dataclass(eq=False)
 class Stream:
-    """One stream, until both sides have closed it."""
+    """A stream between a keeper and the manager. It exists until both sides have closed it."""
 
     job_id: str
     to_manager: deque[KeeperMessage] = field(default_factory=deque)
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Container:
-    """A keeper with a simulated host. The test ends a trial's command."""
+    """A keeper with a simulated host. The test decides when the command of a trial ends."""
 
     def __init__(self, world: "World", job_id: str) -> None:
         self.world = world
@@ -113,7 +113,7 @@ Outgoing = manager.DispatchTrial | manager.RevokePrefetched
 
 
 class World:
-    """A manager's domain with a simulated engine, and the containers of its jobs."""
+    """The decision code of a manager with a simulated engine, and the containers of the manager's jobs."""
 
     def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
         self.experiment = ExperimentCore(
@@ -175,7 +175,7 @@ class World:
         return session is not None
 
     def send_next(self, job_id: str) -> None:
-        """Send the first queued message to the keeper of a job."""
+        """Send the first queued message of a job to the job's keeper."""
         outgoing = self.outbox[job_id].popleft()
         if not self.outbox[job_id]:
             del self.outbox[job_id]
@@ -228,7 +228,7 @@ class World:
             self.post(manager.KeeperDisconnected(stream.job_id))
 
     def end_job(self, job_id: str, *, is_clean: bool) -> None:
-        """The manager observes the end of a job, with the trials that the workspace shows as started."""
+        """The manager observes the end of a job, and which trials of the job have started according to the workspace."""
         del self.containers[job_id]
         self.outbox.pop(job_id, None)
         self.post(manager.KeeperDisconnected(job_id))
@@ -249,7 +249,7 @@ class World:
         self.post(manager.JobTerminated(job_id, reason, message, 30.0, is_clean, frozenset(unstarted)))
 
     def restart(self) -> None:
-        """The next manager resumes from the stored state."""
+        """A new manager resumes the experiment from the stored state."""
         before = self.experiment
         for container in self.containers.values():
             if container.stream is not None:
@@ -295,7 +295,7 @@ class World:
         self.post(manager.AttemptDelivered(key))
 
     def settle(self) -> None:
-        """Deliver all messages until none is left."""
+        """Deliver messages until no message is left."""
         for _ in range(10_000):
             for job_id, container in list(self.containers.items()):
                 if container.exit_code is not None:
@@ -327,7 +327,7 @@ class World:
         return [job.job_id for job in jobs if job.state is JobState.IDLE]
 
     def waiting_behind_others(self) -> list[str]:
-        """Prefetched trials as the containers know them; the manager may take some of them for started."""
+        """Prefetched trials according to the containers; the manager may regard some of these trials as started."""
         return [
             trial_id
             for job in self.experiment.jobs.live.values()
@@ -344,7 +344,7 @@ def final_states() -> list[TrialState]:
     return [state for state in TrialState if state.is_terminal]
 
 
-def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
+def test_trials_prefetched_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     world = World(concurrency=4, max_trials=56)
     world.settle()
     for container in world.running():
@@ -354,7 +354,7 @@ def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     assert [len(job.prefetched_ids) for job in jobs] == [MAX_PREFETCH] * 4
     long, *others = world.running()
     while any(other.keeper.current is not None for other in others):
-        for other in others:  # both keepers run all queued trials before any message is delivered
+        for other in others:  # The other jobs run all queued trials before any message is delivered.
             while other.keeper.current is not None:
                 other.end_trial(0.01)
         world.settle()
@@ -363,14 +363,14 @@ def test_prefetched_trials_behind_a_long_trial_are_moved_to_idle_jobs() -> None:
     assert (len(world.spawned), set(world.spawned.values())) == (56, {1})
 
 
-def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_job() -> None:
+def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
     world = World(concurrency=2, max_trials=40)
     world.settle()
     unlucky, other = world.running()
     for container in (unlucky, other):
         container.end_trial(0.5)
         world.settle()
-    # The manager sends the next dispatch to a stream that the keeper has lost.
+    # The next dispatch to this keeper goes to a stream that the keeper has lost.
     unlucky.end_trial(0.5)
     while not world.outbox.get(unlucky.job_id):
         if world.requests:
@@ -386,7 +386,7 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     current = unlucky.keeper.current
     assert current is not None
     (undelivered_id,) = set(job.trial_ids) - {current.key.trial_id, *unlucky.keeper._queue}
-    # The keeper starts the next queued trials. The first of them is long.
+    # The keeper starts the trials queued behind the undelivered trial. The first of them is long.
     while job.trial_id != undelivered_id:
         unlucky.end_trial(0.5)
         world.settle()
@@ -397,8 +397,8 @@ def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_jo
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_the_next_manager_revokes_a_trial_prefetched_behind_a_later_trial() -> None:
-    """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
+def test_a_trial_prefetched_behind_a_later_trial_is_revoked_after_a_manager_restart() -> None:
+    """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a trial with a higher number."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
@@ -417,7 +417,7 @@ def test_the_next_manager_revokes_a_trial_prefetched_behind_a_later_trial() -> N
 
 
 class AnyExchange(RuleBasedStateMachine):
-    """No trial runs twice or is lost, and none waits while a job is idle, in any order of delays and failures."""
+    """Under any order of delays and failures, no trial runs twice or is lost, and no trial waits while a job is idle."""
 
     @initialize(
         max_trials=st.integers(7, 20),
@@ -425,7 +425,7 @@ class AnyExchange(RuleBasedStateMachine):
         lasted_s=st.sampled_from([0.01, 0.5]),
     )
     def begin(self, max_trials: int, max_trials_of_job: int, lasted_s: float) -> None:
-        """All jobs run a trial and have prefetched others; then one job has run all of its own."""
+        """All jobs run a trial and have prefetched trials; then one job has run all of its prefetched trials."""
         self.world = World(max_trials=max_trials, max_trials_of_job=max_trials_of_job)
         self.faults: Counter[str] = Counter()
         self.world.settle()

@@ -1,4 +1,4 @@
-"""The base class of advisors: commands in, answers out, as the tuner that the manager calls."""
+"""The base class of advisors: the manager calls it like a tuner, and it turns calls into commands."""
 
 import enum
 import json
@@ -10,7 +10,7 @@ from nni_sdk.advisor import CommandType, MsgDispatcherBase, send
 
 
 class Recording(MsgDispatcherBase):
-    """Answers a request only if `answers`, and records what it handles."""
+    """Records all commands. It proposes parameters on request only if `answers` is true."""
 
     def __init__(self, answers=True):
         super().__init__("ws://ignored")
@@ -47,7 +47,7 @@ def nothing_sent():
     assert advisor._sent == []
 
 
-def test_calls_of_a_tuner_become_commands():
+def test_calls_of_tuner_methods_are_dispatched_as_commands():
     made = Recording()
     made.update_search_space({"x": 1})
     made.update_search_space({"x": 2})
@@ -69,7 +69,7 @@ def test_calls_of_a_tuner_become_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_may_deliver_requested_parameters_later():
+def test_an_advisor_delivers_requested_parameters_later_without_a_second_request():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):
@@ -86,7 +86,7 @@ def test_an_advisor_may_deliver_requested_parameters_later():
     assert made.generate_multiple_parameters([2], st_callback=deliver) == [{"x": 6}]
 
 
-def test_a_command_of_nnis_package_is_recognised_by_its_name():
+def test_a_command_type_of_the_nni_package_is_recognised_by_its_name():
     theirs = enum.Enum("CommandType", {"NewTrialJob": b"TR", "NoMoreTrialJobs": b"NO"})
     made = Recording(answers=False)
     made.update_search_space({})
@@ -95,7 +95,7 @@ def test_a_command_of_nnis_package_is_recognised_by_its_name():
     assert made.generate_multiple_parameters([0]) == [{"x": 1}]
 
 
-def test_intermediate_results_are_metrics_with_their_sequence_in_their_trial():
+def test_intermediate_results_become_metrics_numbered_within_their_trial():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -114,7 +114,7 @@ def test_intermediate_results_are_metrics_with_their_sequence_in_their_trial():
     ]
 
 
-def test_an_advisor_stops_a_trial_only_once():
+def test_a_stopped_trial_is_reported_once_and_ends_as_early_stopped():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -127,7 +127,7 @@ def test_an_advisor_stops_a_trial_only_once():
     assert [data["event"] for name, data in made.handled if name == "end"] == ["EARLY_STOPPED", "FAILED"]
 
 
-def test_an_error_of_an_advisor_is_raised():
+def test_an_error_command_raises_an_exception():
     made = Recording()
     made.send(CommandType.Error, "it broke")
     with pytest.raises(RuntimeError, match="it broke"):
@@ -136,17 +136,17 @@ def test_an_error_of_an_advisor_is_raised():
 
 @pytest.mark.parametrize("name", ["initialize", "request_trial_jobs", "update_search_space", "import_data",
                                   "report_metric_data", "trial_end"])  # fmt: skip
-def test_the_base_class_names_a_missing_handler_method(name):
+def test_a_missing_handler_raises_with_the_name_of_the_handler(name):
     with pytest.raises(NotImplementedError, match=f"handle_{name}"):
         getattr(MsgDispatcherBase(), f"handle_{name}")({})
 
 
-def test_a_missing_initialize_method_is_named_with_a_remedy():
+def test_a_missing_handler_raises_with_a_remedy():
     with pytest.raises(NotImplementedError, match="its class has no handle_initialize; define this method"):
         MsgDispatcherBase().update_search_space({"x": 1})
 
 
-def test_requested_parameters_may_be_delivered_during_any_later_command():
+def test_late_parameters_are_delivered_with_the_next_command():
     delivered = []
     made = Recording(answers=False)
     made.update_search_space({"x": 1})

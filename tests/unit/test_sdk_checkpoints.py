@@ -1,4 +1,4 @@
-"""Checkpoints in the training process: saved whole or not at all, verified before they are loaded, and limited."""
+"""Checkpoints in the training process: saved completely or not at all, verified before loading, limited in number and size."""
 
 import json
 import os
@@ -19,7 +19,7 @@ FIRST, SECOND = "01ARZ3NDEKTSV4RRFFQ69G5FA1", "01ARZ3NDEKTSV4RRFFQ69G5FA2"
 
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
-    """Makes this process an attempt of the trial, and returns the attempt's folder."""
+    """Make this process an attempt of the trial. Returns the folder of the attempt."""
 
     def started(attempt_id=FIRST, sources=()):
         folder = tmp_path / "attempts" / attempt_id / "0"
@@ -41,7 +41,7 @@ def attempt(tmp_path, monkeypatch):
 
 
 def sign(folder):
-    """What the keeper does with each new manifest, without the signature. Returns the sources of a successor."""
+    """Record each new manifest, like the keeper but without a signature. Returns the checkpoint sources of a successor."""
     manifests = [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").glob("*.json"))]
     (folder / "checkpoints.json").write_text(json.dumps({"checkpoints": manifests}))
     origin = {"trial_id": "tRiAl", "attempt_id": folder.parent.name, "task": folder.name}
@@ -49,7 +49,7 @@ def sign(folder):
 
 
 def stream(folder):
-    """The values and marks of the attempt's metrics, in order."""
+    """The values and checkpoint marks in the metrics file of the attempt, in order."""
     decoded = decode((folder / ".nni/metrics").read_bytes(), 0)
     assert decoded.garbage == []
     found = sorted([*decoded.records, *decoded.marks])
@@ -68,7 +68,7 @@ def saving(text):
     return save
 
 
-def test_a_saved_file_folder_or_writer_function_is_loaded_unchanged(attempt, tmp_path):
+def test_a_saved_file_folder_or_function_output_is_loaded_unchanged(attempt, tmp_path):
     attempt()
     model = tmp_path / "model.pt"
     model.write_text("weights")
@@ -85,14 +85,14 @@ def test_a_saved_file_folder_or_writer_function_is_loaded_unchanged(attempt, tmp
     assert loaded() == "written"
 
 
-def test_loading_without_a_checkpoint_returns_none(attempt):
+def test_load_checkpoint_returns_none_without_a_checkpoint(attempt):
     folder = attempt()
     assert nni.load_checkpoint() is None
     nni.report_intermediate_result(1)
     assert stream(folder) == [(0, "1")]
 
 
-def test_the_next_attempt_continues_from_the_mark_and_names_it_before_its_first_report(attempt):
+def test_the_next_attempt_continues_from_the_checkpoint_and_records_its_source(attempt):
     folder = attempt()
     nni.report_intermediate_result(0.1)
     nni.save_checkpoint(saving("after step 0"))
@@ -111,7 +111,7 @@ def test_the_next_attempt_continues_from_the_mark_and_names_it_before_its_first_
     assert saved.attempt_id is None
 
 
-def test_a_continued_trial_numbers_its_own_results_from_0(attempt):
+def test_a_trial_that_continues_a_parent_trial_numbers_its_own_results_from_zero(attempt):
     folder = attempt()
     nni.report_intermediate_result(0.1)
     nni.save_checkpoint(saving("parent's"))
@@ -122,14 +122,14 @@ def test_a_continued_trial_numbers_its_own_results_from_0(attempt):
     assert stream(folder) == ["000001", (0, "0.2")]
 
 
-def test_a_load_without_a_report_writes_no_record(attempt):
+def test_a_process_that_loads_a_checkpoint_but_reports_nothing_writes_no_record(attempt):
     sources = sign_of_one(attempt)
     folder = attempt(SECOND, sources)
     assert nni.load_checkpoint()
     assert not (folder / ".nni/metrics").exists()
 
 
-def test_a_process_may_load_its_own_checkpoint(attempt):
+def test_reloading_a_checkpoint_resets_the_sequence_number_of_results(attempt):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("good"))
@@ -146,7 +146,7 @@ def sign_of_one(attempt):
     return sign(folder)
 
 
-def test_a_checkpoint_with_changed_files_is_skipped_for_the_previous_checkpoint(attempt, capfd):
+def test_a_checkpoint_with_changed_files_is_skipped_and_the_previous_checkpoint_is_loaded(attempt, capfd):
     sources = sign_of_one(attempt)
     with open(os.path.join(sources[0]["folder"], "000002/model"), "a") as file:
         file.write("!")
@@ -170,7 +170,7 @@ def test_a_checkpoint_with_changed_files_is_skipped_for_the_previous_checkpoint(
     ],
     ids=["truncated", "removed", "renamed", "added", "replaced", "linked"],
 )
-def test_if_every_checkpoint_is_refused_the_load_raises_with_the_remedy(attempt, tmp_path, damage):
+def test_load_checkpoint_raises_with_a_remedy_if_every_checkpoint_is_invalid(attempt, tmp_path, damage):
     sources = sign_of_one(attempt)[:1]
     damage(tmp_path / "attempts" / FIRST / "0/checkpoints/000002")
     attempt(SECOND, sources)
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
     assert nni.load_checkpoint() is None
 
 
-def test_the_newest_checkpoints_and_the_newest_signed_checkpoint_are_kept(attempt):
+def test_the_newest_checkpoints_and_at_least_one_signed_checkpoint_are_kept(attempt):
     folder = attempt()
 
     def names():
@@ -195,7 +195,7 @@ def test_the_newest_checkpoints_and_the_newest_signed_checkpoint_are_kept(attemp
     nni.save_checkpoint(saving("1"), keep=1)
     sign(folder)
     nni.save_checkpoint(saving("2"), keep=1)
-    assert names() == ["000001", "000002"]  # the keeper has not signed the second checkpoint yet
+    assert names() == ["000001", "000002"]  # The second checkpoint is not signed yet.
     sign(folder)
     nni.save_checkpoint(saving("3"), keep=1)
     assert names() == ["000002", "000003"]
@@ -203,7 +203,7 @@ def test_the_newest_checkpoints_and_the_newest_signed_checkpoint_are_kept(attemp
     assert names() == ["000002", "000003", "000004"]
 
 
-def test_checkpoints_of_earlier_attempts_are_deleted_once_enough_new_checkpoints_exist(attempt):
+def test_checkpoints_of_earlier_attempts_are_removed_after_enough_new_checkpoints(attempt):
     sources = sign_of_one(attempt)
     old = sources[0]["folder"]
     folder = attempt(SECOND, sources)
@@ -215,7 +215,7 @@ def test_checkpoints_of_earlier_attempts_are_deleted_once_enough_new_checkpoints
     assert "2" in loaded()
 
 
-def test_a_checkpoint_above_the_limit_is_not_saved(attempt):
+def test_a_checkpoint_over_the_size_limit_is_not_saved(attempt):
     folder = attempt()
     with pytest.raises(CheckpointTooLarge, match="more than 3 bytes; save less, or raise the limit"):
         nni.save_checkpoint(saving("four"), max_bytes=3)
@@ -223,7 +223,7 @@ def test_a_checkpoint_above_the_limit_is_not_saved(attempt):
     assert nni.load_checkpoint() is None
 
 
-def test_an_exception_during_a_save_leaves_no_files(attempt):
+def test_an_exception_in_the_save_function_leaves_no_files(attempt):
     folder = attempt()
 
     def fails(path):
@@ -235,19 +235,19 @@ def test_an_exception_during_a_save_leaves_no_files(attempt):
     assert os.listdir(folder / "checkpoints") == []
 
 
-def test_saving_a_missing_file_is_an_error_with_its_path(attempt, tmp_path):
+def test_a_missing_source_file_is_reported_with_its_path(attempt, tmp_path):
     attempt()
     with pytest.raises(CheckpointNotSaved, match=r"cannot save a checkpoint: .*/absent: No such file"):
         nni.save_checkpoint(tmp_path / "absent")
 
 
-def test_a_checkpoint_with_a_link_is_refused(attempt):
+def test_a_checkpoint_with_a_symbolic_link_is_refused(attempt):
     attempt()
     with pytest.raises(CheckpointInvalid, match="cannot save 'model': it is a link"):
         nni.save_checkpoint(lambda folder: os.symlink("/etc/passwd", os.path.join(folder, "model")))
 
 
-def test_no_other_user_may_write_to_a_checkpoint(attempt):
+def test_checkpoint_files_are_not_writable_by_other_users(attempt):
     attempt()
     closed = []
 
@@ -265,17 +265,17 @@ def test_no_other_user_may_write_to_a_checkpoint(attempt):
     assert modes == [0o755, 0o644]
 
 
-def test_a_checkpoint_of_a_killed_save_is_not_loaded(attempt):
+def test_an_incomplete_checkpoint_of_a_killed_process_is_not_loaded(attempt):
     folder = attempt()
     nni.save_checkpoint(saving("whole"))
-    # The process is killed after the rename of the files and before the rename of the manifest.
+    # The process was killed after it renamed the files and before it renamed the manifest.
     shutil.copytree(folder / "checkpoints/000001", folder / "checkpoints/000002")
     (folder / "checkpoints/.new-1-3").mkdir()
     assert nni.load_checkpoint().endswith("000001")
     assert nni.save_checkpoint(saving("next")).endswith("000003")
 
 
-def test_threads_that_save_at_the_same_time_save_different_checkpoints(attempt):
+def test_threads_that_save_at_the_same_time_save_separate_checkpoints(attempt):
     folder = attempt()
     nni.report_intermediate_result(1)
     both = threading.Barrier(2)
@@ -296,7 +296,7 @@ def test_threads_that_save_at_the_same_time_save_different_checkpoints(attempt):
     assert sorted(stream(folder)[1:]) == ["000001", "000002"]
 
 
-def test_a_save_without_a_manifest_is_not_offered_to_any_attempt(attempt, monkeypatch):
+def test_a_save_that_fails_before_its_manifest_leaves_no_checkpoint(attempt, monkeypatch):
     folder = attempt()
     nni.report_intermediate_result(1)
     nni.save_checkpoint(saving("whole"))
@@ -311,12 +311,12 @@ def test_a_save_without_a_manifest_is_not_offered_to_any_attempt(attempt, monkey
     assert loaded() == "whole"
 
 
-def test_a_trial_has_a_checkpoint_folder_for_its_own_files(attempt, tmp_path):
+def test_checkpoint_dir_returns_the_checkpoint_folder_of_the_trial(attempt, tmp_path):
     attempt()
     assert nni.checkpoint_dir() == str(tmp_path / "checkpoints")
 
 
-def test_outside_an_experiment_checkpoints_last_as_long_as_the_process(monkeypatch):
+def test_checkpoints_outside_an_experiment_are_kept_until_the_process_exits(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
     assert os.path.isdir(nni.checkpoint_dir())
     assert nni.load_checkpoint() is None

@@ -1,4 +1,4 @@
-"""`should_stop` and `stop_reason`, and the two files by which keeper and SDK know of each other."""
+"""`should_stop` and `stop_reason`, and the two files through which keeper and SDK communicate."""
 
 import os
 
@@ -14,21 +14,21 @@ from trial_keeper.wire.workspace import AttemptFolder
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of the attempt that this process becomes."""
+    """Make this process an attempt of a trial. Returns the folder of the attempt."""
     (tmp_path / ".nni").mkdir()
     environ = {"NNI_PLATFORM": "local", "NNI_SYS_DIR": str(tmp_path)}
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext(environ))
     return AttemptFolder(tmp_path)
 
 
-def test_should_stop_is_true_once_the_stop_notice_exists(folder):
+def test_should_stop_is_true_after_the_keeper_has_written_a_stop_notice(folder):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.EARLY_STOPPED))
     assert (nni.should_stop(), nni.stop_reason()) == (True, "early stopped")
 
 
 @pytest.mark.parametrize("ask", [nni.should_stop, nni.stop_reason])
-def test_the_first_call_of_should_stop_announces_that_the_code_polls(folder, ask):
+def test_the_first_call_of_should_stop_or_stop_reason_requests_a_stop_notice_from_the_keeper(folder, ask):
     assert not folder.awaits_stop_notice.exists()
     ask()
     assert folder.awaits_stop_notice.exists()
@@ -43,19 +43,19 @@ def test_stop_reason_returns_the_reason_that_the_keeper_records(folder, reason):
     assert nni.stop_reason() == reason.value
 
 
-def test_should_stop_works_in_a_read_only_folder(folder):
+def test_a_stop_notice_is_read_even_if_the_folder_is_not_writable(folder):
     os.rmdir(folder.path / ".nni")
     assert not nni.should_stop()
     folder.stop_notice_json.write_bytes(stop_notice_to_bytes(ExitReason.TIME_LIMIT))
     assert nni.stop_reason() == "time limit"
 
 
-def test_outside_an_experiment_should_stop_is_false(monkeypatch):
+def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({}))
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 
 
-def test_should_stop_names_a_missing_variable(monkeypatch):
+def test_a_missing_environment_variable_raises_with_its_name(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
     with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
         nni.should_stop()

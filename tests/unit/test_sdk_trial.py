@@ -1,4 +1,4 @@
-"""The SDK in a trial: parameters, reports, storage errors, and use outside an experiment."""
+"""The SDK in a trial: parameters, reports, storage errors, and use outside of an experiment."""
 
 import argparse
 import enum
@@ -57,7 +57,7 @@ def environ(tmp_path):
 
 @pytest.fixture
 def trial_of(monkeypatch):
-    """Makes this process the trial of an environment."""
+    """Make this process a trial with the given environment."""
 
     def started(environ) -> TrialContext:
         context = TrialContext(environ)
@@ -91,7 +91,7 @@ def run_python(code: str, environ: dict[str, str]) -> subprocess.CompletedProces
 
 
 class Scalar:
-    """Behaves like a one-element tensor of a framework without tolist."""
+    """Behaves like a one-element tensor of a framework without `tolist`."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -121,7 +121,7 @@ def test_the_first_process_that_reads_the_parameters_reports_its_interpreter(
     assert path.read_text() == "kept"
 
 
-def test_get_next_parameter_returns_the_parameters_once(trial):
+def test_get_next_parameter_returns_the_parameters_only_once(trial):
     assert nni.get_current_parameter() is None
     assert nni.get_next_parameter() == PARAMETERS
     assert nni.get_next_parameter() is None
@@ -134,18 +134,18 @@ def test_current_parameters_stay_available_after_the_last_request(trial):
     assert nni.get_current_parameter("lr") == 0.1
 
 
-def test_an_unknown_tag_is_a_key_error(trial):
+def test_an_unknown_parameter_name_raises_a_key_error(trial):
     nni.get_next_parameter()
     with pytest.raises(KeyError, match="dropout"):
         nni.get_current_parameter("dropout")
 
 
-def test_trial_and_experiment_ids_come_from_the_environment(trial):
+def test_experiment_id_trial_id_and_sequence_id_come_from_the_environment(trial):
     assert (nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id()) == ("eXpId", "tRiAl", 12)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b'{"parameters": {}}', b"[" * 100_000])
-def test_a_missing_or_damaged_parameter_file_is_an_error_with_its_path(trial_of, environ, tmp_path, content):
+def test_a_missing_or_damaged_parameter_file_raises_with_its_path(trial_of, environ, tmp_path, content):
     path = tmp_path / "parameter.cfg"
     path.unlink()
     if content is not None:
@@ -159,14 +159,14 @@ def test_a_missing_or_damaged_parameter_file_is_an_error_with_its_path(trial_of,
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_variable_is_an_error_with_its_name(trial_of, environ, name):
+def test_a_missing_environment_variable_raises_with_its_name(trial_of, environ, name):
     del environ[name]
     trial_of(environ)
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
         nni.report_final_result(1)
 
 
-def test_a_sequence_id_that_is_no_number_is_an_error(trial_of, environ):
+def test_a_sequence_id_that_is_not_a_number_raises(trial_of, environ):
     trial_of(environ | {"NNI_TRIAL_SEQ_ID": "first"})
     with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
         nni.get_sequence_id()
@@ -175,7 +175,7 @@ def test_a_sequence_id_that_is_no_number_is_an_error(trial_of, environ):
 # Reports
 
 
-def test_reports_become_records_in_order(trial):
+def test_reports_are_written_as_records_in_order(trial):
     nni.get_next_parameter()
     for value in (0.5, 1, {"default": 0.25, "loss": math.nan}):
         nni.report_intermediate_result(value)
@@ -189,7 +189,7 @@ def test_reports_become_records_in_order(trial):
     ]
 
 
-def test_a_report_works_without_a_call_of_get_next_parameter(trial):
+def test_a_result_can_be_reported_before_get_next_parameter_is_called(trial):
     nni.report_final_result(0.5)
     assert records(trial)[0].parameter_id == 5
     assert nni.get_next_parameter() == PARAMETERS
@@ -201,19 +201,19 @@ def test_each_record_is_in_the_file_when_the_call_returns(trial):
         assert len(records(trial)) == count
 
 
-def test_reports_are_appended_to_an_existing_file(trial_of, environ):
+def test_a_new_process_appends_its_reports_to_the_existing_file(trial_of, environ):
     for value in (1, 2):
         trial_of(environ)
         nni.report_intermediate_result(value)
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
-def test_no_file_is_created_before_the_first_report(trial, tmp_path):
+def test_the_metrics_file_is_created_by_the_first_report(trial, tmp_path):
     nni.get_next_parameter()
     assert os.listdir(tmp_path) == ["parameter.cfg"]
 
 
-def test_threads_share_one_sequence_of_record_numbers(trial):
+def test_reports_of_several_threads_have_distinct_sequence_numbers(trial):
     def report():
         for _ in range(200):
             nni.report_intermediate_result(0.5)
@@ -236,7 +236,7 @@ def test_the_metrics_descriptor_is_not_inherited_by_child_programs(trial):
 def _path_of(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # this descriptor was open while the folder was listed
+    except FileNotFoundError:  # This descriptor was opened to list the folder, and is already closed.
         return ""
 
 
@@ -255,7 +255,7 @@ def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
 ASKED = "import nni_sdk as nni; nni.get_next_parameter(); "
 
 
-def test_further_final_results_are_written_with_one_warning(environ):
+def test_further_final_results_are_written_with_a_single_warning(environ):
     result = run_python(ASKED + "[nni.report_final_result(n) for n in (1, 2, 3)]", environ)
     assert result.returncode == 0
     assert result.stderr.count("cannot replace the final result by ") == 1
@@ -267,7 +267,7 @@ def test_further_final_results_are_written_with_one_warning(environ):
     ]
 
 
-def test_a_final_result_of_code_that_never_asks_for_parameters_is_written_with_a_hint(environ):
+def test_a_final_result_without_a_request_for_parameters_is_written_with_a_hint(environ):
     result = run_python("import nni_sdk as nni; nni.report_final_result(1)", environ)
     assert result.stderr.count("nothing has asked for them; call nni.get_next_parameter()") == 1
     assert [r.value for r in records(TrialContext(environ))] == ["1"]
@@ -276,7 +276,7 @@ def test_a_final_result_of_code_that_never_asks_for_parameters_is_written_with_a
         assert run_python(code, environ).stderr == ""
 
 
-def test_an_invalid_metric_writes_nothing_and_uses_no_sequence_number(trial):
+def test_an_invalid_metric_raises_without_a_record_or_a_sequence_number(trial):
     for bad in ({1, 2}, {"a": object()}, b"bytes"):
         with pytest.raises(MetricInvalid):
             nni.report_intermediate_result(bad)
@@ -284,7 +284,7 @@ def test_an_invalid_metric_writes_nothing_and_uses_no_sequence_number(trial):
     assert [r.sequence for r in records(trial)] == [0]
 
 
-def test_a_metric_that_is_too_long_writes_nothing(trial):
+def test_a_metric_over_the_size_limit_raises_without_a_record(trial):
     nni.report_intermediate_result(1)
     with pytest.raises(MetricTooLong, match=r"^cannot report a metric of"):
         nni.report_intermediate_result(list(range(300_000)))
@@ -294,7 +294,7 @@ def test_a_metric_that_is_too_long_writes_nothing(trial):
 # Storage errors
 
 
-def test_a_metrics_file_that_cannot_be_opened_is_an_error_with_its_cause(trial_of, environ, tmp_path):
+def test_a_metrics_file_that_cannot_be_opened_raises_with_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").write_text("a file where the folder should be")
     trial_of(environ)
     with pytest.raises(
@@ -305,7 +305,7 @@ def test_a_metrics_file_that_cannot_be_opened_is_an_error_with_its_cause(trial_o
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_a_report_on_a_full_disk_is_an_error_that_names_the_cause(trial_of, environ, tmp_path):
+def test_a_report_to_a_full_disk_raises_with_the_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
     trial_of(environ)
@@ -316,8 +316,8 @@ def test_a_report_on_a_full_disk_is_an_error_that_names_the_cause(trial_of, envi
     assert e.value.errno == errno.ENOSPC
 
 
-def test_a_partly_written_record_does_not_damage_other_records(environ):
-    # A limit on the file size causes a real short write: only half of the second record fits.
+def test_a_partially_written_record_does_not_damage_later_records(environ):
+    # A limit on file size causes real short writes: half of the second record still fits.
     code = (
         "import os, resource, signal, nni_sdk as nni\n"
         "from nni_sdk.errors import MetricNotWritten\n"
@@ -380,12 +380,12 @@ class Colour(enum.IntEnum):
         ("text", '"text"'),
     ],
 )
-def test_values_are_written_as_plain_json(value, text):
+def test_numpy_and_other_values_are_encoded_as_plain_json(value, text):
     assert value_json(value) == text
 
 
 @given(st.floats() | st.integers())
-def test_a_number_is_written_as_by_json_dumps(number):
+def test_a_number_is_encoded_like_in_json(number):
     assert value_json(number) == json.dumps(number)
 
 
@@ -405,7 +405,7 @@ def test_a_number_is_written_as_by_json_dumps(number):
         (Meta(), "value is a .*test_sdk_trial.Meta"),
     ],
 )
-def test_a_value_that_json_cannot_represent_is_an_error_with_its_path(value, place):
+def test_a_value_that_json_cannot_represent_is_refused_with_its_path(value, place):
     with pytest.raises(
         MetricInvalid, match=f"^cannot report this metric: {place}.*; use only numbers"
     ) as error:
@@ -414,14 +414,14 @@ def test_a_value_that_json_cannot_represent_is_an_error_with_its_path(value, pla
     assert isinstance(error.value, SdkError)
 
 
-def test_an_int_beyond_pythons_digit_limit_is_rejected():
+def test_an_int_with_too_many_digits_is_refused():
     with pytest.raises(MetricInvalid, match=r"value\[0\] is an int with more digits"):
         value_json([10**5000])
     with pytest.raises(MetricInvalid, match="value is an int with more digits"):
         value_json(10**5000)
 
 
-def test_a_metric_that_contains_itself_is_rejected():
+def test_a_value_that_contains_itself_is_refused():
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(MetricInvalid, match="contains itself or is nested too deeply"):
@@ -432,7 +432,7 @@ def test_a_metric_that_contains_itself_is_rejected():
 
 
 @pytest.mark.parametrize("platform", [{}, {"NNI_PLATFORM": "standalone"}, {"NNI_PLATFORM": "unittest"}])
-def test_outside_an_experiment_results_are_printed_and_no_file_is_written(platform, tmp_path):
+def test_results_outside_an_experiment_are_printed_and_not_written_to_files(platform, tmp_path):
     code = (
         "import nni_sdk as nni\n"
         "print(nni.get_current_parameter(), nni.get_next_parameter(), nni.get_current_parameter(), nni.get_next_parameter())\n"
@@ -454,7 +454,7 @@ def test_outside_an_experiment_results_are_printed_and_no_file_is_written(platfo
     assert os.listdir(tmp_path) == []
 
 
-def test_outside_an_experiment_results_are_printed_with_any_logging_configuration():
+def test_results_are_printed_with_any_logging_configuration():
     code = (
         "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
         "import nni_sdk as nni; nni.report_final_result(1)\n"
@@ -462,7 +462,7 @@ def test_outside_an_experiment_results_are_printed_with_any_logging_configuratio
     assert run_python(code, {}).stderr.count("Final result: 1") == 1
 
 
-def test_an_invalid_metric_is_also_rejected_outside_an_experiment():
+def test_an_invalid_metric_is_also_refused_outside_an_experiment():
     assert (
         "MetricInvalid: cannot report this metric"
         in run_python("import nni_sdk as nni; nni.report_final_result({1})", {}).stderr
@@ -472,13 +472,13 @@ def test_an_invalid_metric_is_also_rejected_outside_an_experiment():
 # Names that NNI scripts use
 
 
-def test_merge_parameter_overrides_a_namespace_in_place():
+def test_merge_parameter_changes_a_namespace_in_place():
     base = argparse.Namespace(lr=0.1, seed=None, name="a")
     assert nni.utils.merge_parameter(base, {"lr": 0.5, "seed": 3}) is base
     assert vars(base) == {"lr": 0.5, "seed": 3, "name": "a"}
 
 
-def test_merge_parameter_overrides_a_dict_in_place():
+def test_merge_parameter_changes_a_dict_in_place():
     base = {"lr": 0.1}
     assert nni.utils.merge_parameter(base, {"lr": 0.5}) is base
     assert base == {"lr": 0.5}
@@ -503,12 +503,12 @@ def test_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind,
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
-def test_merge_parameter_raises_the_same_errors_as_nni():
+def test_exceptions_of_merge_parameter_are_value_error_and_type_error_like_in_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
 
 
-def test_a_script_for_nni_runs_with_only_its_import_changed(environ):
+def test_a_script_for_nni_runs_after_a_change_of_its_import(environ):
     script = (
         "import argparse, logging\n"
         "import nni_sdk as nni\n"
@@ -536,7 +536,7 @@ def test_a_script_for_nni_runs_with_only_its_import_changed(environ):
     ]
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_in_the_sdk_raises_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'chance'"):
         nni.chance  # noqa: B018
 
@@ -558,7 +558,7 @@ def test_an_unknown_name_is_an_attribute_error():
         ("list(range(100))", "...: it is no number"),
     ],
 )
-def test_reporting_a_result_without_a_usable_number_warns_once(environ, metric, said):
+def test_results_without_a_usable_number_cause_a_single_warning(environ, metric, said):
     code = (
         ASKED
         + f"[nni.report_intermediate_result({metric}) for _ in range(3)]; nni.report_final_result({metric})"
@@ -570,7 +570,7 @@ def test_reporting_a_result_without_a_usable_number_warns_once(environ, metric, 
 
 
 @pytest.mark.parametrize("metric", ["1", "0.5", "{'default': 1, 'loss': None}", "-10 ** 9"])
-def test_reporting_a_usable_result_causes_no_warning(environ, metric):
+def test_a_usable_result_causes_no_warning(environ, metric):
     code = ASKED + f"nni.report_intermediate_result({metric}); nni.report_final_result({metric})"
     assert run_python(code, environ).stderr == ""
 
@@ -584,7 +584,7 @@ def test_reporting_a_usable_result_causes_no_warning(environ, metric):
         ("{'acc': 0.9, 'ms': 2}", ""),
     ],
 )
-def test_a_final_result_without_the_numbers_of_the_objectives_has_one_warning(environ, metric, said):
+def test_a_final_result_without_a_number_for_each_objective_causes_a_warning(environ, metric, said):
     code = ASKED + f"nni.report_intermediate_result({{'loss': 1}}); nni.report_final_result({metric})"
     result = run_python(code, environ | {"NNI_RESULT_METRICS": '["acc", "ms"]'})
     assert (result.returncode, result.stderr.count("cannot use the result")) == (0, bool(said))

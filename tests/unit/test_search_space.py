@@ -29,7 +29,7 @@ from nni_manager.config.search_space import (
 
 
 def one(kind, *values):
-    """A space of one hyper-parameter, x."""
+    """A space with the single hyper-parameter x."""
     return {"x": {"_type": kind, "_value": list(values)}}
 
 
@@ -55,11 +55,11 @@ def refused(raw):
         (one("qlognormal", 0, 1, 2), QLogNormal(0.0, 1.0, 2.0)),
     ],
 )
-def test_every_type_is_read(raw, parameter):
+def test_every_parameter_type_is_parsed(raw, parameter):
     assert parse_search_space(raw) == SearchSpace({"x": parameter})
 
 
-def test_choices_nest_to_any_depth():
+def test_choices_can_be_nested_to_any_depth():
     inner = {
         "_name": "deep",
         "k": {"_type": "choice", "_value": [{"_name": "deeper", **one("uniform", 0, 1)}]},
@@ -147,12 +147,12 @@ def test_choices_nest_to_any_depth():
         ),
     ],
 )
-def test_an_invalid_search_space_is_a_one_sentence_error(raw, message):
+def test_an_invalid_search_space_is_refused_with_a_clear_sentence(raw, message):
     (found,) = refused(raw)
     assert message in found
 
 
-def test_all_errors_of_a_space_are_reported_together():
+def test_all_errors_in_a_search_space_are_reported_together():
     raw = {"a": 1, "b": one("choice", {"_name": "n", "k": 2})["x"], "c": one("loguniform", -1, -2)["x"]}
     assert len(refused(raw)) == 4
 
@@ -168,7 +168,7 @@ parameter_like = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=3), parameter_like | json_values) | json_values)
-def test_any_json_is_either_a_space_or_a_list_of_error_sentences(raw):
+def test_any_json_value_is_parsed_or_refused_with_error_sentences(raw):
     space, problems = read_search_space(raw)
     assert (space is None) == bool(problems)
     assert all(message.startswith("cannot use ") and "; " in message for _, message in problems)
@@ -190,7 +190,7 @@ def test_a_quantised_range_has_the_documented_values(quantised, values):
     assert {quantised.quantised(quantised.low + width * step / steps) for step in range(steps + 1)} == values
 
 
-def test_a_multiple_of_q_is_not_rounded_and_zero_is_positive():
+def test_a_multiple_of_q_keeps_rounding_errors_but_has_no_negative_zero():
     assert multiple_of(0.31, 0.1) == 0.30000000000000004
     assert math.copysign(1, multiple_of(-0.2, 1)) == 1
     assert [multiple_of(u, 1) for u in (0.5, 1.5, 2.5)] == [0, 2, 2]
@@ -202,7 +202,7 @@ def test_a_multiple_of_q_is_not_rounded_and_zero_is_positive():
     q=st.floats(1e-3, 1e6),
     share=st.floats(0, 1),
 )
-def test_a_quantised_value_stays_in_its_range_and_is_stable(low, width, q, share):
+def test_a_quantised_value_is_within_its_range_and_unchanged_when_quantised_again(low, width, q, share):
     quantised = QUniform(low, low + width, q)
     value = quantised.quantised(min(low + width * share, low + width))
     assert low <= value <= low + width
@@ -210,7 +210,7 @@ def test_a_quantised_value_stays_in_its_range_and_is_stable(low, width, q, share
 
 
 @given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
-def test_a_quantised_value_is_an_end_of_its_range_or_the_nearest_multiple(low, steps, q, share):
+def test_a_quantised_value_is_the_nearest_multiple_or_an_end_of_the_range(low, steps, q, share):
     high = low + steps
     u = low + steps * share
     value = QUniform(low, high, q).quantised(u)
@@ -233,7 +233,7 @@ SPACE = parse_search_space(
 GOOD = {"lr": 0.1, "n": 3, "net": {"_name": "conv", "size": 9.0}}
 
 
-def test_parameters_inside_the_search_space_have_no_problems():
+def test_parameters_in_the_search_space_have_no_problems():
     assert contains(SPACE, GOOD) == []
     assert contains(SPACE, GOOD | {"net": "none"}) == []
 
@@ -254,16 +254,16 @@ def test_parameters_inside_the_search_space_have_no_problems():
         ({"other": 1}, "other is not in the space"),
     ],
 )
-def test_a_parameter_outside_the_search_space_has_a_reason(change, problem):
+def test_a_parameter_outside_the_search_space_is_reported_with_the_reason(change, problem):
     (found,) = contains(SPACE, GOOD | change)
     assert found.startswith(problem)
 
 
-def test_a_missing_parameter_is_a_problem():
+def test_a_missing_parameter_is_reported():
     assert contains(SPACE, {"lr": 0.1, "n": 1}) == ["net is missing"]
 
 
-def test_normal_distributions_are_unbounded_and_quantised_ones_yield_multiples_of_q():
+def test_normal_distributions_are_unbounded_and_quantised_values_are_multiples_of_q():
     space = parse_search_space(
         {
             "a": one("normal", 0, 1)["x"],

@@ -1,4 +1,4 @@
-"""SECURITY.md names tests beside its promises, and the limits of the program."""
+"""SECURITY.md names a test for each promise, and states the limits that the program has."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 (PROMISED,) = re.findall(
     r"^## What is promised\n(.*?)^## ", (ROOT / "SECURITY.md").read_text(), re.MULTILINE | re.DOTALL
 )
-# A match is a paragraph or list item, with the lines below it that name tests.
+# A promise is a paragraph or a bullet, with its "Tests:" lines.
 PROMISES = [each for each in re.split(r"\n\n|\n(?=- )", PROMISED.strip()) if each and each[0] != "#"]
 GRPC = dict(servicer._SERVER_OPTIONS)
 
@@ -37,11 +37,11 @@ def existing_tests() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise[:40])
-def test_every_guarantee_on_the_security_page_names_a_test(promise: str) -> None:
+def test_every_promise_on_the_page_names_a_test(promise: str) -> None:
     assert names_beside(promise)
 
 
-def test_every_test_named_on_the_security_page_exists_once() -> None:
+def test_every_test_named_on_the_page_exists_once() -> None:
     existing = existing_tests()
     for name in {name for promise in PROMISES for name in names_beside(promise)}:
         file, _, test = name.rpartition("::")
@@ -87,7 +87,7 @@ def test_every_test_named_on_the_security_page_exists_once() -> None:
         ("and 64 MiB of what", (safe_open.MAX_DOCUMENT_BYTES >> 20,)),
     ],
 )
-def test_the_limits_on_the_security_page_equal_those_of_the_code(
+def test_the_limits_on_the_page_equal_the_limits_in_the_program(
     sentence: str, values: tuple[float, ...]
 ) -> None:
     words = " ".join(PROMISED.split())

@@ -1,4 +1,4 @@
-"""The queue of messages for a keeper that does not read."""
+"""The queue of outgoing messages for a keeper that does not read."""
 
 from attempts import attempt_id
 
@@ -39,14 +39,14 @@ def test_only_the_latest_ack_of_each_attempt_is_queued():
     assert all_of(outgoing) == [durable(1000)]
 
 
-def test_a_closing_acknowledgement_is_never_replaced():
+def test_an_open_ack_never_replaces_an_ack_of_a_closed_attempt():
     outgoing = CoalescingQueue()
     for message in (durable(1), durable(2, closed=True), durable(2)):
         outgoing.put_nowait(message)
     assert all_of(outgoing) == [durable(2, closed=True)]
 
 
-def test_a_message_that_is_already_queued_is_not_queued_twice():
+def test_a_message_that_is_already_queued_is_not_queued_again():
     outgoing = CoalescingQueue()
     messages = [
         RunTrial("abcde", attempt_id(0)),

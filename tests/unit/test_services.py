@@ -1,4 +1,4 @@
-"""The training service of an experiment file, and the addresses at which its keepers reach the manager."""
+"""The training service of an experiment file, and the addresses through which its keepers reach the manager."""
 
 import socket
 import sys
@@ -39,7 +39,7 @@ paiConfig: {{userName: ada, token: {token}, host: {host}}}
 
 @pytest.fixture
 def config(tmp_path):
-    """The experiment of a file with this host and token."""
+    """Read an experiment file with the given host and token."""
 
     def read(host="192.0.2.1", token="first"):
         (tmp_path / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
@@ -55,29 +55,29 @@ def test_keepers_on_this_machine_connect_over_loopback(config):
     assert Platform.address_to_listen_on("127.0.0.1") == "127.0.0.1"
 
 
-def test_keepers_on_other_machines_use_the_configured_address(config):
+def test_keepers_on_other_machines_use_the_address_that_the_user_configured(config):
     experiment = config("127.0.0.1").replace(nni_manager_ip="192.0.2.7")
     assert platform_of(experiment).address_for_keepers() == "192.0.2.7"
     assert Platform.address_to_listen_on("192.0.2.7") == "0.0.0.0"
 
 
-def test_keepers_on_other_machines_use_the_address_of_the_route_to_the_cluster(config):
+def test_keepers_on_other_machines_use_this_machines_address_on_the_route_to_the_cluster(config):
     try:
         address = platform_of(config("192.0.2.1")).address_for_keepers()
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
-        pass  # the address is one of this machine
+        pass  # Listening succeeds only if the address belongs to this machine.
 
 
-def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):
+def test_a_cluster_host_name_that_cannot_be_resolved_is_refused(config):
     with pytest.raises(
         UserError, match=r"cannot find a route to OpenPAI at no\.such\.host\.invalid: .*; correct"
     ):
         platform_of(config("no.such.host.invalid")).address_for_keepers()
 
 
-def test_an_experiment_uses_the_login_that_the_file_contains_at_present(config):
+def test_an_experiment_uses_the_current_login_in_its_file(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
     today = platform_of(stored).current_login(stored.cluster)
@@ -94,13 +94,13 @@ def test_an_experiment_uses_the_login_that_the_file_contains_at_present(config):
     ("storage", "mount", "shown"),
     [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
 )
-def test_the_local_storage_path_is_the_common_parent_of_both_mount_paths(config, storage, mount, shown):
+def test_the_local_storage_is_the_common_parent_of_local_and_container_path(config, storage, mount, shown):
     pai = replace(config().cluster, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
     assert parent_shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
-def test_mount_paths_that_cannot_be_the_same_folder_are_an_error(config):
+def test_a_local_and_a_container_path_that_end_differently_are_refused(config):
     pai = replace(config().cluster, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
         parent_shown_at(pai, Storage("s", "/mnt/s"))
@@ -121,14 +121,14 @@ def on_kubernetes(config, **changed):
         ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
     ],
 )
-def test_a_kubernetes_claim_without_a_name_is_rejected_with_a_remedy(config, changed, expected):
+def test_a_kubernetes_claim_without_a_name_is_refused_with_a_remedy(config, changed, expected):
     with pytest.raises(UserError, match=expected):
         platform_of(on_kubernetes(config, **changed)).check_offline()
     platform_of(on_kubernetes(config)).check_offline()
     platform_of(config()).check_offline()
 
 
-def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
+def test_the_storage_is_found_at_its_local_mount_point(config, tmp_path):
     assert platform_of(config()).storage_here() == tmp_path
     assert (
         platform_of(config().replace(training_service="local", cluster=LocalSection())).storage_here() is None
@@ -142,7 +142,7 @@ def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
         platform_of(on_kubernetes(config)).storage_here()
 
 
-def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config, tmp_path):
+def test_the_checkpoint_folder_is_in_the_workspace_as_mounted_in_trials(config, tmp_path):
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
     elsewhere = config()
@@ -150,7 +150,7 @@ def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config,
     assert platform_of(elsewhere).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
     assert not here.exists(), "only PBTTuner creates it"
-    for _ in range(2):  # the second call is a resume
+    for _ in range(2):  # The second call stands for a resume.
         assert platform_of(population).checkpoints(folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
     assert (

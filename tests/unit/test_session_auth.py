@@ -1,4 +1,4 @@
-"""Login links and web sessions: what authenticates, and for how long."""
+"""Login links and web sessions: which secrets authenticate, and for how long."""
 
 import json
 import stat
@@ -30,7 +30,7 @@ def new_session_auth(tmp_path, clock):
     return make
 
 
-def test_a_login_link_works_once(new_session_auth):
+def test_a_login_link_starts_a_session_only_once(new_session_auth):
     session_auth = new_session_auth()
     code = session_auth.new_login_code()
     session = session_auth.begin(code)
@@ -48,13 +48,13 @@ def test_a_login_link_expires_after_ten_minutes(new_session_auth, clock):
 
 
 @pytest.mark.parametrize("code", ["", "x", "\ud800", "x" * 100_000])
-def test_an_unknown_login_code_is_rejected(new_session_auth, code):
+def test_an_unknown_login_code_is_refused(new_session_auth, code):
     session_auth = new_session_auth()
     session_auth.new_login_code()
     assert session_auth.begin(code) is None
 
 
-def test_only_the_most_recent_login_links_work(new_session_auth):
+def test_only_the_most_recent_login_links_are_valid(new_session_auth):
     session_auth = new_session_auth()
     codes = [session_auth.new_login_code() for _ in range(MAX_CODES + 1)]
     assert len(set(codes)) == len(codes)
@@ -62,7 +62,7 @@ def test_only_the_most_recent_login_links_work(new_session_auth):
     assert all(session_auth.begin(code) for code in codes[1:])
 
 
-def test_a_session_requires_both_of_its_secrets(new_session_auth):
+def test_a_session_requires_its_cookie_and_its_key(new_session_auth):
     session_auth = new_session_auth()
     one, other = (session_auth.begin(session_auth.new_login_code()) for _ in range(2))
     name = one.cookie.rpartition(".")[0]
@@ -82,7 +82,7 @@ def test_a_session_requires_both_of_its_secrets(new_session_auth):
     assert session_auth.is_authenticated(one.cookie, one.key)
 
 
-def test_a_session_survives_a_manager_restart_and_expires_after_a_week(new_session_auth, clock):
+def test_a_session_stays_valid_after_a_manager_restart_and_expires_after_a_week(new_session_auth, clock):
     before = new_session_auth()
     session = before.begin(before.new_login_code())
     session_auth = new_session_auth()
@@ -106,8 +106,8 @@ def test_a_session_is_valid_only_for_its_experiment(new_session_auth):
     assert not elsewhere.is_authenticated(session.cookie, session.key)
 
 
-def test_neither_a_keeper_token_nor_the_api_token_is_a_session(new_session_auth, clock):
-    """All of them are signed with the same secret."""
+def test_keeper_tokens_and_the_api_token_are_not_accepted_as_session_secrets(new_session_auth, clock):
+    """Keeper tokens, the API token and session cookies are signed with the same secret."""
     session_auth = new_session_auth()
     name = f"{'0' * 32}.{int(clock.now_s) + SESSION_S}"
     for job_id in ("env-0", name, f"cookie-{name}", ""):
@@ -133,9 +133,7 @@ def test_an_ended_session_stays_ended_after_a_restart(new_session_auth, tmp_path
     assert list(json.loads(stored.read_text())) == [third.cookie.rpartition(".")[0]]
 
 
-def test_a_sign_out_that_cannot_be_stored_raises_and_ends_the_session_until_a_restart(
-    new_session_auth, tmp_path
-):
+def test_a_sign_out_that_cannot_be_stored_raises_and_ends_the_session(new_session_auth, tmp_path):
     session_auth = new_session_auth(ended=tmp_path / "no such folder" / "ended.json")
     session = session_auth.begin(session_auth.new_login_code())
     with pytest.raises(RetryableError, match=r"^cannot write .*; the session has ended"):
@@ -156,6 +154,7 @@ def test_an_unreadable_list_of_ended_sessions_ends_all_earlier_sessions(
     later = session_auth.begin(session_auth.new_login_code())
     assert session_auth.is_authenticated(later.cookie, later.key)
     session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
-    for each in (new_session_auth(), new_session_auth()):  # the manager restarts twice
+    # The list of ended sessions must also be valid after a second restart.
+    for each in (new_session_auth(), new_session_auth()):
         assert not each.is_authenticated(session.cookie, session.key)
         assert each.is_authenticated(later.cookie, later.key)

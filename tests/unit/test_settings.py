@@ -10,7 +10,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import Stream
 
-# the drawn texts are valid values of environment variables
+# Valid values of an environment variable.
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
 SETTINGS = st.builds(
@@ -36,14 +36,14 @@ SOME = KeeperSettings("exp", "job", "/mnt/exp", "token", "trial")
 
 
 @given(SETTINGS, st.dictionaries(TEXT, TEXT))
-def test_settings_survive_a_round_trip_through_the_environment(
+def test_settings_are_read_back_unchanged_from_the_environment(
     settings: KeeperSettings, others: dict[str, str]
 ) -> None:
     assert KeeperSettings.from_environ(others | settings.to_environ()) == settings
 
 
 @given(SETTINGS)
-def test_settings_are_written_as_prefixed_text_variables(settings: KeeperSettings) -> None:
+def test_settings_are_written_as_text_variables_with_a_prefix(settings: KeeperSettings) -> None:
     for name, value in settings.to_environ().items():
         assert name.startswith("TRIAL_KEEPER_")
         assert isinstance(value, str)
@@ -54,12 +54,12 @@ def test_whole_seconds_are_accepted() -> None:
     assert KeeperSettings.from_environ(settings.to_environ()) == settings
 
 
-def test_settings_with_a_default_may_be_absent() -> None:
+def test_settings_with_a_default_value_are_optional() -> None:
     environ = {name: value for name, value in SOME.to_environ().items() if not name.endswith("_S")}
     assert KeeperSettings.from_environ(environ) == SOME
 
 
-def test_all_missing_settings_are_named_together() -> None:
+def test_all_missing_settings_are_reported_together() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         KeeperSettings.from_environ({"TRIAL_KEEPER_JOB_ID": "job"})
     for name in ("EXPERIMENT_ID", "WORKSPACE", "TOKEN"):
@@ -80,13 +80,13 @@ def test_all_missing_settings_are_named_together() -> None:
         ("TRIAL_ID", "", "empty"),
     ],
 )
-def test_an_invalid_setting_is_an_error_with_its_value(name: str, text: str, complaint: str) -> None:
+def test_an_invalid_setting_is_refused_with_its_value(name: str, text: str, complaint: str) -> None:
     with pytest.raises(SettingsInvalid, match=complaint) as caught:
         KeeperSettings.from_environ(SOME.to_environ() | {f"TRIAL_KEEPER_{name}": text})
     assert f"TRIAL_KEEPER_{name} is {text!r}" in str(caught.value)
 
 
-def test_all_errors_are_reported_together() -> None:
+def test_missing_and_invalid_settings_are_reported_together() -> None:
     environ = SOME.to_environ() | {"TRIAL_KEEPER_GRACE_S": "x", "TRIAL_KEEPER_RELAY_OUTPUT": "y"}
     del environ["TRIAL_KEEPER_TOKEN"]
     with pytest.raises(SettingsInvalid, match=r"TOKEN.*RELAY_OUTPUT.*GRACE_S"):
@@ -94,13 +94,15 @@ def test_all_errors_are_reported_together() -> None:
 
 
 @given(st.dictionaries(TEXT, TEXT), SETTINGS)
-def test_a_trial_inherits_no_keeper_settings(others: dict[str, str], settings: KeeperSettings) -> None:
+def test_a_trial_does_not_inherit_the_settings_of_its_keeper(
+    others: dict[str, str], settings: KeeperSettings
+) -> None:
     passed_on = without_settings(others | settings.to_environ())
     assert not passed_on.keys() & settings.to_environ().keys()
     assert passed_on == without_settings(others)
 
 
-def test_metrics_are_always_collected_and_come_first() -> None:
+def test_metrics_are_always_collected_and_are_the_first_stream() -> None:
     assert SOME.streams == (Stream.METRICS,)
     assert replace(SOME, collect_logs=True).streams[0] is Stream.METRICS
     assert set(replace(SOME, collect_logs=True).streams) == set(Stream)

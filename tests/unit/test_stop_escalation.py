@@ -1,4 +1,4 @@
-"""Stops that do not take effect: the next step and its deadline. No process runs and no time passes."""
+"""Escalation of stops that have no effect: next step and deadline. The test simulates processes and time."""
 
 import dataclasses
 from typing import Any
@@ -63,7 +63,7 @@ def _name_of(effect: Effect) -> str:
 
 
 class SimulatedStops:
-    """An experiment whose keepers report only what a test makes them report. The test sets its clock."""
+    """An experiment whose keepers report only the events that a test passes. The test sets the clock."""
 
     def __init__(self, *, reuses_jobs: bool = False, concurrency: int = 1, **options: Any) -> None:
         limits = Limits(concurrency, 5, None, **options)
@@ -102,7 +102,7 @@ class SimulatedStops:
         self.handle(AttemptDelivered(AttemptKey(trial_id, attempt_id(0), "main")))
 
     def steps(self) -> list[tuple[float, str]]:
-        """The steps taken for the jobs, with their times."""
+        """The steps taken for the jobs, with the time of each step."""
         return [(at_s, _name_of(effect)) for at_s, effect in self.timed_effects if isinstance(effect, STEPS)]
 
     def state(self, trial_id: str = "t0") -> TrialState:
@@ -125,7 +125,7 @@ def test_a_job_that_ignores_its_stop_is_killed_and_then_abandoned() -> None:
 
 
 @pytest.mark.parametrize("reason", [ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT])
-def test_a_stopped_trial_with_a_silent_keeper_ends_and_the_experiment_continues(reason: ExitReason) -> None:
+def test_a_stopped_trial_of_a_silent_keeper_ends_and_the_experiment_continues(reason: ExitReason) -> None:
     search = SimulatedStops()
     search.handle(TrialStopAsked("t0", reason, 1.0))
     search.pass_time(KILL_S)
@@ -148,7 +148,7 @@ def test_a_reused_job_is_ended_only_after_its_keeper_missed_the_deadline() -> No
     assert search.steps() == [(KILL_S, "ENDING"), (KILL_S + MARGIN_S, "KILLED")]
 
 
-def test_a_reused_job_stays_if_its_keeper_stops_the_trial_in_time() -> None:
+def test_a_reused_job_is_kept_if_its_keeper_stops_the_trial_in_time() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     search.pass_time(KEEPER_GRACE_S)
@@ -158,7 +158,7 @@ def test_a_reused_job_stays_if_its_keeper_stops_the_trial_in_time() -> None:
     assert search.experiment.stops.next_deadline_s is None
 
 
-def test_a_stop_of_the_experiment_also_ends_a_job_whose_trial_was_already_stopping() -> None:
+def test_stopping_the_experiment_also_ends_a_job_with_a_trial_that_is_stopping() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     search.pass_time(20)
@@ -167,7 +167,7 @@ def test_a_stop_of_the_experiment_also_ends_a_job_whose_trial_was_already_stoppi
     assert search.steps()[:2] == [(20, "ENDING"), (20 + KILL_S, "KILLED")]
 
 
-def test_a_keeper_whose_trial_ends_in_time_gets_a_margin_to_exit() -> None:
+def test_a_keeper_gets_extra_time_to_exit_after_its_trial_ended() -> None:
     search = SimulatedStops()
     search.stop()
     search.pass_time(20)
@@ -183,7 +183,7 @@ def test_a_keeper_whose_trial_ends_in_time_gets_a_margin_to_exit() -> None:
     assert search.state() is TrialState.USER_CANCELED
 
 
-def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_period_of_the_running_trial() -> None:
+def test_canceling_a_prefetched_trial_does_not_shorten_the_grace_of_the_running_trial() -> None:
     search = SimulatedStops(reuses_jobs=True)
     job = search.experiment.jobs.live["env-0"]
     search.handle(ParametersSuggested("t9", 9, {}, {}, 1.0))
@@ -199,12 +199,12 @@ def test_a_canceled_prefetched_trial_does_not_shorten_the_grace_period_of_the_ru
     assert search.state() is TrialState.STOPPING
 
 
-def test_an_experiment_finishes_although_remaining_bytes_cannot_be_stored() -> None:
+def test_an_experiment_that_cannot_store_the_last_bytes_finishes_without_a_recorded_end() -> None:
     search = SimulatedStops()
     search.stop()
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(DRAINED_TIMEOUT_S - 1)
-    search.handle(AttemptDrained("t0"))  # the drain makes slow progress
+    search.handle(AttemptDrained("t0"))  # The drain makes slow progress.
     search.pass_time(2 * DRAINED_TIMEOUT_S - 2)
     assert search.steps() == []
     search.pass_time(60)
@@ -212,13 +212,13 @@ def test_an_experiment_finishes_although_remaining_bytes_cannot_be_stored() -> N
     assert not search.experiment.scheduler.runs_jobs
     assert not search.experiment.state.counts_time
     assert search.state() is TrialState.STOPPING, "the next manager drains the rest"
-    # The disk has space again before the manager exits.
+    # Before the manager exits, the disk has free space again.
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 70.0))
     assert search.state() is TrialState.USER_CANCELED
     assert search.timed_effects[-1][1] == Finish()
 
 
-def test_draining_a_job_has_no_deadline_unless_a_stop_was_requested() -> None:
+def test_draining_a_job_has_no_deadline_before_a_stop_is_requested() -> None:
     search = SimulatedStops()
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(600)
@@ -228,7 +228,7 @@ def test_draining_a_job_has_no_deadline_unless_a_stop_was_requested() -> None:
     assert [effect.is_recorded for _, effect in search.timed_effects if isinstance(effect, Finish)] == [False]
 
 
-def test_a_stopping_job_of_an_earlier_manager_has_a_deadline() -> None:
+def test_a_stopping_job_has_a_deadline_after_a_manager_restart() -> None:
     before = SimulatedStops()
     before.stop()
     search = SimulatedStops()
@@ -279,7 +279,7 @@ EVENTS = st.sampled_from([event for event in StopEvent if event is not StopEvent
     st.lists(st.tuples(st.floats(0, 40), st.one_of(EVENTS, st.booleans()))),
     st.sampled_from([0.0, 40.0, 45.0]),
 )
-def test_every_stop_reaches_its_last_stage_within_the_maximum_time_after_any_history(
+def test_every_stop_reaches_its_last_stage_within_the_maximum_stop_time(
     history: list[tuple[float, StopEvent | bool]], cluster_grace_s: float
 ) -> None:
     stops, now_s = StopEscalation(cluster_grace_s), 0.0
@@ -300,7 +300,7 @@ def test_every_stop_reaches_its_last_stage_within_the_maximum_time_after_any_his
     assert now_s - started_s <= MAX_STOP_S - RECORDED_TIMEOUT_S
 
 
-def test_while_an_experiment_runs_the_data_of_an_ended_job_is_collected_without_a_deadline() -> None:
+def test_data_of_an_ended_job_is_collected_without_a_deadline_while_the_experiment_runs() -> None:
     stops = StopEscalation()
     stops.stop_asked("job", 0.0, ends_job=True)
     stops.apply("job", StopEvent.ENDED, 1.0)

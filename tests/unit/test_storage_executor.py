@@ -1,4 +1,4 @@
-"""Threads for calls to a storage that may hang without delaying anything else."""
+"""Threads for calls to a storage: a call that hangs does not delay other calls."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ print("over")
 """
 
 
-def test_a_call_returns_the_result_or_raises_the_exception() -> None:
+def test_a_call_returns_the_result_or_raises_the_exception_of_the_function() -> None:
     async def scenario() -> None:
         threads = StorageExecutor()
         assert await threads.call(sorted, [2, 1], reverse=True) == [2, 1]
@@ -36,7 +36,7 @@ def test_a_call_returns_the_result_or_raises_the_exception() -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_hanging_storage_call_does_not_block_other_calls(
+def test_a_call_that_hangs_does_not_block_other_calls_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -50,7 +50,8 @@ def test_a_hanging_storage_call_does_not_block_other_calls(
         assert threads.stalled_s() == 0, "it may only be slow"
         monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
         assert threads.stalled_s() > 0
-        with open(pipe, "w"):  # the storage responds again
+        # Opening the pipe ends the hanging calls, like a storage that responds again.
+        with open(pipe, "w"):
             for file in await asyncio.gather(*hanging):
                 file.close()
         assert await threads.call(int, "7") == 7
@@ -59,7 +60,7 @@ def test_a_hanging_storage_call_does_not_block_other_calls(
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_a_cancelled_call_frees_its_thread_when_the_storage_answers(tmp_path: Path) -> None:
+def test_a_cancelled_call_frees_its_thread_when_the_storage_responds(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

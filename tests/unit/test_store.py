@@ -85,7 +85,7 @@ def test_records_and_their_offset_are_stored_together(store, reader):
     assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
 
 
-def test_the_peak_usage_of_a_trial_is_stored_with_it(store, reader):
+def test_the_peak_usage_of_a_trial_is_stored_with_the_trial(store, reader):
     peak = PeakUsage(150.5, 2**40, 2**41, (GpuUsage(0, 99.0, 2**34),))
     store.commit([trial_row(a_trial())], 1.0)
     assert reader.trials()[0].run.peak_usage is None
@@ -102,7 +102,7 @@ def test_usage_samples_of_a_trial_are_stored_in_order(store, reader):
     assert reader.usage_of("other") == []
 
 
-def test_the_environment_of_an_attempt_and_one_list_of_its_packages_are_stored(store, reader):
+def test_the_environment_of_an_attempt_is_stored_with_one_copy_of_its_package_list(store, reader):
     digest, text = "ab" * 32, "a==1\nb==2\n"
     here = Environment("host-1", "node-1", "3.11.2", digest)
     store.commit(
@@ -122,7 +122,7 @@ def test_the_environment_of_an_attempt_and_one_list_of_its_packages_are_stored(s
     assert reader.environments("other") == {}
 
 
-def test_versions_of_the_code_are_stored_in_the_order_of_time(store, reader):
+def test_code_versions_are_stored_in_order_of_time(store, reader):
     versions = [
         CodeVersion(1.0, "aa"),
         CodeVersion(2.0, "", "c0ffee", True),
@@ -132,7 +132,7 @@ def test_versions_of_the_code_are_stored_in_the_order_of_time(store, reader):
     assert reader.code() == versions
 
 
-def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, reader):
+def test_a_usage_sample_is_stored_last_after_the_clock_was_set_back(store, reader):
     samples = [
         UsageRow(Usage(KEY, float(n), 0, 0), at_s) for n, at_s in enumerate((86400.0, 86405.0, 5.0, 10.0))
     ]
@@ -148,7 +148,7 @@ def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, rea
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_remarks_are_stored_in_a_separate_table(store, reader, tags, note):
+def test_remarks_are_stored_unchanged_and_separately_from_trial_rows(store, reader, tags, note):
     ours, its = Remarks((), note), Remarks(tuple(tags), note)
     store.commit([trial_row(a_trial()), remarks_row(None, ours), remarks_row(KEY.trial_id, its)], 1.0)
     store.commit([trial_row(a_trial({"message": "later"}))], 2.0)
@@ -162,14 +162,14 @@ def test_remarks_are_stored_in_a_separate_table(store, reader, tags, note):
     )
 
 
-def test_a_duplicate_record_fails_the_whole_transaction(store, reader):
+def test_a_duplicate_record_rolls_back_the_whole_transaction(store, reader):
     store.commit([trial_row(a_trial()), a_commit(1)], 1.0)
     offset = reader.offsets(KEY)[Stream.METRICS]
     with pytest.raises(InternalError):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
-    store.commit([a_commit(2, offset=offset)], 3.0)  # the store accepts writes after the failure
+    store.commit([a_commit(2, offset=offset)], 3.0)  # The store accepts commits after the error.
     assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
@@ -209,14 +209,14 @@ def test_records_of_one_commit_keep_their_own_types_and_parameter_ids(store, rea
     ]
 
 
-def test_only_the_records_of_the_newest_attempt_count(store, reader):
+def test_only_the_records_of_the_newest_attempt_are_returned(store, reader):
     second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
     store.commit([trial_row(a_trial({"attempt": 1})), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
     assert [row.value for row in metrics_of(reader, KEY.trial_id)] == ["7"]
     assert [row.value for row in reader.metrics()] == ["7"]
 
 
-def test_records_are_selected_by_kind_and_by_range(store, reader):
+def test_records_can_be_selected_by_type_and_range(store, reader):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     final = encode(0, other.trial_id, "FINAL", 0, {"default": 1})
     store.commit(
@@ -234,7 +234,7 @@ def test_records_are_selected_by_kind_and_by_range(store, reader):
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
-def test_a_trial_survives_a_round_trip_through_the_store(store, reader):
+def test_a_stored_trial_is_read_back_unchanged(store, reader):
     run = {"started_at_s": 2.0, "ended_at_s": 3.0, "reason": ExitReason.SIGNAL, "exit_code": 137}
     run |= {"message": "last words", "final": "NaN"}
     trial = a_trial(run, state=TrialState.FAILED, stop_reason=ExitReason.STOPPED_BY_USER)
@@ -243,7 +243,7 @@ def test_a_trial_survives_a_round_trip_through_the_store(store, reader):
     assert reader.trials() == [trial]
 
 
-def test_a_row_contains_the_trial_as_of_its_creation(store, reader):
+def test_a_row_has_the_trial_state_at_the_creation_of_the_row(store, reader):
     trial = a_trial()
     row = trial_row(trial)
     trial.state = TrialState.RUNNING
@@ -251,14 +251,14 @@ def test_a_row_contains_the_trial_as_of_its_creation(store, reader):
     assert reader.trials()[0].state is TrialState.WAITING
 
 
-def test_the_experiment_row_survives_a_round_trip_through_the_store(store, reader):
+def test_a_stored_experiment_is_read_back_unchanged(store, reader):
     store.commit([experiment_row(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
     stored = reader.experiment()
     assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
     assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
 
 
-def test_repeated_log_bytes_are_stored_once_at_their_offset(store, tmp_path, reader):
+def test_log_bytes_that_are_written_twice_are_stored_once_at_their_offsets(store, tmp_path, reader):
     pieces = [
         StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),
         StreamWrite(KEY, Stream.STDOUT, 5, 7, data=b", "),
@@ -296,12 +296,11 @@ def test_the_error_for_a_read_only_database_suggests_write_permission(store):
     assert "space" not in str(raised.value)
 
 
-def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
+def test_the_error_for_a_locked_database_suggests_a_retry(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute(
-            "PRAGMA journal_mode = DELETE"
-        )  # in this journal mode, readers and the writer block each other
+        # In this mode, readers and the writer block each other.
+        other.execute("PRAGMA journal_mode = DELETE")
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
             other.execute("BEGIN EXCLUSIVE")
@@ -310,7 +309,7 @@ def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
 
 
 @pytest.mark.any_machine
-def test_a_reader_without_write_access_to_the_folder_gets_a_clear_error(tmp_path):
+def test_the_error_for_a_reader_in_a_read_only_folder_suggests_write_permission(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experiment.sqlite"
         Store.create(path, tmp_path, "EXPERIMT", "{}", b"secret", 1.0).close()
@@ -323,13 +322,13 @@ def test_a_reader_without_write_access_to_the_folder_gets_a_clear_error(tmp_path
             StoreReader(path)
 
 
-def test_a_database_of_another_format_is_rejected_with_its_version(store, database, tmp_path):
+def test_a_database_of_an_unknown_format_is_refused_with_its_version(store, database, tmp_path):
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="version is 99"):
         Store(database, tmp_path)
 
 
-def test_a_writer_that_lost_the_lease_stores_nothing_and_its_error_names_the_new_holder(
+def test_a_writer_without_the_lease_stores_nothing_and_reports_the_new_holder(
     store, database, reader, tmp_path
 ):
     def log_of(trial):
@@ -363,7 +362,7 @@ def earlier(request, tmp_path):
 
 
 def shape(path):
-    """Every table's columns as the database describes them, in any order."""
+    """The columns of each table according to SQLite, as an unordered set."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         tables = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
@@ -374,19 +373,22 @@ def shape(path):
         }
 
 
-def test_a_sample_database_exists_for_each_earlier_format():
+def test_a_sample_database_of_each_earlier_format_exists():
     assert [path.stem for path in EARLIER_FORMATS] == [f"format-{n}" for n in range(1, SCHEMA_VERSION)]
 
 
-def test_a_database_of_an_earlier_format_is_migrated_to_the_current_one(store, database, earlier, tmp_path):
+def test_a_database_of_an_earlier_format_is_migrated_to_the_current_format(
+    store, database, earlier, tmp_path
+):
     Store(earlier, tmp_path).close()
     assert shape(earlier) == shape(database)
     Store(earlier, tmp_path).close()
 
 
-def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchanged(earlier):
+def test_a_reader_reads_an_earlier_format_completely_and_leaves_the_file_unchanged(earlier):
     as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
-    with StoreReader(earlier) as reader:  # nnictl may read the database before a manager migrates it
+    # `nnictl` may read a database before a newer manager has migrated it.
+    with StoreReader(earlier) as reader:
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
         metrics = [(m.trial_id, m.attempt, m.value) for m in reader.metrics()]
@@ -405,7 +407,7 @@ def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchang
     assert (earlier.read_bytes(), sorted(earlier.parent.iterdir())) == as_it_was
 
 
-def test_a_reader_beside_a_manager_of_an_earlier_format_sees_changes_and_does_not_migrate(earlier):
+def test_a_reader_of_an_earlier_format_detects_changes_and_does_not_migrate_the_database(earlier):
     with contextlib.closing(sqlite3.connect(earlier, isolation_level=None)) as owner:
         owner.execute("PRAGMA journal_mode = WAL")
         with StoreReader(earlier) as reader:
@@ -418,7 +420,7 @@ def test_a_reader_beside_a_manager_of_an_earlier_format_sees_changes_and_does_no
         assert f"format-{version}" in [path.stem for path in EARLIER_FORMATS]
 
 
-def test_a_missing_or_broken_database_is_rejected(tmp_path):
+def test_a_missing_or_damaged_database_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(StoreUnusable, match="nnictl experiment list"):
         Store(tmp_path / "nothing", tmp_path)
     with pytest.raises(StoreUnusable, match="nnictl experiment list"):
@@ -439,7 +441,7 @@ def test_data_of_an_unregistered_attempt_is_not_stored(tmp_path):
         store.commit([attempt_row(KEY, 3), a_commit(1)], 1.0)
 
 
-def test_an_attempt_keeps_its_number_and_may_be_marked_as_lost(store, reader):
+def test_an_attempt_keeps_its_number_after_it_is_marked_as_lost(store, reader):
     store.commit([attempt_row(KEY, 0), trial_row(a_trial(state=TrialState.RUNNING))], 1.0)
     store.commit([attempt_row(KEY, 0, is_lost=True)], 2.0)
     (stored,) = reader.attempts(KEY.trial_id)
@@ -452,7 +454,7 @@ def test_an_attempt_keeps_its_number_and_may_be_marked_as_lost(store, reader):
 @pytest.mark.parametrize(
     "earlier", [path for path in EARLIER_FORMATS if path.stem < "format-6"], indirect=True
 )
-def test_attempts_of_a_format_without_ids_keep_their_number_as_id(earlier):
+def test_attempts_of_a_format_without_ids_use_their_number_as_id(earlier):
     with StoreReader(earlier) as reader:
         known = {(each.key.trial_id, each.key.attempt_id, each.number) for each in reader.attempts()}
         offsets = reader.offsets(AttemptKey("aaaaa", "0", "main-0"))
@@ -460,7 +462,7 @@ def test_attempts_of_a_format_without_ids_keep_their_number_as_id(earlier):
     assert offsets[Stream.METRICS] > 0
 
 
-def test_every_query_is_valid_sql_for_the_schema(store):
+def test_every_query_is_valid_sql_for_the_current_schema(store):
     for statement in QUERIES.values():
         names = dict.fromkeys(sorted(set(__import__("re").findall(r":(\w+)", statement))))
         values = names or (None,) * statement.count("?")
@@ -472,7 +474,7 @@ def test_the_database_is_not_accessible_to_other_users(store, database):
 
 
 @pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
-def test_pages_contain_every_record_once_and_in_order(store, reader, count):
+def test_pages_contain_every_metric_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
@@ -486,7 +488,7 @@ def test_pages_contain_every_record_once_and_in_order(store, reader, count):
     assert metrics_of(reader, "nobody") == []
 
 
-def test_a_slow_reader_of_pages_does_not_block_the_checkpoint(store, reader, database):
+def test_a_slow_reader_of_pages_does_not_block_a_checkpoint_of_the_log(store, reader, database):
     store.commit([trial_row(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)
@@ -494,7 +496,7 @@ def test_a_slow_reader_of_pages_does_not_block_the_checkpoint(store, reader, dat
     assert not is_busy
 
 
-def test_the_write_ahead_log_stays_small_despite_constant_readers(store, database, monkeypatch):
+def test_the_write_ahead_log_stays_small_under_constant_reads(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
     store.commit([trial_row(a_trial())], 1.0)
@@ -527,7 +529,7 @@ def test_the_write_ahead_log_stays_small_despite_constant_readers(store, databas
     assert largest < 6 << 20
 
 
-def test_an_endless_reader_is_reported_before_the_disk_is_full(store, database, monkeypatch):
+def test_an_endless_read_transaction_is_reported_when_the_write_ahead_log_grows(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
     monkeypatch.setattr(writer_module, "_WAL_ALARM_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
@@ -552,7 +554,7 @@ def test_an_endless_reader_is_reported_before_the_disk_is_full(store, database, 
     )
 
 
-def test_the_truncation_notice_of_a_log_is_written_once(store, tmp_path, reader):
+def test_the_postscript_of_a_truncated_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)
@@ -560,16 +562,14 @@ def test_the_truncation_notice_of_a_log_is_written_once(store, tmp_path, reader)
     assert reader.offsets(KEY) == {Stream.STDOUT: 5}
 
 
-# ---- logs are durable before their offset
+# ---- log bytes are durable before their offset is stored
 
 
 def log_write(data, offset=0):
     return StreamWrite(KEY, Stream.STDOUT, offset, offset + len(data), data=data)
 
 
-def test_log_bytes_are_synced_before_the_offset_that_counts_them_is_stored(
-    store, reader, tmp_path, monkeypatch
-):
+def test_log_bytes_are_synced_to_disk_before_their_offset_is_stored(store, reader, tmp_path, monkeypatch):
     path, synced, sync = log_path(tmp_path / "logs", KEY, Stream.STDOUT), [], os.fdatasync
 
     def noted(descriptor):
@@ -584,7 +584,7 @@ def test_log_bytes_are_synced_before_the_offset_that_counts_them_is_stored(
     assert reader.offsets(KEY) == {Stream.STDOUT: 13}
 
 
-def test_nothing_is_stored_if_the_disk_fails_to_sync_a_log(store, reader, monkeypatch):
+def test_no_data_is_stored_if_syncing_a_log_to_disk_fails(store, reader, monkeypatch):
     store.commit([trial_row(a_trial())], 1.0)
 
     def fails(descriptor):

@@ -1,4 +1,4 @@
-"""The admission of submissions while the cluster rejects the login."""
+"""Admission of submissions while the cluster refuses the login."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from nni_manager.engine.submission_gate import SubmissionGate
 
 
 class Cluster:
-    """Rejects the login until it `is_valid`. Counts calls, and those in progress at the same time."""
+    """Refuses the login while `is_valid` is false. Counts all calls, and the maximum of simultaneous calls."""
 
     def __init__(self):
         self.is_valid = False
@@ -49,7 +49,7 @@ def test_all_submissions_are_admitted_while_the_login_is_valid():
     run(scenario)
 
 
-def test_one_submission_at_a_time_retries_a_rejected_login_until_it_is_valid(monkeypatch):
+def test_only_one_submission_at_a_time_retries_a_refused_login(monkeypatch):
     monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
 
     async def scenario():

@@ -1,4 +1,4 @@
-"""Tasks that are referenced until they end, and cancelled together."""
+"""Asyncio tasks that are referenced until they end, and cancelled together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_the_exception_of_a_background_task_is_reported_once() -> None:
+def test_a_failed_task_is_reported_and_removed_from_the_set() -> None:
     failures: list[BaseException] = []
 
     async def fail() -> None:
@@ -29,7 +29,7 @@ def test_the_exception_of_a_background_task_is_reported_once() -> None:
     assert [str(error) for error in failures] == ["broken"]
 
 
-def test_a_cancelled_task_set_cancels_present_and_later_tasks() -> None:
+def test_cancelling_a_set_cancels_its_tasks_and_all_tasks_spawned_later() -> None:
     failures: list[BaseException] = []
     steps: list[str] = []
 
@@ -56,14 +56,14 @@ def test_a_cancelled_task_set_cancels_present_and_later_tasks() -> None:
     assert (steps, failures) == (["cancelled"], [])
 
 
-def test_joining_also_waits_for_nested_tasks() -> None:
+def test_join_also_waits_for_tasks_spawned_by_the_joined_tasks() -> None:
     steps: list[str] = []
 
     async def scenario() -> None:
         tasks = TaskSet()
 
         async def second() -> None:
-            for _ in range(5):  # this task runs longer than the first task
+            for _ in range(5):  # The second task takes longer than the first task.
                 await asyncio.sleep(0)
             steps.append("second")
 

@@ -1,4 +1,4 @@
-"""The exception line in the stderr of a Python program: recorded tracebacks of this interpreter, and constructed ones."""
+"""The exception line in the stderr of a Python program: tracebacks recorded from this interpreter, and constructed tracebacks."""
 
 import subprocess
 import sys
@@ -115,14 +115,14 @@ def stderr_of(program, folder):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_exception_that_ended_a_program_is_found(tmp_path, name):
+def test_the_exception_that_ended_a_program_is_found_in_its_stderr(tmp_path, name):
     program, line = PROGRAMS[name]
     assert exception_line(stderr_of(program, tmp_path)) == line
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups and no notes")
 @pytest.mark.parametrize("name", GROUPS)
-def test_an_exception_group_is_summarised_by_the_line_of_the_group(tmp_path, name):
+def test_the_exception_line_of_an_exception_group_names_the_group(tmp_path, name):
     program, line = GROUPS[name]
     assert exception_line(stderr_of(program, tmp_path)) == line
 
@@ -136,7 +136,7 @@ def a_traceback(line="ValueError: bad"):
     [
         ("", ""),
         ("loss: 0.3\nValueError: not raised\n", ""),
-        # The keeper stores only the end of stderr, here cut in the middle of a traceback frame.
+        # The start of this stderr was truncated: the first line is incomplete.
         (a_traceback().partition("recent")[2], "ValueError: bad"),
         (a_traceback().replace("\n", "\r\n"), "ValueError: bad"),
         (textwrap.indent(a_traceback(), "[rank0]: "), "ValueError: bad"),
@@ -152,7 +152,7 @@ def a_traceback(line="ValueError: bad"):
         (a_traceback().replace("    raise x\n", "    x = (Foo\n        | Bar\n        ^^^^^\n"), "ValueError: bad"),
     ],
 )  # fmt: skip
-def test_any_exception_in_stderr_is_found(stderr, line):
+def test_the_exception_line_is_empty_if_stderr_has_no_exception(stderr, line):
     assert exception_line(stderr) == line
 
 
@@ -174,7 +174,7 @@ def test_any_stderr_yields_at_most_one_line(stderr):
     message=st.from_regex(r"\w[\w .,:]*\w", fullmatch=True),
     after=st.lists(st.from_regex(r"\S[^\n\r]*", fullmatch=True)),
 )
-def test_other_output_before_and_after_does_not_change_the_line(before, message, after):
+def test_output_before_and_after_a_traceback_does_not_change_the_line(before, message, after):
     stderr = f"{before}\n{a_traceback(f'ValueError: {message}')}" + "".join(f"{each}\n" for each in after)
     has_other = any('  File "' in each or each.startswith("Fatal Python error") for each in after)
     assert has_other or exception_line(stderr) == f"ValueError: {message}"

@@ -1,4 +1,4 @@
-"""The files that the manager writes into a workspace, and its view of the files of keepers and others."""
+"""The files that the manager writes into a workspace, and how it reads the files of keepers and of other users."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
-def test_a_workspace_contains_the_managers_sdk_and_the_fallback_of_nni_and_no_other_package(
+def test_the_sdk_folder_of_a_workspace_contains_only_nni_sdk_and_the_fallback_package_nni(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -54,7 +54,7 @@ def test_a_workspace_contains_the_managers_sdk_and_the_fallback_of_nni_and_no_ot
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
 
 
-def test_a_later_manager_replaces_only_changed_sdk_files_and_each_atomically(tmp_path: Path) -> None:
+def test_a_later_manager_replaces_only_changed_sdk_files_atomically(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     folder = workspace.sdk / "nni_sdk"
@@ -78,7 +78,7 @@ def test_a_later_manager_replaces_only_changed_sdk_files_and_each_atomically(tmp
         (False, True, [0o755, 0o1777]),
     ],
 )
-def test_a_shared_workspace_is_accessible_to_others_only_if_tasks_run_as_other_users(
+def test_a_shared_workspace_is_accessible_to_other_users_only_if_tasks_run_as_other_users(
     tmp_path: Path, is_private: bool, reuses_jobs: bool, modes: list[int]
 ) -> None:
     (tmp_path / "storage").mkdir()
@@ -93,7 +93,7 @@ def test_a_shared_workspace_is_accessible_to_others_only_if_tasks_run_as_other_u
     assert [mode_of(folder.workspace.root), mode_of(folder.workspace.trials)] == modes
 
 
-def test_the_folder_of_an_experiment_stays_private_whichever_user_runs_its_tasks(tmp_path: Path) -> None:
+def test_the_folder_of_an_experiment_stays_private_if_its_workspace_is_shared(tmp_path: Path) -> None:
     folder = ExperimentFolder(tmp_path / "expABCDE")
     folder.make()
     folder.open_workspace(is_private=False, reuses_jobs=True)
@@ -108,7 +108,7 @@ def a_trial() -> Trial:
     return Trial("abcde", 0, {"lr": 0.1}, {}, 1.0, "job")
 
 
-def test_trial_files_overwrite_those_of_an_interrupted_write(tmp_path: Path) -> None:
+def test_writing_a_trial_again_replaces_the_files_of_the_earlier_write(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.trials.mkdir()
     for command in ("first", "second"):
@@ -123,9 +123,7 @@ def test_trial_files_overwrite_those_of_an_interrupted_write(tmp_path: Path) -> 
 
 @pytest.mark.any_machine
 @pytest.mark.parametrize("how", ["folder", "attempts", "link"])
-def test_no_file_is_written_into_a_trial_folder_that_another_user_has_created(
-    tmp_path: Path, how: str
-) -> None:
+def test_no_file_is_written_into_a_trial_folder_created_by_another_user(tmp_path: Path, how: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a folder to another user")
     workspace = Workspace(tmp_path / "workspace")
@@ -147,7 +145,7 @@ def test_no_file_is_written_into_a_trial_folder_that_another_user_has_created(
 
 @pytest.fixture
 def running_folder(tmp_path: Path) -> AttemptFolder:
-    """The folder of a running attempt, as its keeper creates it."""
+    """The folder of a running attempt, with the files that its keeper creates."""
     folder = Workspace(tmp_path).attempt(KEY)
     (folder.path / ".nni").mkdir(parents=True)
     folder.output.mkdir()
@@ -172,7 +170,7 @@ def poll(
     )
 
 
-def test_a_poll_returns_the_bytes_after_the_given_offsets(
+def test_a_poll_returns_the_bytes_after_the_stored_offsets(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     seen = poll(tmp_path, {Stream.METRICS: 5, Stream.STDOUT: 0, Stream.STDERR: 0})
@@ -182,7 +180,7 @@ def test_a_poll_returns_the_bytes_after_the_given_offsets(
     assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
 
 
-def test_an_attempt_has_started_once_its_keeper_has_written_to_its_log(
+def test_an_attempt_has_started_after_its_keeper_has_written_to_its_log(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     running_folder.stream(Stream.METRICS).write_bytes(b"")
@@ -200,14 +198,16 @@ def test_a_long_file_is_read_in_chunks(tmp_path: Path, running_folder: AttemptFo
     assert sizes == [262_144, 262_144, 75_712]
 
 
-def test_bytes_written_after_the_end_are_not_read(tmp_path: Path, running_folder: AttemptFolder) -> None:
+def test_bytes_after_the_recorded_final_size_are_not_read(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
     ended = end(running_folder, metrics=10, stdout=0)
     seen = poll(tmp_path, {Stream.METRICS: 0, Stream.STDOUT: 0})
     assert seen == AttemptReadout(KEY, True, ((Stream.METRICS, 0, FRAME[:10]),), ended)
     assert poll(tmp_path, {Stream.METRICS: 12}).pieces == ()
 
 
-def test_zeros_in_place_of_delayed_bytes_are_not_read_before_the_attempt_has_ended(
+def test_zeros_in_place_of_delayed_bytes_are_not_read_before_the_attempt_ends(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     metrics = running_folder.stream(Stream.METRICS)
@@ -227,10 +227,10 @@ def test_an_incomplete_exit_file_is_ignored(
     assert poll(tmp_path).ended is None
 
 
-def test_attempt_json_and_exit_json_are_read_up_to_their_bounds(
+def test_attempt_json_and_exit_json_are_read_up_to_their_size_limits(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
-    """Spaces before a document change neither its content nor its signature."""
+    """The test pads the documents with leading spaces, which change neither content nor signature."""
     sign(Workspace(tmp_path), KEY)
     end(running_folder)
     for path, limit in ((running_folder.attempt_json, 4 * 1024), (running_folder.exit_json, 64 * 1024)):
@@ -244,13 +244,15 @@ def test_attempt_json_and_exit_json_are_read_up_to_their_bounds(
         path.write_bytes(document)
 
 
-def test_the_exit_file_of_another_attempt_is_ignored(tmp_path: Path, running_folder: AttemptFolder) -> None:
+def test_the_exit_file_of_a_different_attempt_is_ignored(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
     end(running_folder, AttemptKey("another", attempt_id(0), "main-0"), metrics=0)
     assert poll(tmp_path).ended is None
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "folder link", "folder", "nothing", "no attempt"])
-def test_a_poll_neither_blocks_nor_follows_links_out_of_the_workspace(
+def test_a_poll_never_blocks_and_never_follows_links_out_of_the_workspace(
     tmp_path: Path, running_folder: AttemptFolder, what: str
 ) -> None:
     metrics = running_folder.stream(Stream.METRICS)
@@ -274,12 +276,12 @@ def test_a_poll_neither_blocks_nor_follows_links_out_of_the_workspace(
 
 
 @pytest.mark.any_machine
-def test_a_folder_that_the_manager_may_not_read_is_an_error_with_its_path(
+def test_a_folder_that_the_manager_may_not_read_raises_with_its_path(
     tmp_path: Path, running_folder: AttemptFolder, open_way: None
 ) -> None:
     running_folder.path.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root can read any file
+    if user == 0:  # root may read all files.
         os.seteuid(_NOBODY)
     try:
         with pytest.raises(PermissionError, match=str(running_folder.path)):
@@ -293,7 +295,10 @@ def test_a_folder_that_the_manager_may_not_read_is_an_error_with_its_path(
 
 
 def sign(workspace: Workspace, key: AttemptKey, **fields: str) -> Path:
-    """Writes what a keeper of the trial's job writes first, or one of another experiment or job."""
+    """Write the attempt.json of a keeper.
+
+    `fields` replaces the experiment id, job id or token.
+    """
     named = {"experiment_id": "expABCDE", "job_id": "job", "token": TOKEN} | fields
     folder = workspace.attempt(key)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -324,7 +329,7 @@ def test_the_newest_signed_attempt_of_each_task_is_found(tmp_path: Path) -> None
         ({"experiment_id": "another"}, "attempt.json names another attempt"),
     ],
 )
-def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_reported(
+def test_an_attempt_that_is_not_signed_by_a_keeper_of_the_job_is_reported(
     tmp_path: Path, fields: dict[str, str], why: str
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -335,7 +340,7 @@ def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_reported(
     assert found.rejected == (f"ignored {path}: {why}; check who may write to the shared storage",)
 
 
-def test_an_attempt_of_an_earlier_job_is_ignored_without_a_warning(
+def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_silently(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -345,7 +350,7 @@ def test_an_attempt_of_an_earlier_job_is_ignored_without_a_warning(
     assert (found.keys, found.rejected) == ((key_of(2),), ())
 
 
-def test_a_deeply_nested_document_counts_as_unsigned(tmp_path: Path) -> None:
+def test_a_deeply_nested_attempt_document_is_regarded_as_unsigned(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.attempt(KEY)
     folder.path.mkdir(parents=True)
@@ -357,7 +362,7 @@ def test_a_deeply_nested_document_counts_as_unsigned(tmp_path: Path) -> None:
 
 @pytest.mark.any_machine
 @pytest.mark.parametrize("closed", ["folder", "document"])
-def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
+def test_an_unreadable_folder_of_another_user_does_not_hide_the_attempt_of_a_keeper(
     tmp_path: Path, open_way: None, closed: str
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -365,7 +370,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
     shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
     shut.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root can read any file
+    if user == 0:  # root may read all files.
         os.seteuid(_NOBODY)
     try:
         found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -375,7 +380,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
         shutil.rmtree(own.parent)
         if user == 0:
             os.seteuid(_NOBODY)
-        # The unreadable attempt may be one of this keeper.
+        # The unreadable attempt may be the keeper's attempt, so the manager must not ignore it.
         with pytest.raises(PermissionError):
             SharedFiles(workspace).find_attempts("abcde", SIGNER)
     finally:
@@ -383,7 +388,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
         shut.chmod(0o700)
 
 
-def test_a_signed_attempt_is_valid_only_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_signed_attempt_is_valid_only_in_the_folder_that_its_document_names(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     shutil.copytree(sign(workspace, key_of(1)), workspace.attempt(key_of(2)).path)
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -391,7 +396,7 @@ def test_a_signed_attempt_is_valid_only_in_its_own_folder(tmp_path: Path) -> Non
     assert "attempt.json names another attempt" in found.rejected[0]
 
 
-def test_an_attempt_directory_is_ignored_until_it_is_signed(
+def test_an_attempt_folder_is_ignored_until_it_is_signed(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -406,7 +411,7 @@ def test_an_attempt_directory_is_ignored_until_it_is_signed(
     assert SharedFiles(workspace).find_attempts("abcde", SIGNER).keys == (KEY,)
 
 
-def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_registered(tmp_path: Path) -> None:
+def test_an_unsigned_attempt_of_version_0_6_is_accepted_if_it_is_registered(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for name in ("0", "7"):
         workspace.attempt(AttemptKey("abcde", name, "main-0")).path.mkdir(parents=True)
@@ -416,7 +421,7 @@ def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_registered(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
-def test_a_stream_with_another_owner_than_its_directory_is_not_read(
+def test_a_stream_file_with_a_different_owner_than_its_folder_is_not_read(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     end(running_folder, metrics=len(FRAME))
@@ -426,7 +431,7 @@ def test_a_stream_with_another_owner_than_its_directory_is_not_read(
     assert (poll(tmp_path).pieces, poll(tmp_path).ended) == ((), None)
 
 
-def test_an_exit_file_that_was_not_signed_with_the_jobs_token_is_ignored(
+def test_an_exit_file_that_is_not_signed_with_the_job_token_is_ignored(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     ended = end(running_folder)
@@ -434,7 +439,7 @@ def test_an_exit_file_that_was_not_signed_with_the_jobs_token_is_ignored(
     assert poll(tmp_path).ended is None
 
 
-def test_displayed_attempts_may_be_signed_by_a_keeper_of_any_job(tmp_path: Path) -> None:
+def test_an_attempt_signed_by_a_keeper_of_any_job_can_be_displayed(tmp_path: Path) -> None:
     workspace, secret = Workspace(tmp_path), b"secret"
     sign(workspace, key_of(1), job_id="j7", token=token_of(secret, "j7"))
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))
@@ -442,7 +447,9 @@ def test_displayed_attempts_may_be_signed_by_a_keeper_of_any_job(tmp_path: Path)
     assert signed == [True, False, False]
 
 
-def test_a_poll_reads_exactly_up_to_the_reported_end(tmp_path: Path, running_folder: AttemptFolder) -> None:
+def test_a_stream_is_read_up_to_its_recorded_final_size(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
     end(running_folder, metrics=10, stdout=4)
     assert poll(tmp_path, {Stream.METRICS: 9}).pieces == ((Stream.METRICS, 9, FRAME[9:10]),)
     assert poll(tmp_path, {Stream.METRICS: 10, Stream.STDOUT: 5}).pieces == ()

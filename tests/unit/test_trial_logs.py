@@ -1,4 +1,4 @@
-"""Ranges of trial logs: whole characters, no gaps, and no followed links."""
+"""Ranges of trial logs: complete characters, no gaps, and no followed links."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ def test_consecutive_ranges_join_to_the_whole_text(folder, text, most):
 
 
 @given(text=TEXT, first=st.integers(-300, 300), most=st.integers(4, 30))
-def test_a_range_starts_and_ends_with_whole_characters_at_any_offset(folder, text, first, most):
+def test_a_range_has_only_complete_characters_at_any_offset(folder, text, first, most):
     content = text.encode()
     write(folder, content)
     part = read(folder, first, most)
@@ -74,7 +74,7 @@ def test_a_range_starts_and_ends_with_whole_characters_at_any_offset(folder, tex
 
 
 @given(content=st.binary(max_size=80), most=st.integers(4, 30))
-def test_bytes_that_are_not_text_are_shown_with_replacements(folder, content, most):
+def test_bytes_that_are_not_valid_text_are_shown_with_replacement_characters(folder, content, most):
     write(folder, content)
     at, seen = 0, ""
     while True:
@@ -87,13 +87,13 @@ def test_bytes_that_are_not_text_are_shown_with_replacements(folder, content, mo
     assert len(seen.encode("utf-8", "replace")) >= len(content) / 4
 
 
-def test_an_incomplete_character_at_the_end_waits_for_its_remaining_bytes(folder):
+def test_an_incomplete_character_at_the_end_is_shown_when_its_remaining_bytes_arrive(folder):
     write(folder, "a€".encode()[:-1])
     assert (read(folder).text, read(folder).following) == ("a", 1)
     assert read(folder, is_whole=True).text == "a\ufffd"
 
 
-def test_the_larger_of_collected_and_written_log_is_shown(folder):
+def test_the_larger_of_the_collected_log_and_the_workspace_log_is_shown(folder):
     key = AttemptKey("t1", attempt_id(1), "main-0")
     write(folder, b"written, all of it", key)
     write(folder, b"collected", key, collected=True)
@@ -103,7 +103,7 @@ def test_the_larger_of_collected_and_written_log_is_shown(folder):
     assert sizes_of(folder, RegisteredAttempt(key, 1)) == {Stream.STDOUT: 35}
 
 
-def test_the_log_of_the_newest_attempt_is_shown_by_default(folder):
+def test_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
     write(folder, b"first", KEY)
     write(folder, b"second", AttemptKey("t1", attempt_id(2), "main-0"))
     write(folder, b"worker", AttemptKey("t1", attempt_id(2), "worker-0"))
@@ -135,12 +135,12 @@ def test_an_unregistered_attempt_is_shown_if_its_signature_is_valid(folder):
         {"attempt": 2, "task": ""},
     ],
 )
-def test_a_missing_attempt_or_task_is_shown_as_empty(folder, named):
+def test_the_log_of_a_missing_attempt_or_task_is_empty(folder, named):
     found = read(folder, **named)
     assert (found.size_bytes, found.text, found.following) == (0, "", 0)
 
 
-def test_a_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
+def test_a_symbolic_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
     path = write(folder, b"x", AttemptKey("t1", attempt_id(7), "main-0"))
     path.unlink()
     (tmp_path / "stdout").write_text("a secret")
@@ -155,14 +155,14 @@ def test_a_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
     path.parent.unlink()
 
 
-def test_a_pipe_in_place_of_a_log_is_not_waited_for(folder):
+def test_a_pipe_in_place_of_a_log_is_shown_as_empty_at_once(folder):
     path = write(folder, b"x", AttemptKey("t1", attempt_id(9), "main-0"))
     path.unlink()
     os.mkfifo(path)
     assert read(folder, attempt=9).size_bytes == 0
 
 
-def test_showing_the_end_of_a_log_of_100_mb_reads_only_the_shown_bytes(folder, monkeypatch):
+def test_showing_the_end_of_a_large_log_reads_only_the_shown_bytes(folder, monkeypatch):
     path = folder.workspace.attempt(AttemptKey("t1", attempt_id(8), "main-0")).stream(Stream.STDOUT)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:

@@ -1,4 +1,7 @@
-"""Filter and order of trials in the manager: the cases of tests/page/queries.json, which the page's tests share."""
+"""Filter and order of trials in the manager.
+
+The cases in tests/page/queries.json are shared with the tests of the web page.
+"""
 
 import json
 import random
@@ -21,7 +24,7 @@ CASES = json.loads((Path(__file__).parents[1] / "page" / "queries.json").read_te
 
 
 def trial_of(row: dict[str, Any]) -> Trial:
-    """The trial that the API shows as this row."""
+    """A trial that the API shows as this row."""
     metrics, value = row.get("metrics"), row["value"]
     final = None if value is None and metrics is None else json.dumps(value)
     if metrics is not None:
@@ -58,7 +61,7 @@ def query_of(case: dict[str, Any]) -> Query:
     return Query(frozenset(case["states"]), case["text"], conditions, case["column"], case["descending"])
 
 
-def test_the_rows_of_the_test_cases_have_the_api_format() -> None:
+def test_the_rows_of_the_shared_cases_equal_rows_of_the_api() -> None:
     for row, trial in zip(CASES["rows"], TRIALS, strict=True):
         shown = row_view(trial)
         shown.pop("why", None)
@@ -66,16 +69,16 @@ def test_the_rows_of_the_test_cases_have_the_api_format() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["queries"], ids=lambda case: json.dumps({**case, "ids": []})[:90])
-def test_a_query_finds_the_same_trials_as_the_page(case: dict[str, Any]) -> None:
+def test_a_query_returns_the_same_trials_as_the_web_page(case: dict[str, Any]) -> None:
     query = query_of(case)
     assert [trial.trial_id for trial in query.arranged(TRIALS)] == case["ids"]
-    # The result does not depend on the order in which the trials are given.
+    # The result does not depend on the initial order of the trials.
     assert [trial.trial_id for trial in query.arranged(reversed(TRIALS))] == case["ids"]
-    # Inserting the trials one by one gives the same order.
+    # Inserting trials one at a time uses the same order.
     assert [trial.trial_id for trial in sorted(filter(query.matches, TRIALS), key=query.key)] == case["ids"]
 
 
-def test_the_test_cases_cover_each_column_and_each_operator() -> None:
+def test_the_shared_cases_cover_each_column_and_each_operator() -> None:
     assert {case["column"] for case in CASES["queries"]} > set(COLUMNS)
     conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
     compared = {each.operator for each in conditions if isinstance(each, Comparison)}
@@ -84,21 +87,21 @@ def test_the_test_cases_cover_each_column_and_each_operator() -> None:
 
 
 @pytest.mark.parametrize(("value", "text", "shown"), CASES["numbers"])
-def test_numbers_are_formatted_as_on_the_page(value: float, text: str, shown: str) -> None:
+def test_numbers_are_formatted_like_on_the_web_page(value: float, text: str, shown: str) -> None:
     assert (number_text(value), shown_number(value)) == (text, shown)
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": value}
     assert parameter_text(trial) == f"x={text}\n{shown}".lower()
 
 
-def test_numbers_beyond_the_float_range_are_infinite_as_in_javascript() -> None:
+def test_numbers_beyond_the_range_of_floats_are_infinite_like_in_javascript() -> None:
     assert (number_text(10**400), shown_number(-(10**400))) == ("Infinity", "\u2212∞")
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": 10**400}
     assert Query(conditions=(Comparison("x", ">", "1e300"),), column="p:x").arranged([trial]) == [trial]
 
 
-def test_texts_are_converted_to_numbers_as_in_javascript() -> None:
+def test_texts_are_parsed_as_numbers_like_in_javascript() -> None:
     for text, number in {
         "1": 1,
         " 1e3 ": 1000,
@@ -114,19 +117,19 @@ def test_texts_are_converted_to_numbers_as_in_javascript() -> None:
     assert words_of(" a\u00a0B\ufeffc\x1cd ") == ["a", "b", "c\x1cd"]
 
 
-def test_nan_and_infinity_count_as_missing_values() -> None:
+def test_numbers_that_json_cannot_represent_are_shown_as_missing() -> None:
     parameters = {"lr": float("nan"), "net": {"_name": "a", "units": float("inf")}}
     assert flat(parameters) == {"lr": None, "net": "a", "net/units": None}
 
 
-def test_deep_parameters_are_json_below_the_eighth_level() -> None:
+def test_parameters_nested_below_the_eighth_level_are_shown_as_json() -> None:
     value: Any = {"x": 1}
     for _ in range(8):
         value = {"a": value}
     assert flat(value) == {"a/a/a/a/a/a/a/a": '{"x":1}'}
 
 
-def test_insertions_give_the_same_order_as_a_sort() -> None:
+def test_the_sort_key_of_trials_yields_the_order_of_a_query() -> None:
     rng = random.Random(5)
     trials = [made_trial(number, 0.0) for number in range(60)]
     for trial in trials:

@@ -26,7 +26,7 @@ def trials(draw: st.DrawFn) -> list[Trial]:
 
 
 @given(trials(), st.integers(1, 60), st.booleans())
-def test_a_sample_has_the_best_and_every_improvement_in_order(
+def test_a_sample_has_the_best_trials_and_all_improvements_in_order(
     all_trials: list[Trial], most: int, maximize: bool
 ) -> None:
     chosen = sampled(all_trials, most, maximize=maximize)
@@ -51,7 +51,7 @@ def test_a_sample_has_the_best_and_every_improvement_in_order(
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
-def test_an_even_sample_has_equal_distances_and_includes_the_last_item(count: int, most: int) -> None:
+def test_evenly_spaced_indices_include_the_last_index(count: int, most: int) -> None:
     places = even(count, most)
     assert len(places) == min(count, most)
     assert places == sorted(set(places))
@@ -63,7 +63,7 @@ def test_an_even_sample_has_equal_distances_and_includes_the_last_item(count: in
         assert max(gaps) - min(gaps) <= 1
 
 
-def test_a_sample_has_the_pareto_front_and_only_feasible_improvements():
+def test_a_sample_has_the_pareto_front_and_infeasible_trials_are_no_improvements():
     trials = [Trial(f"t{number}", number, {}, {}, 0.0, "job") for number in range(1000)]
     for trial in trials:
         trial.run.value, trial.run.is_feasible = float(trial.sequence_id), trial.sequence_id % 2 == 0

@@ -9,7 +9,7 @@ import nni_sdk as nni
 from nni_manager.domain.trial_seed import trial_seed
 
 
-def test_experiments_with_the_same_tuner_seed_have_the_same_trial_seeds():
+def test_trial_seeds_are_distinct_and_determined_by_the_tuner_seed():
     seeds = [trial_seed("aaaaaaaa", 7, number) for number in range(100)]
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**32 for seed in seeds)
@@ -21,7 +21,7 @@ def test_experiments_with_the_same_tuner_seed_have_the_same_trial_seeds():
 
 
 @pytest.mark.parametrize(("environ", "given", "expected"), [("5", None, 5), (None, None, 0), ("5", 9, 9)])
-def test_seed_everything_seeds_random_and_numpy(monkeypatch, environ, given, expected):
+def test_seed_everything_seeds_the_generators_of_python_and_numpy(monkeypatch, environ, given, expected):
     monkeypatch.delenv("NNI_SEED", raising=False)
     if environ is not None:
         monkeypatch.setenv("NNI_SEED", environ)

@@ -1,4 +1,4 @@
-"""The table of trials: which trials it shows, in which order, in which columns, and in which form."""
+"""The table of trials: selection, order, columns and format."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def numbers(trials):
     return [each["sequenceId"] for each in trials]
 
 
-def test_the_state_option_is_case_insensitive_and_refuses_unknown_states():
+def test_states_are_selected_in_any_letter_case_and_an_unknown_state_is_refused():
     assert numbers(trial_table.in_states(TRIALS, ["failed", "Running"])) == [1, 2]
     assert numbers(trial_table.in_states(TRIALS, [])) == [0, 1, 2, 3, 4]
     with pytest.raises(UserError, match=r"cannot use --state lost: .*; write one of WAITING, .*FAILED"):
@@ -48,7 +48,7 @@ def test_the_state_option_is_case_insensitive_and_refuses_unknown_states():
 
 
 @pytest.mark.parametrize(("maximize", "expected"), [(True, [3, 0, 4]), (False, [0, 4, 3])])
-def test_the_best_option_lists_the_best_trials_without_failed_trials(maximize, expected):
+def test_the_best_trials_come_first_and_failed_trials_are_omitted(maximize, expected):
     objectives = MAXIMIZE if maximize else MINIMIZE
     finals = [(TRIALS[number]["id"], str(TRIALS[number]["value"])) for number in (0, 3, 4)]
     assert numbers(trial_table.best(TRIALS, finals, 9, objectives)) == expected
@@ -56,7 +56,7 @@ def test_the_best_option_lists_the_best_trials_without_failed_trials(maximize, e
     assert numbers(trial_table.best(TRIALS[:3], finals, 1, objectives)) == [0], "of the filtered ones"
 
 
-def test_with_several_objectives_the_best_option_lists_the_pareto_front(capsys):
+def test_the_best_trials_for_several_objectives_are_the_pareto_front(capsys):
     two = Objectives((Objective("acc", "maximize"), Objective("ms", "minimize")))
     points = {0: (0.9, 20), 3: (0.8, 10), 4: (0.8, 11)}
     finals = [(f"t{number}", json.dumps({"acc": acc, "ms": ms})) for number, (acc, ms) in points.items()]
@@ -73,7 +73,7 @@ def test_with_several_objectives_the_best_option_lists_the_pareto_front(capsys):
     ]
 
 
-def test_a_metric_with_the_name_of_a_parameter_can_be_a_column(capsys):
+def test_an_entry_of_results_gets_a_column_even_if_a_parameter_has_the_same_name(capsys):
     results = [("t0", '{"lr": 7, "state": "good", "loss": 2}'), ("t3", '{"loss": 1}'), ("t4", "0.5")]
     trials = trial_table.with_metrics(TRIALS, results)
     assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False))[:2] == [3, 0]
@@ -92,16 +92,16 @@ def test_a_metric_with_the_name_of_a_parameter_can_be_a_column(capsys):
         ("value", [0, 4, 3, 1, 2], [1, 3, 0, 4, 2]),
         ("time", [3, 1, 0, 4, 2], [4, 0, 1, 3, 2]),
         ("state", [4, 1, 2, 0, 3], [0, 3, 2, 1, 4]),
-        # Numbers come before text. Trials without the parameter come last.
+        # Numbers precede text, and trials without the parameter are last.
         ("lr", [0, 2, 1, 3, 4], [1, 2, 0, 3, 4]),
     ],
 )
-def test_sorted_trials_without_a_value_come_last(column, ascending, descending):
+def test_trials_without_a_value_in_the_sort_column_come_last(column, ascending, descending):
     assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=False)) == ascending
     assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=True)) == descending
 
 
-def test_an_unknown_column_is_an_error_that_lists_the_known_columns():
+def test_an_unknown_column_is_refused_with_a_list_of_known_columns():
     known = "no., trial, state, value, time, started, ended, tags, note, parameters, lr"
     with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
         trial_table.columns_of("no.,units", TRIALS)
@@ -109,8 +109,8 @@ def test_an_unknown_column_is_an_error_that_lists_the_known_columns():
         trial_table.sorted_by(TRIALS, "units", is_descending=False)
 
 
-def test_output_to_a_pipe_is_tab_separated_and_not_wrapped(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "72")  # some shells export COLUMNS
+def test_output_to_a_pipe_is_tab_separated_without_line_wraps(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")  # Some shells export this variable.
     trials = [
         a_trial(7, value=1 / 3, net={"_name": "conv", "size": 1 / 3}, text="a\tb\nc" * 100),
         a_trial(8, "WAITING", took_s=None, net={"_name": "none"}),
@@ -124,13 +124,13 @@ def test_output_to_a_pipe_is_tab_separated_and_not_wrapped(capsys, monkeypatch):
     ]
 
 
-def test_a_stopping_trial_shows_the_time_since_the_stop_request(capsys):
+def test_a_stopping_trial_is_shown_with_the_time_of_the_stop_request(capsys):
     at_ms = 1_700_000_000_000.0
     trial_table.show([a_trial(2, "STOPPING", took_s=None) | {"stoppingSince": at_ms}], ["state"])
     assert f"STOPPING since {output.moment(at_ms)}" in capsys.readouterr().out
 
 
-def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
+def test_a_number_is_never_split_between_lines_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "72")
@@ -143,7 +143,7 @@ def test_a_number_is_never_split_on_a_terminal(capsys, monkeypatch):
     ]
 
 
-def test_nested_parameters_are_listed_after_the_name_of_their_choice():
+def test_parameters_of_a_nested_choice_follow_the_name_of_the_choice():
     assert (
         output.parameters(
             {

@@ -20,7 +20,7 @@ from nni_manager.web.trial_views import TrialViews
 
 
 class Made:
-    """An experiment of made trials, whose results are random."""
+    """An experiment whose trials have random results."""
 
     def __init__(self, count: int) -> None:
         self.rng = random.Random(3)
@@ -60,7 +60,7 @@ def ids(document: Any) -> list[str]:
 
 @pytest.fixture
 def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
-    """The queries that were computed for all trials."""
+    """Records the queries that are computed from all trials."""
     computed: list[Query] = []
     arranged = Query.arranged
 
@@ -72,7 +72,7 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
     return computed
 
 
-def test_consecutive_windows_join_to_the_whole_view(sorts: list[Query]) -> None:
+def test_consecutive_windows_contain_all_matching_trials_in_order(sorts: list[Query]) -> None:
     made = Made(1234)
     query = Query(conditions=(Comparison("x", "<", "3"),), column="value", is_descending=True)
     wanted = [trial.trial_id for trial in query.arranged(made.trials.values())]
@@ -86,7 +86,7 @@ def test_consecutive_windows_join_to_the_whole_view(sorts: list[Query]) -> None:
     assert len(sorts) == 1, "the view is kept"
 
 
-def test_a_window_around_a_trial_contains_the_index_of_the_trial() -> None:
+def test_a_window_around_a_trial_reports_the_position_of_the_trial() -> None:
     made = Made(300)
     query = Query(column="value")
     wanted = [trial.trial_id for trial in query.arranged(made.trials.values())]
@@ -101,7 +101,9 @@ def test_a_window_around_a_trial_contains_the_index_of_the_trial() -> None:
 
 
 @pytest.mark.parametrize("column", ["seq", "value", "p:x", "state", "duration"])
-def test_few_changed_trials_are_inserted_and_many_cause_a_new_sort(column: str, sorts: list[Query]) -> None:
+def test_a_view_inserts_few_changes_and_sorts_again_after_many_changes(
+    column: str, sorts: list[Query]
+) -> None:
     made = Made(500)
     query = Query(text="n1", column=column, is_descending=True)
     made.window(query)
@@ -121,7 +123,7 @@ def test_few_changed_trials_are_inserted_and_many_cause_a_new_sort(column: str, 
     assert found == [trial.trial_id for trial in query.arranged(list(made.trials.values()))]
 
 
-def test_only_the_newest_views_are_kept(sorts: list[Query]) -> None:
+def test_only_the_most_recently_used_views_are_kept(sorts: list[Query]) -> None:
     made = Made(20)
     queries = [Query(text=f"n{number}") for number in range(trial_views._MAX_VIEWS + 1)]
     for query in (*queries, *queries[1:]):
@@ -131,7 +133,7 @@ def test_only_the_newest_views_are_kept(sorts: list[Query]) -> None:
     assert len(sorts) == len(queries) + 1
 
 
-def test_a_trial_that_changes_during_a_sort_is_inserted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_changes_during_a_sort_is_inserted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(50)
     query = Query(column="value")
     arranged = Query.arranged
@@ -148,7 +150,7 @@ def test_a_trial_that_changes_during_a_sort_is_inserted_again(monkeypatch: pytes
     assert ids(made.window(query, 0, 2)) == ["00050", "00007"]
 
 
-def test_a_sample_counts_all_results_and_names_every_parameter_and_metric() -> None:
+def test_a_sample_counts_all_results_and_lists_all_parameters_and_metrics() -> None:
     made = Made(400)
     made.change(
         123, parameters={"net": {"_name": "a", "units": 2}}, final='{"default": 1, "loss": 2}', value=9.0
@@ -168,7 +170,7 @@ def test_a_sample_counts_all_results_and_names_every_parameter_and_metric() -> N
     assert sequence == sorted(sequence)
 
 
-def test_remarks_are_inserted_and_a_sample_reports_that_there_are_tags(sorts: list[Query]) -> None:
+def test_tags_and_notes_are_inserted_into_views_without_a_sort(sorts: list[Query]) -> None:
     made = Made(100)
     query, late = Query(text="tag:keep", column="tags"), Query(text="late")
     assert ids(made.window(query)) == ids(made.window(late)) == []
@@ -184,7 +186,7 @@ def test_remarks_are_inserted_and_a_sample_reports_that_there_are_tags(sorts: li
     assert ids(made.window(query)) == ["00007"]
 
 
-def test_searched_texts_are_released_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_texts_of_trials_are_released_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_views, "_TEXTS_TIMEOUT_S", 0.0)
     made = Made(10)
 

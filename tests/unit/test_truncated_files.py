@@ -1,4 +1,4 @@
-"""State files that a crash or a full disk has truncated: their detection, and their error or replacement."""
+"""State files that were truncated by a crash or a full disk: detection, and then replacement or an error."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from nni_manager.training_services.local.client import _parse_identity
 # ---- documents
 
 
-def test_a_complete_file_is_read_and_a_missing_file_is_none(tmp_path):
+def test_a_complete_file_is_parsed_and_a_missing_file_yields_none(tmp_path):
     path = tmp_path / "state.json"
     assert read_state(path, json.loads) is None
     path.write_text('{"pid": 1}')
@@ -75,7 +75,7 @@ def test_no_prefix_of_a_job_file_is_a_valid_job_file(pid, ticks, gpus, cut):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A database as a killed writer leaves it: some pages in the file, all of them in the write-ahead log."""
+    """A database after its writer was killed: some pages are in the database file, all pages are in the write-ahead log."""
     whole = tmp_path / "whole" / "experiment.sqlite"
     whole.parent.mkdir()
     Store.create(whole, tmp_path, "EXPERIMT", "{}", b"s", 0.0).close()
@@ -100,11 +100,11 @@ def files_of(database):
 
 @pytest.mark.parametrize("part", [0, 0.001, 0.5, 0.99])
 @pytest.mark.parametrize("opens", [Store, StoreReader])
-def test_a_truncated_write_ahead_log_is_an_error_with_a_remedy_and_is_kept(killed, tmp_path, part, opens):
+def test_a_truncated_write_ahead_log_is_refused_with_a_remedy_and_not_changed(killed, tmp_path, part, opens):
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # the first attempt to open the database has not hidden the error
+    for _ in range(2):  # The first attempt must not hide the damage from the second attempt.
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
@@ -113,14 +113,14 @@ def test_a_truncated_write_ahead_log_is_an_error_with_a_remedy_and_is_kept(kille
         )
         assert f"or remove {killed}-shm and resume" in str(refused.value)
     assert files_of(killed) == before
-    # the test follows the remedy of the message
+    # Apply the remedy of the message.
     killed.with_name("experiment.sqlite-shm").unlink()
     with StoreReader(killed) as reader:
         assert reader.experiment().experiment_id == "EXPERIMT"
 
 
 @pytest.mark.parametrize("part", [0, 0.001])
-def test_an_emptied_database_is_an_error_and_its_log_is_kept(killed, tmp_path, part):
+def test_an_emptied_database_is_refused_and_its_write_ahead_log_is_kept(killed, tmp_path, part):
     cut(killed, part)
     before = files_of(killed)
     for opens in (lambda: Store(killed, tmp_path), lambda: StoreReader(killed)):
@@ -144,19 +144,19 @@ def test_a_truncated_database_is_readable_only_if_the_log_has_the_missing_pages(
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
     ):
         Store(folded, tmp_path)
-    # These files are in the state after an interrupted checkpoint of the log.
+    # This is the state after an interrupted checkpoint.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
 
 
 @pytest.mark.parametrize("part", [0, 0.5])
-def test_the_index_of_the_log_is_rebuilt(killed, part):
+def test_a_truncated_index_of_the_write_ahead_log_is_rebuilt(killed, part):
     cut(killed.with_name("experiment.sqlite-shm"), part)
     with StoreReader(killed) as reader:
         assert reader.experiment().error == "299" * 2000
 
 
-def test_files_of_a_database_that_this_process_has_open_are_left_alone(killed, tmp_path):
+def test_files_of_a_database_that_this_process_has_open_are_not_checked(killed, tmp_path):
     databases = OpenDatabases()
     assert databases.add(killed) is None
     cut(killed, 0)
@@ -166,7 +166,7 @@ def test_files_of_a_database_that_this_process_has_open_are_left_alone(killed, t
     assert databases.add(killed) == f"{killed} is empty"
 
 
-def test_a_reader_in_the_process_of_the_writer_does_not_release_its_locks(tmp_path):
+def test_a_reader_in_the_process_of_the_writer_keeps_the_locks_of_the_writer(tmp_path):
     path = tmp_path / "experiment.sqlite"
     with contextlib.closing(Store.create(path, tmp_path, "EXPERIMT", "{}", b"s", 0.0)) as store:
         store._connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Calls of the tuner and the assessor: their threads, their order, and their batches."""
+"""Calls of the tuner and the assessor: threads, order and batches."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ from nni_manager.tuner.registry import make_tuner
 
 
 class Slow(BaseAssessor):
-    """Blocks until it may answer, and rejects a trial that has reported 5."""
+    """Blocks until `may_answer` is set, and stops a trial that has reported 5."""
 
     def __init__(self):
         self.may_answer = threading.Event()
@@ -39,7 +39,7 @@ class Slow(BaseAssessor):
         self.received.append((trial_id, "end"))
 
 
-def test_results_reported_while_the_assessor_is_busy_are_assessed_together(tmp_path):
+def test_results_reported_while_the_assessor_is_busy_are_assessed_in_batches(tmp_path):
     slow, posted = Slow(), []
 
     async def scenario():
@@ -70,12 +70,12 @@ def test_results_reported_while_the_assessor_is_busy_are_assessed_together(tmp_p
     ]
 
 
-# The tuner below blocks for the first of these trials and raises for the second.
+# The tuner blocks for trial WAITS and raises for trial RAISES.
 WAITS, RAISES = 98, 99
 
 
 class Noting(BaseTuner):
-    """Records for each call whether it is on the main thread. Can answer slowly or block."""
+    """Records for each call whether it is on the main thread. Can be slow or block."""
 
     def __init__(self, learns=False):
         self.learns = learns
@@ -104,7 +104,7 @@ class Noting(BaseTuner):
 
 
 def posted_events(tmp_path, tuner, scenario):
-    """The events that were posted while `scenario` used these algorithms."""
+    """The events that the executor posted during `scenario`."""
     posted = []
 
     async def run():
@@ -119,11 +119,11 @@ def posted_events(tmp_path, tuner, scenario):
 
 @pytest.fixture
 def generous_limit(monkeypatch):
-    """A limit for fast calls that even a busy machine meets."""
+    """A limit for fast calls that is met even on a busy machine."""
     monkeypatch.setattr(algorithms_module, "_MOMENT_S", 0.2)
 
 
-def test_a_fast_tuner_that_does_not_learn_is_called_without_a_thread(tmp_path, generous_limit):
+def test_a_fast_tuner_that_does_not_learn_is_called_on_the_main_thread(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -140,7 +140,7 @@ def test_a_fast_tuner_that_does_not_learn_is_called_without_a_thread(tmp_path, g
     assert "not this one" in failed.message
 
 
-def test_a_tuner_that_becomes_slow_is_called_in_a_thread_again(tmp_path, generous_limit):
+def test_a_tuner_that_becomes_slow_is_called_on_the_tuner_thread_again(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -152,7 +152,7 @@ def test_a_tuner_that_becomes_slow_is_called_in_a_thread_again(tmp_path, generou
     assert tuner.on_main_thread == [False] * 3 + [True] * 2 + [False] * 3 + [True] * 2
 
 
-def test_a_tuner_is_never_called_on_two_threads_at_once(tmp_path, generous_limit):
+def test_a_tuner_is_never_called_on_two_threads_simultaneously(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -167,7 +167,7 @@ def test_a_tuner_is_never_called_on_two_threads_at_once(tmp_path, generous_limit
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, WAITS, 4]
 
 
-def test_a_learning_tuner_is_always_called_in_a_thread(tmp_path, generous_limit):
+def test_a_tuner_that_learns_is_always_called_on_the_tuner_thread(tmp_path, generous_limit):
     tuner = Noting(learns=True)
 
     async def scenario(algorithms):
@@ -178,7 +178,7 @@ def test_a_learning_tuner_is_always_called_in_a_thread(tmp_path, generous_limit)
     assert tuner.on_main_thread == [False] * 8
 
 
-def test_a_tuner_with_slow_requests_and_fast_results_is_called_in_a_thread(tmp_path, generous_limit):
+def test_a_tuner_with_slow_requests_is_always_called_on_the_tuner_thread(tmp_path, generous_limit):
     tuner = Noting()
     tuner.is_slow = True
 
@@ -192,7 +192,7 @@ def test_a_tuner_with_slow_requests_and_fast_results_is_called_in_a_thread(tmp_p
     assert tuner.on_main_thread == [False] * 15
 
 
-def test_after_an_import_of_results_the_speed_of_a_tuner_is_measured_again(tmp_path, generous_limit):
+def test_the_speed_of_a_tuner_is_measured_again_after_an_import_of_results(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -206,12 +206,12 @@ def test_after_an_import_of_results_the_speed_of_a_tuner_is_measured_again(tmp_p
     assert tuner.on_main_thread == ([False] * 3 + [True]) * 2
 
 
-def test_requests_before_an_import_do_not_count_for_the_tuners_speed(tmp_path, generous_limit):
+def test_requests_made_before_an_import_do_not_count_as_fast_calls(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
         asking = [asyncio.ensure_future(algorithms.ask(number)) for number in range(4)]
-        await asyncio.sleep(0)  # the thread has received all requests
+        await asyncio.sleep(0)  # All requests are now in the queue of the thread.
         await algorithms.teach([])
         await asyncio.gather(*asking)
         await algorithms.ask(4)
@@ -220,7 +220,7 @@ def test_requests_before_an_import_do_not_count_for_the_tuners_speed(tmp_path, g
     assert tuner.on_main_thread == [False] * 5
 
 
-def test_a_cancelled_request_keeps_the_thread_busy_until_it_is_answered(tmp_path, generous_limit):
+def test_a_cancelled_request_delays_the_next_request_until_the_tuner_returns(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -236,7 +236,7 @@ def test_a_cancelled_request_keeps_the_thread_busy_until_it_is_answered(tmp_path
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, 4]
 
 
-def test_each_iteration_of_the_event_loop_has_its_own_time_limit(tmp_path, generous_limit):
+def test_each_iteration_of_the_event_loop_has_its_own_time_limit_for_tuner_calls(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -252,13 +252,13 @@ def test_each_iteration_of_the_event_loop_has_its_own_time_limit(tmp_path, gener
 
 
 class Pausing(Noting):
-    """Has no parameters for now."""
+    """Has no parameters at the moment."""
 
     def ask(self, trial_key):
         return Later.LATER
 
 
-def test_a_tuner_that_has_no_parameters_for_now_is_not_exhausted(tmp_path):
+def test_a_tuner_without_parameters_at_the_moment_is_reported_as_not_ready(tmp_path):
     async def play(algorithms):
         await algorithms.ask(7)
 

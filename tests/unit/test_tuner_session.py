@@ -1,4 +1,4 @@
-"""The observations that a tuner gets after a change of the search space or a manager restart."""
+"""The observations that a tuner receives after a change of the search space or a manager restart."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ FATAL_VALUE = 666.0
 
 
 class Recorder(BaseTuner):
-    """Proposes its own number, and records its calls."""
+    """Proposes the trial key as x, and records all calls."""
 
     def __init__(self, config):
         self.revision = config.search_space_revision
@@ -47,7 +47,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture
 def tuners(config):
-    """A tuner session, and the tuners that it has created so far."""
+    """A tuner session, and the list of tuners that the session has created."""
     made = []
 
     def make(config):
@@ -63,7 +63,7 @@ def result(value):
     )
 
 
-def test_an_unchanged_tuner_is_restored_with_all_results_and_metadata(tuners):
+def test_a_tuner_receives_results_and_gets_its_metadata_back_unchanged(tuners):
     session, (tuner,) = tuners
     assert session.ask(0) == Suggestion({"x": 0}, {"own": 0})
     session.tell_result(0, result(0.5))
@@ -71,18 +71,18 @@ def test_an_unchanged_tuner_is_restored_with_all_results_and_metadata(tuners):
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_a_deferred_response_of_a_tuner_is_passed_on(tuners, answer):
+def test_ask_returns_none_or_later_unchanged_from_the_tuner(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer
 
 
-def test_after_a_search_space_change_the_new_tuner_gets_each_result_once(tuners, config):
+def test_a_new_tuner_receives_each_result_once_after_a_search_space_change(tuners, config):
     session, made = tuners
     for key in range(4):
         session.ask(key)
     session.tell_result(0, result(0.0))
-    # Trials 0 and 1 have ended; the result of 1 is not reported yet.
+    # Trials 0 and 1 have ended. The result of trial 1 is reported later.
     known = [PriorResult({"x": 0}, 0.0, "0.0"), PriorResult({"x": 1}, 0.1, "0.1")]
     session.change_space(config.replace(search_space_revision=1), known, over={0, 1})
     first, second = made
@@ -99,7 +99,7 @@ def test_after_a_search_space_change_the_new_tuner_gets_each_result_once(tuners,
     assert second.is_closed
 
 
-def test_a_resumed_tuner_restores_its_own_trials_and_imports_other_results(config):
+def test_a_restarted_tuner_restores_its_trials_and_imports_trials_of_earlier_spaces(config):
     now = config.replace(search_space_revision=1)
     session = TunerSession(now, Recorder)
     earlier = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
@@ -114,7 +114,7 @@ def test_a_resumed_tuner_restores_its_own_trials_and_imports_other_results(confi
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 
-def test_a_new_tuner_that_fails_on_known_results_does_not_replace_the_current_tuner(tuners, config):
+def test_a_new_tuner_that_fails_to_import_results_is_closed_and_not_used(tuners, config):
     session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):
         session.change_space(

@@ -1,4 +1,4 @@
-"""Links, pipes and devices that others put into a workspace folder are neither followed nor waited for."""
+"""Links, pipes and devices that another user puts into a workspace folder are not followed and do not block."""
 
 import io
 import os
@@ -64,7 +64,7 @@ def a_device(folder: Path) -> None:
 OBSTACLES = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
 
 
-def test_links_in_the_path_to_the_folder_are_followed(folder: Path) -> None:
+def test_links_above_the_folder_are_followed(folder: Path) -> None:
     link = folder.parent / "mount"
     link.symlink_to(folder)
     assert content(link, link / "output" / "stdout") == b"mine"
@@ -78,13 +78,13 @@ def test_only_regular_files_inside_the_folder_are_opened(folder: Path, obstacle)
 
 
 @pytest.mark.parametrize("path", ["../secret", "output/../../secret"])
-def test_a_path_that_leads_outside_the_folder_is_rejected(folder: Path, path: str) -> None:
+def test_a_path_that_leads_outside_the_folder_is_refused(folder: Path, path: str) -> None:
     with pytest.raises(ValueError, match=r"cannot open|subpath"):
         open_beneath(folder, folder / path)
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_a_keeper_sends_no_bytes_of_a_replaced_stream_file(folder: Path, obstacle) -> None:
+def test_a_keeper_sends_no_bytes_if_a_stream_file_was_replaced(folder: Path, obstacle) -> None:
     obstacle(folder)
     tail = Tail(AttemptFolder(folder))
     assert tail.sizes((Stream.STDOUT,)) == {Stream.STDOUT: 0}
@@ -113,13 +113,12 @@ def a_hard_link_at_the_path(temporary: Path) -> None:
 @pytest.mark.parametrize(
     "put", [a_link_at_the_path, a_pipe_at_the_path, a_readable_file_at_the_path, a_hard_link_at_the_path]
 )
-def test_an_obstacle_at_the_temporary_path_is_neither_written_to_nor_renamed(tmp_path: Path, put) -> None:
+def test_an_obstacle_at_the_temporary_path_is_removed_and_not_written_to(tmp_path: Path, put) -> None:
     (tmp_path / "passwd").write_bytes(SECRET)
     temporary = tmp_path / ".exit.json.new"
     put(temporary)
-    reader = os.open(
-        temporary, os.O_RDONLY | os.O_NONBLOCK
-    )  # a writer on a pipe blocks unless the pipe has a reader
+    # A writer on a pipe blocks unless the pipe has a reader.
+    reader = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)
     replace_file(tmp_path / "exit.json", b"{}", 0o600)
     os.close(reader)
     made = (tmp_path / "exit.json").lstat()
@@ -130,7 +129,7 @@ def test_an_obstacle_at_the_temporary_path_is_neither_written_to_nor_renamed(tmp
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0b", "a\nb", "x" * 241])
-def test_an_id_that_would_lead_outside_its_folder_is_rejected(name: str) -> None:
+def test_an_id_that_would_lead_outside_its_folder_is_refused(name: str) -> None:
     workspace = Workspace(Path("/mnt/exp"))
     for make in (
         lambda: workspace.trial(name),
@@ -144,7 +143,7 @@ def test_an_id_that_would_lead_outside_its_folder_is_rejected(name: str) -> None
             make()
 
 
-def test_an_unpacked_file_loses_special_permissions_and_its_owner(tmp_path: Path) -> None:
+def test_an_unpacked_file_has_no_special_permissions_and_is_owned_by_this_user(tmp_path: Path) -> None:
     snapshot = tmp_path / "code-0.tar.gz"
     with tarfile.open(snapshot, "w:gz") as archive:
         member = tarfile.TarInfo("tool")

@@ -1,4 +1,4 @@
-"""What cannot be opened as a file of an experiment is recognized without opening it."""
+"""Files of an experiment that cannot be used are recognised without opening them."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_pipe, a_device, a_socket])
-def test_a_folder_or_pipe_in_place_of_a_file_is_an_error_with_a_remedy(
+def test_a_folder_pipe_device_or_socket_in_place_of_a_file_is_refused(
     tmp_path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "x.json"
@@ -38,7 +38,7 @@ def test_a_folder_or_pipe_in_place_of_a_file_is_an_error_with_a_remedy(
     assert why_unusable(path, "remove it") == f"cannot use {path}: it is a {what}, not a file; remove it"
 
 
-def test_a_file_that_this_user_can_open_or_that_is_missing_is_usable(tmp_path) -> None:
+def test_an_accessible_or_missing_file_is_usable(tmp_path) -> None:
     (tmp_path / "x").touch()
     assert why_unusable(tmp_path / "x", "remove it", os.R_OK | os.W_OK) == ""
     assert why_unusable(tmp_path / "missing", "remove it") == ""
@@ -46,7 +46,7 @@ def test_a_file_that_this_user_can_open_or_that_is_missing_is_usable(tmp_path) -
 
 
 def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch) -> None:
-    """SQLite removes its write-ahead log with the last connection."""
+    """For example, SQLite removes its write-ahead log when the last connection is closed."""
     path = tmp_path / "x-wal"
     path.touch()
 
@@ -58,15 +58,14 @@ def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch
     assert why_unusable(path, "remove it") == ""
 
 
-def test_a_file_without_access_rights_is_an_error_with_a_remedy(tmp_path, monkeypatch) -> None:
+def test_an_inaccessible_file_is_refused_with_the_chmod_command(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    monkeypatch.setattr(
-        unusable_files.os, "access", lambda *_, **__: False
-    )  # the check runs as for a user other than root
+    # This is the result for all users except root.
+    monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 
 
-def test_a_file_in_place_of_a_folder_is_an_error(tmp_path) -> None:
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path) -> None:
     (tmp_path / "x").touch()
     assert (
         why_no_folder(tmp_path / "x", "move it away")

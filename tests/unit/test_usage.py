@@ -27,12 +27,12 @@ def test_any_process_name_is_parsed(name):
 
 
 @pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
-def test_an_invalid_stat_raises(content):
+def test_a_malformed_stat_file_raises(content):
     with pytest.raises(ValueError):  # noqa: PT011 - any message
         ProcessStat.from_bytes(content)
 
 
-def test_the_tree_contains_all_descendants_and_no_other_process():
+def test_descendants_of_a_process_exclude_all_unrelated_processes():
     with (
         subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell,
         subprocess.Popen(["sleep", "60"]) as other,
@@ -50,7 +50,7 @@ def test_the_tree_contains_all_descendants_and_no_other_process():
             end_all(lambda: [shell.pid, other.pid, *descendants((shell.pid,))])
 
 
-def test_without_lists_of_children_all_processes_are_scanned(monkeypatch):
+def test_all_processes_are_scanned_if_the_kernel_lists_no_children(monkeypatch):
     def no_lists(path):
         if "children" in str(path):
             raise FileNotFoundError(path)
@@ -64,7 +64,7 @@ def test_without_lists_of_children_all_processes_are_scanned(monkeypatch):
     assert child.pid in found
 
 
-def test_the_stat_of_this_process_is_read():
+def test_the_stat_file_of_this_process_is_parsed():
     own = ProcessStat.of(os.getpid())
     assert own.parent == os.getppid()
     assert own.rss_bytes > 1_000_000
@@ -94,7 +94,7 @@ def test_a_sample_takes_less_than_a_five_hundredth_of_a_core(tmp_path):
     assert took_s < 0.002 * sampler.delay_s
 
 
-def test_a_folder_of_many_files_is_measured_less_often(tmp_path):
+def test_the_disk_usage_of_a_folder_with_many_files_is_measured_less_often(tmp_path):
     for number in range(2000):
         (tmp_path / str(number)).touch()
     sampler = UsageSampler(KEY, tmp_path, None)

@@ -1,4 +1,4 @@
-"""The commands that can run in a warm interpreter."""
+"""Commands that can run in a warm interpreter."""
 
 import shlex
 
@@ -22,7 +22,7 @@ from trial_keeper.core.warm_command import WarmCommand, warm_command
         ("python 'my script.py' \"it's\"", WarmCommand("python", "my script.py", ("it's",))),
     ],
 )
-def test_a_command_that_starts_a_python_script_is_parsed(command, wanted):
+def test_a_plain_python_command_is_parsed_for_the_warm_interpreter(command, wanted):
     assert warm_command(command) == wanted
 
 
@@ -71,11 +71,11 @@ def test_a_command_that_starts_a_python_script_is_parsed(command, wanted):
         "python train.py \0",
     ],
 )
-def test_any_other_command_is_run_by_the_shell(command):
+def test_a_command_with_shell_syntax_or_interpreter_options_is_left_to_the_shell(command):
     assert warm_command(command) is None
 
 
-# A command line is text of the operating system and contains no NUL.
+# A command line cannot contain a NUL byte.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
@@ -88,6 +88,6 @@ def test_quoted_words_are_parsed_unchanged(arguments, stem, is_unbuffered):
 
 
 @given(st.text())
-def test_any_command_text_is_parsed_without_an_exception(text):
+def test_any_text_is_parsed_without_an_exception(text):
     warm_command(text)
     warm_command(f"python train.py {text}")

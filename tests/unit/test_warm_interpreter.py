@@ -1,4 +1,4 @@
-"""The pure decisions of the warm interpreter."""
+"""Decisions of the warm interpreter that need no process."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from trial_keeper.host import warm_interpreter
 
 
 @pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"])
-def test_an_open_gpu_device_counts_as_an_initialised_gpu(device):
+def test_an_open_nvidia_device_is_reported_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 
-def test_devices_without_state_do_not_prevent_warm_starts():
+def test_open_devices_without_state_are_not_reported():
     assert warm_interpreter._impurity_of(["/dev/urandom", "/dev/null"]) is None
 
 
@@ -34,5 +34,5 @@ def test_an_open_descriptor_that_trials_would_share_is_reported(target):
         (KeyboardInterrupt(), None),
     ],
 )
-def test_an_exception_in_a_warm_trial_has_pythons_exit_code(error, code):
+def test_an_exception_is_mapped_to_the_exit_code_that_python_would_return(error, code):
     assert warm_interpreter._code_of(error) == code

@@ -1,4 +1,4 @@
-"""`warmStart`: which points of earlier experiments a new one starts with, and why not."""
+"""`warmStart`: the points of earlier experiments with which a new experiment starts, and reasons to refuse an experiment."""
 
 import json
 
@@ -32,7 +32,7 @@ def state_home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def an_earlier(tmp_path):
-    """Stores a finished experiment with these results, and returns its id."""
+    """Store a finished experiment with these results. Returns the experiment."""
     made = []
 
     def make(results=RESULTS, space=SPACE, **config):
@@ -55,7 +55,7 @@ def an_earlier(tmp_path):
 
 @pytest.fixture
 def chosen(tmp_path):
-    """The points that a new experiment with this `warmStart` starts with, and the warnings."""
+    """Returns the points with which a new experiment with this `warmStart` starts, and the warnings."""
 
     def choose(warm_start, space=SPACE, tuner="Auto", mode="maximize", **keys):
         (tmp_path / "space.json").write_text(json.dumps(space))
@@ -77,13 +77,13 @@ def chosen(tmp_path):
     return choose
 
 
-def test_the_best_point_of_each_named_experiment_comes_first(an_earlier, chosen):
+def test_warm_start_uses_the_best_point_of_each_named_experiment(an_earlier, chosen):
     one = an_earlier().folder.experiment_id
     two = an_earlier([({"lr": 0.1, "net": NET}, 4.0)]).folder.experiment_id
     assert chosen([two, one]) == ([(0.1, 4.0), (0.5, 9.0)], [])
 
 
-def test_the_best_point_is_chosen_in_the_direction_of_the_new_experiment(an_earlier, chosen):
+def test_warm_start_refuses_an_experiment_with_a_different_direction(an_earlier, chosen):
     tuner = {"builtinTunerName": "Random", "classArgs": {"optimize_mode": "minimize"}}
     earlier = an_earlier(tuner=tuner).folder.experiment_id
     assert chosen([earlier], mode="minimize") == ([(0.75, 1.0)], [])
@@ -92,8 +92,8 @@ def test_the_best_point_is_chosen_in_the_direction_of_the_new_experiment(an_earl
     assert f"experiment {earlier}: it has to minimize default, and this one to maximize it; " in warning
 
 
-def test_a_pareto_front_contributes_its_ends_and_points_between(an_earlier, chosen):
-    # A higher accuracy needs a larger size. The last result is worse in both metrics.
+def test_warm_start_uses_both_ends_of_a_pareto_front_and_points_between(an_earlier, chosen):
+    # A higher accuracy requires a larger size. The last result is worse in both objectives.
     results = [({"lr": n / 100, "net": NET}, {"accuracy": n / 100, "size": n}) for n in range(1, 41)]
     results.append(({"lr": 0.9, "net": NET}, {"accuracy": 0.01, "size": 99}))
     tuner = {"builtinTunerName": "NSGAII"}
@@ -103,7 +103,7 @@ def test_a_pareto_front_contributes_its_ends_and_points_between(an_earlier, chos
     assert (points[0], points[-1]) == ((0.4, 0.4), (0.01, 0.01))
 
 
-def test_an_objective_of_several_can_become_the_only_objective(an_earlier, chosen):
+def test_warm_start_can_use_one_of_several_objectives_of_an_earlier_experiment(an_earlier, chosen):
     results = [({"lr": n / 10, "net": NET}, {"accuracy": n / 10, "size": n}) for n in range(1, 5)]
     tuner = {"builtinTunerName": "NSGAII"}
     earlier = an_earlier(results, tuner=tuner, objectives=OBJECTIVES).folder.experiment_id
@@ -116,7 +116,7 @@ def test_an_objective_of_several_can_become_the_only_objective(an_earlier, chose
     assert "it has no result with default that counts; " in warning
 
 
-def test_the_best_point_inside_the_new_search_space_is_used(an_earlier, chosen):
+def test_warm_start_uses_the_best_point_inside_the_search_space(an_earlier, chosen):
     earlier = an_earlier().folder.experiment_id
     narrow = SPACE | {"lr": {"_type": "uniform", "_value": [0, 0.4]}}
     points, (warning,) = chosen([earlier], space=narrow)
@@ -131,7 +131,7 @@ def test_the_best_point_inside_the_new_search_space_is_used(an_earlier, chosen):
 
 
 @pytest.mark.parametrize("warm_start", ["auto", None])
-def test_an_experiment_with_other_parameters_is_not_used(an_earlier, chosen, warm_start):
+def test_warm_start_refuses_an_experiment_with_different_parameters(an_earlier, chosen, warm_start):
     other = {"lr": SPACE["lr"], "depth": {"_type": "randint", "_value": [1, 9]}}
     earlier = an_earlier([({"lr": 0.1, "depth": 3}, 1.0)], space=other).folder.experiment_id
     points, warnings = chosen(warm_start or [earlier])
@@ -144,7 +144,7 @@ def test_an_experiment_with_other_parameters_is_not_used(an_earlier, chosen, war
 
 
 @pytest.mark.parametrize("warm_start", ["auto", None])
-def test_an_experiment_that_has_not_ended_is_not_used(an_earlier, chosen, warm_start):
+def test_warm_start_refuses_an_experiment_that_has_not_ended(an_earlier, chosen, warm_start):
     running = an_earlier()
     write(running.folder, experiment_row(ExperimentState.RUNNING, "", 1.0, None, any_compatible_keeper=True))
     points, warnings = chosen(warm_start or [running.folder.experiment_id])
@@ -153,7 +153,9 @@ def test_an_experiment_that_has_not_ended_is_not_used(an_earlier, chosen, warm_s
 
 
 @pytest.mark.parametrize("warm_start", ["auto", None])
-def test_a_damaged_experiment_causes_a_warning_and_other_experiments_are_used(an_earlier, chosen, warm_start):
+def test_warm_start_reports_a_damaged_experiment_and_uses_the_remaining_experiments(
+    an_earlier, chosen, warm_start
+):
     damaged, good = an_earlier(), an_earlier()
     database = damaged.folder.database
     database.write_bytes(b"no database" * 1000)
@@ -164,26 +166,26 @@ def test_a_damaged_experiment_causes_a_warning_and_other_experiments_are_used(an
     assert warning.endswith("; the search starts without it (warmStart)")
 
 
-def test_an_unknown_experiment_causes_a_warning(chosen):
+def test_warm_start_reports_an_unknown_experiment(chosen):
     points, (warning,) = chosen(["nowhere"])
     assert points == []
     assert "cannot find experiment 'nowhere'" in warning
 
 
-def test_auto_uses_the_newest_finished_experiments(an_earlier, chosen):
+def test_automatic_warm_start_uses_the_newest_finished_experiments(an_earlier, chosen):
     for number in range(MAX_AUTOMATIC + 2):
         an_earlier([({"lr": number / 10, "net": NET}, float(number))])
     assert [lr for lr, _ in chosen("auto")[0]] == [number / 10 for number in range(MAX_AUTOMATIC + 1, 1, -1)]
 
 
-def test_equal_points_are_proposed_once(an_earlier, chosen):
+def test_a_warm_start_point_is_used_only_once(an_earlier, chosen):
     earlier = [an_earlier().folder.experiment_id for _ in range(2)]
     assert chosen(earlier) == ([(0.5, 9.0)], [])
     assert chosen([earlier[0], earlier[0]]) == ([(0.5, 9.0)], [])
     assert chosen(earlier, initialTrials=[{"lr": 0.5, "net": NET}]) == ([], [])
 
 
-def test_results_in_a_file_are_used(tmp_path, chosen):
+def test_warm_start_uses_results_in_an_exported_file(tmp_path, chosen):
     entries = [{"trialJobId": "a", "parameter": each, "value": value} for each, value in RESULTS]
     entries.append({"parameter": {"lr": 5}, "value": 2})
     (tmp_path / "results.json").write_text(json.dumps(entries))
@@ -201,7 +203,7 @@ def test_results_in_a_file_are_used(tmp_path, chosen):
         ("[]", "it has no result with default that counts"),
     ],
 )
-def test_a_file_without_results_causes_a_warning(tmp_path, chosen, text, why):
+def test_warm_start_reports_a_file_without_results(tmp_path, chosen, text, why):
     if text is not None:
         (tmp_path / "results.json").write_text(text)
     points, (warning,) = chosen(["./results.json"])
@@ -209,7 +211,7 @@ def test_a_file_without_results_causes_a_warning(tmp_path, chosen, text, why):
     assert why in warning
 
 
-def test_budget_parameters_of_hyperband_are_left_out(an_earlier, chosen):
+def test_warm_start_omits_the_parameters_that_hyperband_adds(an_earlier, chosen):
     results = [({"lr": 0.5, "net": NET, "TRIAL_BUDGET": 3}, 1.0)]
     advisor = {"builtinAdvisorName": "Hyperband", "classArgs": {"optimize_mode": "maximize"}}
     earlier = an_earlier(results, tuner=None, advisor=advisor).folder.experiment_id
@@ -217,11 +219,11 @@ def test_budget_parameters_of_hyperband_are_left_out(an_earlier, chosen):
 
 
 @pytest.mark.parametrize("tuner", ["Hyperband", "BOHB", "PBTTuner"])
-def test_tuners_that_add_parameters_have_no_warm_start(chosen, tuner):
+def test_warm_start_is_refused_for_tuners_that_add_parameters(chosen, tuner):
     with pytest.raises(ConfigInvalid, match=rf"{tuner} adds parameters to those of the search space"):
         chosen("auto", tuner=tuner)
 
 
-def test_without_the_warm_start_key_no_points_are_used(an_earlier, chosen):
+def test_warm_start_is_off_by_default(an_earlier, chosen):
     an_earlier()
     assert chosen([]) == chosen(None) == ([], [])

@@ -1,4 +1,4 @@
-"""Conversion of messages to protobuf and back."""
+"""Conversion of messages to protobuf and from protobuf."""
 
 import contextlib
 import dataclasses
@@ -85,7 +85,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 
 
 @pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
-def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_rejected(text: str) -> None:
+def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_refused(text: str) -> None:
     valid = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
     for name in ("experiment_id", "job_id", "task"):
         request = pb.ConnectRequest(hello=pb.Hello(**valid | {name: text}))
@@ -114,20 +114,20 @@ def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_rejected(text: str) -
 
 
 @pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
-def test_a_version_that_could_forge_a_log_line_is_rejected(text: str) -> None:
+def test_a_version_that_could_forge_a_log_line_is_refused(text: str) -> None:
     hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
     with pytest.raises(MessageInvalid, match="is not a valid version"):
         keeper_message_from_pb(pb.ConnectRequest(hello=hello))
 
 
 @given(st.one_of(list(KEEPER_MESSAGES.values())))
-def test_a_keeper_message_survives_a_round_trip(message: m.KeeperMessage) -> None:
+def test_a_keeper_message_is_decoded_unchanged(message: m.KeeperMessage) -> None:
     on_the_wire = keeper_messages_to_pb([message]).SerializeToString()
     assert keeper_message_from_pb(pb.ConnectRequest.FromString(on_the_wire)) == message
 
 
 @given(st.one_of(list(MANAGER_MESSAGES.values())))
-def test_a_manager_message_survives_a_round_trip(message: m.ManagerMessage) -> None:
+def test_a_manager_message_is_decoded_unchanged(message: m.ManagerMessage) -> None:
     on_the_wire = manager_messages_to_bytes([message])
     assert manager_message_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == message
 
@@ -144,7 +144,7 @@ def test_a_batch_of_manager_messages_keeps_its_order(messages: list[m.ManagerMes
     assert manager_messages_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == messages
 
 
-def test_one_invalid_message_makes_the_whole_batch_invalid() -> None:
+def test_an_invalid_message_makes_its_whole_batch_invalid() -> None:
     request = keeper_messages_to_pb([m.Idle(), m.Idle()])
     request.batch[0].ClearField("idle")
     with pytest.raises(MessageInvalid, match="keeper's message"):
@@ -156,7 +156,7 @@ def test_one_invalid_message_makes_the_whole_batch_invalid() -> None:
         manager_messages_from_pb(response)
 
 
-def test_every_message_of_the_protocol_is_tested_above() -> None:
+def test_every_message_of_the_protocol_has_a_strategy_in_this_file() -> None:
     def cases(message: type) -> int:
         return len(message.DESCRIPTOR.oneofs_by_name["message"].fields)
 
@@ -165,7 +165,7 @@ def test_every_message_of_the_protocol_is_tested_above() -> None:
     assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (7, 6)
 
 
-def test_streams_and_their_numbers_correspond_one_to_one() -> None:
+def test_each_stream_corresponds_to_one_stream_number_of_the_protocol() -> None:
     numbers = set(pb.Stream.values()) - {pb.STREAM_UNSPECIFIED}
     received = {
         keeper_message_from_pb(pb.ConnectRequest(chunk=pb.Chunk(key=KEY, stream=number))).stream
@@ -183,7 +183,7 @@ def test_a_message_with_an_unknown_content_field_is_invalid(content: bytes) -> N
 
 
 @pytest.mark.parametrize("number", [0, 5, 99])
-def test_an_unknown_stream_is_invalid(number: int) -> None:
+def test_a_message_with_an_unknown_stream_number_is_invalid(number: int) -> None:
     offsets = [pb.StreamOffset(stream=number, offset=1)]
     with pytest.raises(MessageInvalid, match=f"stream {number}"):
         keeper_message_from_pb(pb.ConnectRequest(chunk=pb.Chunk(key=KEY, stream=number)))
@@ -197,7 +197,7 @@ def test_an_unknown_stream_is_invalid(number: int) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "SUCCEEDED", "abducted"])
-def test_an_unknown_reason_is_invalid(word: str) -> None:
+def test_a_message_with_an_unknown_exit_reason_is_invalid(word: str) -> None:
     with pytest.raises(MessageInvalid, match=repr(word)):
         keeper_message_from_pb(pb.ConnectRequest(trial_ended=pb.TrialEnded(key=KEY, reason=word)))
     with pytest.raises(MessageInvalid, match=repr(word)):
@@ -205,14 +205,14 @@ def test_an_unknown_reason_is_invalid(word: str) -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_MESSAGE_REASONS))
-def test_a_stop_request_cannot_have_the_reason_of_an_exit(reason: ExitReason) -> None:
+def test_a_stop_request_with_an_exit_reason_is_invalid(reason: ExitReason) -> None:
     stop = pb.StopTrial(trial_id="a", reason=reason.value)
     with pytest.raises(MessageInvalid, match=f"{reason.value!r} is not a reason to stop a trial"):
         manager_message_from_pb(pb.ConnectResponse(stop_trial=stop))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
-def test_an_attempt_key_with_an_invalid_folder_name_is_invalid(name: str) -> None:
+def test_an_attempt_key_that_is_not_a_valid_folder_name_is_invalid(name: str) -> None:
     for key in (
         pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
@@ -228,19 +228,20 @@ def test_an_attempt_key_with_an_invalid_folder_name_is_invalid(name: str) -> Non
 
 
 @given(st.binary())
-def test_any_bytes_are_a_message_or_an_invalid_message(content: bytes) -> None:
+def test_any_bytes_are_decoded_or_raise_message_invalid(content: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
-    except DecodeError:  # in the keeper, gRPC rejects such bytes from the manager
+    # In the keeper, gRPC handles this error; the bytes come from the manager that the keeper has chosen.
+    except DecodeError:
         return
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
 
 
 def filled(message: Message, data: st.DataObject, depth: int = 0) -> Message:
-    """A message with arbitrary values in its fields, within the limits of protobuf."""
+    """Fill a message with arbitrary field values, within the limits of protobuf."""
     kind = FieldDescriptor
     values = {
         kind.TYPE_STRING: st.sampled_from(["", ".", "..", "../..", "/etc/passwd", "a\0b", "a\nb", "x" * 5000])
@@ -297,14 +298,14 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-def test_an_end_report_of_an_older_keeper_has_no_metrics_size_at_the_stop() -> None:
+def test_an_end_report_of_an_earlier_keeper_has_no_optional_fields() -> None:
     old = pb.TrialEnded(key=KEY, reason="early stopped", exit_code=143, started_at_s=1.0, ended_at_s=2.0)
     message = keeper_message_from_pb(pb.ConnectRequest(trial_ended=old))
     assert isinstance(message, m.TrialEnded)
     assert (message.metrics_size_at_stop, message.warnings) == (None, ())
 
 
-def test_a_stop_before_the_first_byte_differs_from_no_stop() -> None:
+def test_a_metrics_size_of_zero_at_the_stop_differs_from_no_size() -> None:
     end = m.TrialEnded(
         m.AttemptKey("a", attempt_id(0), "b"), ExitReason.EARLY_STOPPED, 0, 1.0, 2.0, metrics_size_at_stop=0
     )
@@ -312,7 +313,7 @@ def test_a_stop_before_the_first_byte_differs_from_no_stop() -> None:
 
 
 @given(st.data())
-def test_any_keeper_message_can_be_stored_or_is_invalid(data: st.DataObject) -> None:
+def test_any_valid_keeper_message_can_be_stored(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()
     with contextlib.suppress(MessageInvalid):
         messages = keeper_messages_from_bytes(content)
@@ -369,7 +370,7 @@ def test_any_keeper_message_can_be_stored_or_is_invalid(data: st.DataObject) -> 
     ],
     ids=lambda request: str(request)[:40].replace("\n", " "),
 )
-def test_an_invalid_keeper_message_has_a_short_one_sentence_error(
+def test_a_message_with_an_out_of_range_value_is_invalid_with_a_short_reason(
     request_: pb.ConnectRequest,
 ) -> None:
     with pytest.raises(MessageInvalid) as caught:
@@ -381,6 +382,6 @@ def test_an_invalid_keeper_message_has_a_short_one_sentence_error(
 @pytest.mark.parametrize(
     "content", [b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xfe"], ids=["no protobuf", "no UTF-8"]
 )
-def test_bytes_that_are_not_protobuf_are_an_invalid_message(content: bytes) -> None:
+def test_bytes_that_are_not_protobuf_raise_message_invalid(content: bytes) -> None:
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_messages_from_bytes(content)

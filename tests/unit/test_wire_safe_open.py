@@ -1,4 +1,4 @@
-"""Files of a workspace are read within bounds, whatever another user has put in their place, and none blocks the reader."""
+"""Workspace files are read with a size limit. A file that another user has replaced neither blocks nor misleads the reader."""
 
 import errno
 import fcntl
@@ -30,7 +30,7 @@ CONTENT = b'{"attempt_id": "A"}'
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A workspace as on the storage of a cluster: all users may enter it, and create attempts."""
+    """A workspace with the modes of a cluster storage: all users may enter it, and create attempts."""
     root = tmp_path / "EXPT"
     for folder in (root, root / "attempts", root / "attempts" / "A", root / "attempts" / "A" / ".nni"):
         folder.mkdir()
@@ -105,15 +105,15 @@ def test_a_special_or_large_file_is_refused_with_its_path(root, trap: Callable[[
     assert caught.value.filename == str(file_in(root))
 
 
-def test_a_path_with_a_linked_folder_is_refused(root) -> None:
+def test_a_path_with_a_folder_that_is_a_link_is_refused(root) -> None:
     file_in(root).parent.rename(root / "elsewhere")
     file_in(root).parent.symlink_to(root / "elsewhere")
     with pytest.raises(UnsafePath, match="contains a link"):
         read(root)
 
 
-def test_a_file_whose_owner_holds_a_lease_on_it_is_refused_at_once(root, monkeypatch) -> None:
-    """Without O_NONBLOCK, `open` waits for the lease's end: 45 s, and longer if the owner takes another one."""
+def test_a_file_with_a_lease_of_its_owner_is_refused_at_once(root, monkeypatch) -> None:
+    """Without O_NONBLOCK, `open` waits until the lease ends: 45 s, and longer if the owner takes a new lease."""
     previous = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with file_in(root).open("r+b") as leased:
         try:
@@ -128,7 +128,7 @@ def test_a_file_whose_owner_holds_a_lease_on_it_is_refused_at_once(root, monkeyp
 
 
 @as_root
-def test_a_file_of_another_owner_than_its_attempt_is_refused(root) -> None:
+def test_a_file_with_a_different_owner_than_its_attempt_is_refused(root) -> None:
     os.chown(file_in(root), NOBODY, NOBODY)
     with pytest.raises(UnsafePath, match=f"its owner is user {NOBODY}, but its attempt's is user 0"):
         read(root)
@@ -140,7 +140,9 @@ def test_a_file_of_another_owner_than_its_attempt_is_refused(root) -> None:
 @pytest.mark.parametrize(
     ("mode", "writers"), [(0o664, "its group"), (0o646, "all users"), (0o666, "all users")]
 )
-def test_a_file_that_other_users_can_write_is_refused_with_a_remedy(root, mode: int, writers: str) -> None:
+def test_a_file_that_is_writable_by_other_users_is_refused_with_a_remedy(
+    root, mode: int, writers: str
+) -> None:
     file_in(root).chmod(mode)
     with pytest.raises(OthersMayWrite) as caught:
         read(root)
@@ -157,7 +159,7 @@ def test_a_file_that_other_users_can_only_read_is_accepted(root, mode: int) -> N
 
 @pytest.mark.parametrize("folder", ["attempts/A/.nni", "attempts/A"])
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_folder_in_which_other_users_can_replace_files_is_refused(root, folder: str, mode: int) -> None:
+def test_a_folder_in_which_other_users_can_replace_the_file_is_refused(root, folder: str, mode: int) -> None:
     (root / folder).chmod(mode)
     with pytest.raises(OthersMayWrite, match=r"can write to this folder .*chmod go-w"):
         read(root)
@@ -165,7 +167,7 @@ def test_a_folder_in_which_other_users_can_replace_files_is_refused(root, folder
     assert read(root) == CONTENT, "in a sticky folder they cannot"
 
 
-def test_a_log_that_a_trial_made_world_writable_can_be_read(root) -> None:
+def test_a_log_that_a_trial_has_made_world_writable_is_read(root) -> None:
     file_in(root).chmod(0o666)
     file_in(root).parent.chmod(0o777)
     log = open_beneath(root, file_in(root), owned_as=root / "attempts" / "A", may_be_shared=True)
@@ -174,8 +176,8 @@ def test_a_log_that_a_trial_made_world_writable_can_be_read(root) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o2775, 0o700])
-def test_file_modes_are_ignored_on_storage_without_permission_checks(root, mode: int) -> None:
-    """As on a CIFS mount, after kubelet has applied an fsGroup, and in the folder of a local experiment."""
+def test_file_modes_are_ignored_if_the_workspace_root_is_world_writable_or_private(root, mode: int) -> None:
+    """Examples are a CIFS mount, a volume after kubelet has applied an fsGroup, and the folder of a local experiment."""
     root.chmod(mode)
     file_in(root).chmod(0o664)
     assert read(root) == CONTENT
@@ -188,7 +190,7 @@ def test_file_modes_are_ignored_on_storage_without_permission_checks(root, mode:
     is_sticky=st.booleans(),
     groups=st.tuples(st.integers(0, 1), st.integers(0, 1)),
 )
-def test_users_who_can_replace_the_root_folder_do_not_count_as_other_writers(
+def test_other_writers_are_users_who_cannot_also_replace_the_workspace_root(
     file: int, root: int, is_folder: bool, is_sticky: bool, groups: tuple[int, int]
 ) -> None:
     kind = (stat.S_IFDIR if is_folder else stat.S_IFREG) | (stat.S_ISVTX if is_sticky else 0)
@@ -206,7 +208,7 @@ def a_status(mode: int, gid: int) -> os.stat_result:
 
 
 @given(size=st.integers(0, 3 * LIMIT), limit=st.integers(0, 3 * LIMIT))
-def test_a_file_is_read_whole_or_refused(tmp_path_factory, size: int, limit: int) -> None:
+def test_a_file_is_read_completely_or_refused_for_its_size(tmp_path_factory, size: int, limit: int) -> None:
     folder = tmp_path_factory.mktemp("read")
     content = bytes(each % 251 for each in range(size))
     (folder / "file").write_bytes(content)
@@ -218,7 +220,7 @@ def test_a_file_is_read_whole_or_refused(tmp_path_factory, size: int, limit: int
             read_beneath(folder, folder / "file", limit)
 
 
-def test_the_error_for_a_missing_file_has_the_whole_path(root) -> None:
+def test_a_missing_file_is_reported_with_its_full_path(root) -> None:
     file_in(root).unlink()
     with pytest.raises(FileNotFoundError) as caught:
         read(root)
@@ -226,7 +228,7 @@ def test_the_error_for_a_missing_file_has_the_whole_path(root) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o027])
-def test_a_new_file_is_writable_only_by_its_owner_with_any_umask(root, umask: int) -> None:
+def test_a_new_file_is_writable_only_by_its_owner_under_any_umask(root, umask: int) -> None:
     before = os.umask(umask)
     try:
         descriptor = open_to_append(root, root / "log")
@@ -246,7 +248,7 @@ def test_a_refused_file_leaves_no_descriptor_open(root) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_refusal_has_the_error_number_of_its_cause(root) -> None:
+def test_a_refusal_has_an_errno_that_matches_its_cause(root) -> None:
     file_in(root).write_bytes(bytes(LIMIT + 1))
     with pytest.raises(UnsafePath) as caught:
         read(root)

@@ -10,7 +10,7 @@ from trial_keeper.wire.small_files import read_all, write_all
 
 @pytest.mark.parametrize("is_durable", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_a_small_file_survives_a_round_trip(tmp_path, size, is_durable):
+def test_a_written_file_is_read_back_unchanged(tmp_path, size, is_durable):
     path, content = tmp_path / "small", bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     write_all(descriptor, content, is_durable=is_durable)

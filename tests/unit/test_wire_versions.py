@@ -19,25 +19,25 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.5.1", False),
         ("0.6.1", "0.7", False),
         ("0.6.1", "1.6.1", False),
-        # compared as numbers, not as text
+        # Components are compared as numbers, not as text.
         ("2.1", "2.10", False),
         ("2.10", "2.1", False),
         ("2.10.3", "2.10", True),
         ("2", "2.0.5", True),
         ("1.0", "01.0", True),
-        # this manager is older than the version check
+        # These managers are older than the version check.
         ("0.5", "0.9", True),
         ("0.5.9", "7.1", True),
         ("0.1", "0.0.1", True),
         ("0.6", "0.5", False),
-        # these builds have no release number
+        # These builds are not releases.
         ("0.6.0.dev3", "0.6.2", True),
         ("0.6.1", "0.6.0.dev3+g1a2b3c4", True),
         ("0.6.0rc1", "0.6.0", True),
         ("0.7.0.dev0", "0.6.9", False),
         ("0.6.1.post1", "0.6.1", True),
         ("v0.6.1", "0.6.1", True),
-        # these versions are invalid
+        # These versions are invalid.
         ("0.6.1", "", False),
         ("0.6.1", "latest", False),
         ("latest", "0.6.1", False),
@@ -46,17 +46,21 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.6.1\n; rm -rf", False),
     ],
 )
-def test_the_first_two_version_numbers_must_agree(manager: str, keeper: str, agree: bool) -> None:
+def test_versions_with_equal_major_and_minor_numbers_are_compatible(
+    manager: str, keeper: str, agree: bool
+) -> None:
     assert versions_agree(manager, keeper) is agree
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
-def test_the_third_version_number_may_differ(major: int, minor: int, patch: int, other: int) -> None:
+def test_the_patch_number_of_a_version_does_not_affect_compatibility(
+    major: int, minor: int, patch: int, other: int
+) -> None:
     assert versions_agree(f"{major}.{minor}.{patch}", f"{major}.{minor}.{other}")
 
 
 @given(st.tuples(NUMBERS, NUMBERS), st.tuples(NUMBERS, NUMBERS))
-def test_different_first_two_numbers_are_compatible_only_with_an_old_manager(
+def test_different_major_or_minor_numbers_are_compatible_only_with_an_old_manager(
     manager: tuple[int, int], keeper: tuple[int, int]
 ) -> None:
     agree = versions_agree("{}.{}".format(*manager), "{}.{}".format(*keeper))
@@ -64,7 +68,7 @@ def test_different_first_two_numbers_are_compatible_only_with_an_old_manager(
 
 
 @given(st.text(), st.text())
-def test_any_text_is_compared_without_an_exception(manager: str, keeper: str) -> None:
+def test_any_texts_are_compared_without_an_exception(manager: str, keeper: str) -> None:
     assert versions_agree(manager, keeper) in (True, False)
 
 
@@ -72,7 +76,7 @@ def test_this_release_is_compatible_with_itself() -> None:
     assert versions_agree(__version__, __version__)
 
 
-def test_the_message_names_both_versions_and_the_remedy() -> None:
+def test_the_mismatch_message_has_both_versions_and_the_remedy() -> None:
     message = mismatch_message("0.6.1", "0.5.2")
     assert message.startswith("cannot run")
     assert "0.5.2" in message

@@ -102,7 +102,7 @@ JSON = st.recursive(
 # ---- paths
 
 
-def test_every_path_of_the_workspace_is_as_documented() -> None:
+def test_the_paths_of_a_workspace_match_the_documentation() -> None:
     trial = WORKSPACE.trial("abcde")
     attempt = WORKSPACE.attempt(AttemptKey("abcde", attempt_id(2), "worker-0"))
     folder = f"/mnt/exp/trials/abcde/attempts/{attempt_id(2)}/worker-0"
@@ -148,7 +148,7 @@ def _all_paths(trial, attempt) -> list[Path]:
     "name",
     ["", ".", "..", "../x", "a/b", "/", "/etc", "a\\b", "a b", "a\n", "a\0", "-rf", ".git", "é", "x" * 241],
 )
-def test_a_name_with_path_characters_is_rejected(name: str) -> None:
+def test_a_name_that_is_not_a_plain_folder_name_is_refused(name: str) -> None:
     assert not is_safe_name(name)
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.trial(name)
@@ -167,7 +167,7 @@ def test_no_name_leads_outside_the_workspace(name: str) -> None:
     assert Path(os.path.normpath(path)).parent == WORKSPACE.trials
 
 
-def test_attempts_are_listed_by_start_time_and_those_of_version_0_6_first(tmp_path: Path) -> None:
+def test_attempts_of_version_0_6_are_listed_before_attempts_with_a_start_time(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace.attempts_of("abcde") == []
     keys = [
@@ -183,7 +183,7 @@ def test_attempts_are_listed_by_start_time_and_those_of_version_0_6_first(tmp_pa
     assert workspace.attempts_of("abcde") == [keys[4], keys[3], keys[2], keys[0], keys[1]]
 
 
-def test_other_files_among_the_attempts_are_not_listed(tmp_path: Path) -> None:
+def test_only_folders_named_by_attempt_ids_are_listed_as_attempts(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
@@ -205,7 +205,7 @@ def test_only_the_newest_thousand_attempts_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folders")
-def test_attempt_folders_of_another_user_do_not_hide_those_of_a_keeper(tmp_path: Path) -> None:
+def test_folders_of_another_user_do_not_hide_the_attempts_of_a_keeper(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
@@ -221,12 +221,12 @@ def test_attempt_folders_of_another_user_do_not_hide_those_of_a_keeper(tmp_path:
 
 
 @given(MANAGER_DOCUMENTS)
-def test_manager_json_survives_a_round_trip(document: ManagerDocument) -> None:
+def test_manager_json_is_read_back_unchanged(document: ManagerDocument) -> None:
     assert ManagerDocument.from_bytes(document.to_bytes()) == document
 
 
 @given(TRIAL_DOCUMENTS)
-def test_trial_json_survives_a_round_trip(document: TrialDocument) -> None:
+def test_trial_json_is_read_back_unchanged(document: TrialDocument) -> None:
     assert TrialDocument.from_bytes(document.to_bytes()) == document
 
 
@@ -254,23 +254,23 @@ def test_an_exit_json_with_an_out_of_range_value_is_invalid(change: dict[str, ob
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
-def test_a_stop_json_with_the_reason_of_an_exit_is_invalid(reason: ExitReason) -> None:
+def test_a_stop_json_with_an_exit_reason_is_invalid(reason: ExitReason) -> None:
     with pytest.raises(DocumentInvalid, match=r"cannot read stop\.json: .*is not a reason to stop a trial"):
         stop_from_bytes(stop_to_bytes(StopTrial("abcde", reason)))
 
 
 @pytest.mark.parametrize("reason", sorted(STOP_REASONS))
-def test_stop_json_survives_a_round_trip(reason: ExitReason) -> None:
+def test_stop_json_is_read_back_unchanged(reason: ExitReason) -> None:
     stop = StopTrial("abcde", reason)
     assert stop_from_bytes(stop_to_bytes(stop)) == stop
 
 
 @given(ENDS)
-def test_exit_json_survives_a_round_trip(ended: TrialEnded) -> None:
+def test_exit_json_is_read_back_unchanged(ended: TrialEnded) -> None:
     assert exit_from_bytes(exit_to_bytes(ended, TOKEN), TOKEN) == ended
 
 
-def test_the_exit_json_of_an_older_keeper_is_read() -> None:
+def test_an_exit_json_without_optional_fields_is_read() -> None:
     document = json.loads(SAMPLES["exit.json"])
     del document["metrics_size_at_stop"], document["warnings"]
     ended = exit_from_bytes(json.dumps(document).encode())
@@ -279,16 +279,14 @@ def test_the_exit_json_of_an_older_keeper_is_read() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @given(content=st.binary() | JSON.map(json.dumps).map(str.encode))
-def test_any_bytes_are_a_document_or_an_invalid_document(name: str, content: bytes) -> None:
+def test_arbitrary_bytes_raise_document_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid, match=f"cannot read {name}"):
         READERS[name](content)
 
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-def test_a_document_with_one_wrong_field_has_the_right_types_or_is_invalid(
-    name: str, data: st.DataObject
-) -> None:
+def test_a_document_with_a_field_of_a_wrong_type_is_invalid(name: str, data: st.DataObject) -> None:
     sample = json.loads(SAMPLES[name])
     field = data.draw(st.sampled_from(sorted(sample)))
     original = type(sample[field])
@@ -304,7 +302,7 @@ def test_a_document_with_one_wrong_field_has_the_right_types_or_is_invalid(
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
+def test_a_missing_required_field_is_refused_with_its_name(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
         if field in (
             "code_snapshot",
@@ -314,7 +312,7 @@ def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
             "warnings",
             "environment",
         ):
-            continue  # a later version may add fields
+            continue  # Earlier versions do not write these fields.
         sample = json.loads(SAMPLES[name])
         del sample[field]
         why = "was not signed" if field == "signature" else field
@@ -324,7 +322,7 @@ def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe{", b'{"a": 1', b"[]", b"null"])
-def test_a_document_other_than_a_json_object_is_invalid(name: str, content: bytes) -> None:
+def test_a_document_that_is_not_a_json_object_is_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid):
         READERS[name](content)
 
@@ -346,7 +344,7 @@ def test_a_document_other_than_a_json_object_is_invalid(name: str, content: byte
         ("trial_id", "\udfff"),
     ],
 )
-def test_an_exit_json_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
+def test_an_exit_json_with_values_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
     sample = json.loads(SAMPLES["exit.json"]) | {field: value}
     with pytest.raises(DocumentInvalid, match=r"cannot read exit\.json"):
         exit_from_bytes(json.dumps(sample).encode())
@@ -360,12 +358,12 @@ def test_every_truncated_document_is_invalid(name: str) -> None:
             READERS[name](whole[:length])
 
 
-def test_fields_of_a_later_version_are_ignored() -> None:
+def test_unknown_fields_of_a_later_version_are_ignored() -> None:
     later = json.loads(SAMPLES["manager.json"]) | {"certificate": "..."}
     assert ManagerDocument.from_bytes(json.dumps(later).encode()).addresses == ("10.0.0.1:8081",)
 
 
-def test_a_trial_document_of_an_earlier_version_has_no_snapshot() -> None:
+def test_a_trial_json_of_an_earlier_version_has_no_code_snapshot() -> None:
     earlier = json.loads(TrialDocument("abcde", 0, "true", "/code").to_bytes())
     del earlier["code_snapshot"], earlier["seed"], earlier["result_metrics"]
     assert TrialDocument.from_bytes(json.dumps(earlier).encode()) == TrialDocument(
@@ -373,7 +371,7 @@ def test_a_trial_document_of_an_earlier_version_has_no_snapshot() -> None:
     )
 
 
-def test_a_manager_document_without_an_address_is_invalid() -> None:
+def test_a_manager_json_without_an_address_is_invalid() -> None:
     content = json.dumps(json.loads(SAMPLES["manager.json"]) | {"addresses": []}).encode()
     with pytest.raises(DocumentInvalid, match="no address"):
         ManagerDocument.from_bytes(content)
@@ -390,7 +388,7 @@ def test_a_replaced_file_is_complete_and_leaves_no_temporary_file(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_reader_of_the_old_file_gets_the_old_content(tmp_path: Path) -> None:
+def test_an_open_reader_of_a_replaced_file_reads_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old content")
     with path.open("rb") as reader:
@@ -402,7 +400,7 @@ def test_a_reader_of_the_old_file_gets_the_old_content(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old")
-    (tmp_path / ".manager.json.new").mkdir()  # a folder is in the place of the temporary file
+    (tmp_path / ".manager.json.new").mkdir()  # The folder prevents the creation of the temporary file.
     with pytest.raises(OSError, match=r"manager\.json"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
@@ -412,7 +410,9 @@ def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
 
 
 @given(ENDS, st.text("0123456789abcdef", min_size=1))
-def test_an_exit_json_is_read_only_with_the_token_that_signed_it(ended: TrialEnded, token: str) -> None:
+def test_an_exit_json_can_be_verified_only_with_the_token_that_signed_it(
+    ended: TrialEnded, token: str
+) -> None:
     content = exit_to_bytes(ended, TOKEN)
     assert exit_from_bytes(content) == exit_from_bytes(content, TOKEN) == ended
     if token != TOKEN:
@@ -422,7 +422,7 @@ def test_an_exit_json_is_read_only_with_the_token_that_signed_it(ended: TrialEnd
 
 @pytest.mark.parametrize("name", ["attempt.json", "exit.json"])
 @given(data=st.data())
-def test_a_signed_document_with_a_changed_field_is_rejected(name: str, data: st.DataObject) -> None:
+def test_a_signed_document_with_a_changed_field_is_refused(name: str, data: st.DataObject) -> None:
     document = json.loads(SAMPLES[name])
     field = data.draw(st.sampled_from(sorted(document)))
     value = data.draw(TEXT | st.integers() | st.floats(0, 1e9) | st.none())
@@ -433,14 +433,14 @@ def test_a_signed_document_with_a_changed_field_is_rejected(name: str, data: st.
         READERS[name](json.dumps(changed).encode())
 
 
-def test_a_signature_of_one_kind_of_document_is_invalid_for_another() -> None:
+def test_a_signature_is_invalid_for_a_different_kind_of_document() -> None:
     document = json.loads(ATTEMPT.to_bytes(TOKEN))
     check_signature("attempt.json", document, TOKEN)
     with pytest.raises(SignatureInvalid, match=r"exit\.json was not signed with the token of its job"):
         check_signature("exit.json", document, TOKEN)
 
 
-def test_an_attempt_is_verified_with_the_token_of_the_job_that_it_names() -> None:
+def test_an_attempt_document_is_verified_with_the_token_of_the_job_named_in_the_document() -> None:
     asked: list[str] = []
     read = AttemptDocument.from_bytes(ATTEMPT.to_bytes(TOKEN), lambda job_id: asked.append(job_id) or TOKEN)
     assert (read, asked) == (ATTEMPT, ["job"])

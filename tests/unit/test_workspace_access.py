@@ -1,4 +1,4 @@
-"""Manager and keeper ignore what other users could have written in a workspace, name it, and wait for none of it."""
+"""Manager and keeper ignore workspace files that other users could have written, report the files, and never block on them."""
 
 import os
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SIGNER = Signer("EXPT", "job", lambda _: SETTINGS.token)
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """As on the storage of a cluster."""
+    """A workspace with the modes of a cluster storage."""
     workspace = Workspace(tmp_path / "EXPT")
     trial = workspace.trial("trial1")
     trial.attempts.mkdir(parents=True)
@@ -39,7 +39,7 @@ def claimed(workspace: Workspace) -> AttemptFolder:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o027, 0o000, 0o077])
-def test_files_of_a_keeper_are_writable_only_by_their_owner_with_any_umask(workspace, umask: int) -> None:
+def test_files_of_a_keeper_are_writable_only_by_their_owner_under_any_umask(workspace, umask: int) -> None:
     before = os.umask(umask)
     try:
         folder = claimed(workspace)
@@ -69,7 +69,7 @@ def test_files_of_a_keeper_are_writable_only_by_their_owner_with_any_umask(works
         (lambda folder: folder.path.parent, 0o777, "all users can write to this folder"),
     ],
 )
-def test_a_signed_attempt_that_other_users_can_write_is_ignored_with_a_warning(
+def test_a_signed_attempt_that_is_writable_by_other_users_is_ignored_and_reported(
     workspace, opened: Callable[[AttemptFolder], Path], mode: int, message: str
 ) -> None:
     folder = claimed(workspace)
@@ -82,7 +82,7 @@ def test_a_signed_attempt_that_other_users_can_write_is_ignored_with_a_warning(
     assert "run `chmod go-w` on it; check who may write to the shared storage" in rejected
 
 
-def test_output_files_that_a_trial_made_world_writable_are_collected(workspace) -> None:
+def test_output_that_a_trial_has_made_world_writable_is_collected(workspace) -> None:
     folder = claimed(workspace)
     folder.output.chmod(0o777)
     folder.stream(Stream.STDOUT).write_bytes(b"a line")
@@ -109,7 +109,7 @@ TRAPS = [a_pipe, a_link_to_zeros, a_sparse_file]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_an_unreadable_document_of_another_attempt_does_not_stop_a_keeper(workspace, trap) -> None:
+def test_a_keeper_starts_despite_a_later_attempt_with_an_unreadable_document(workspace, trap) -> None:
     later = workspace.trial("trial1").attempts / "7ZZZZZZZZZZZZZZZZZZZZZZZZZ" / "main-0"
     later.mkdir(parents=True)
     trap(later / "attempt.json")
@@ -117,7 +117,7 @@ def test_an_unreadable_document_of_another_attempt_does_not_stop_a_keeper(worksp
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_keeper_and_doctor_report_an_invalid_manager_json(workspace, trap) -> None:
+def test_keeper_and_doctor_report_a_manager_json_that_is_not_a_document(workspace, trap) -> None:
     workspace.manager_json.unlink()
     trap(workspace.manager_json)
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_keeper_and_doctor_report_an_invalid_manager_json(workspace, trap) -> No
     assert found.remedy.startswith("remove it, check who may write there, and run `nnictl resume`")
 
 
-def test_the_folders_of_unpacked_code_are_writable_for_their_owner_only(workspace, tmp_path) -> None:
+def test_folders_of_unpacked_code_are_writable_only_by_their_owner(workspace, tmp_path) -> None:
     from nni_manager.engine.code_snapshot import take_snapshot
 
     (tmp_path / "code" / "package").mkdir(parents=True)
