@@ -55,7 +55,7 @@ def test_an_html_report_has_results_charts_trials_and_configuration(
 ):
     experiment = a_real_experiment(TRAIN, maxTrialNum=4, experimentName="digits")
     experiment.start()
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     with StoreReader(experiment.folder.database) as reader:
         trial = max(reader.trials(), key=lambda trial: trial.run.value)
 

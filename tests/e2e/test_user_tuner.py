@@ -68,7 +68,7 @@ def test_an_experiment_resumes_after_its_user_tuner_is_fixed(a_real_experiment):
 
     (experiment.code / "mine.py").write_text(MINE.replace("MISTAKE", "n"))
     experiment.start()
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     experiment.close()
     with StoreReader(experiment.folder.database) as reader:
         trials = reader.trials()
@@ -105,7 +105,7 @@ def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, spa
     experiment.kill_manager()
     # The manager may have been killed before it stored the last state.
     experiment.start()
-    assert experiment.wait_for_status("DONE", "ERROR")["counts"]["SUCCEEDED"] == 2
+    assert experiment.wait_for_status("DONE", "ERROR", is_stored=True)["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:
         assert [trial.parameters for trial in reader.trials()] == [
             {"n": number, "space": space or {}} for number in range(2)
@@ -134,7 +134,7 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
         tuner={"builtinTunerName": "PBTTuner", "classArgs": args},
     )
     experiment.start()
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     experiment.close()
     with StoreReader(experiment.folder.database) as reader:
         trials = reader.trials()

@@ -213,9 +213,16 @@ class RealExperiment:
         return summary
 
     def wait_for_status(
-        self, *statuses: str, timeout_s: float = 90.0, every_s: float = _RETRY_DELAY_S
+        self,
+        *statuses: str,
+        timeout_s: float = 90.0,
+        every_s: float = _RETRY_DELAY_S,
+        is_stored: bool = False,
     ) -> dict[str, Any]:
-        """Wait for a state of the experiment; return the summary."""
+        """Wait for a state of the experiment; return the summary. `is_stored`: wait until the store has this state, too.
+
+        The manager shows a state before the transaction with it is durable.
+        """
         summary = wait_until(
             lambda: (seen := self.summary())["status"] in statuses and seen,
             f"the experiment is {statuses}",
@@ -223,7 +230,14 @@ class RealExperiment:
             every_s,
         )
         assert isinstance(summary, dict)
+        if is_stored:
+            wait_until(lambda: self.stored_status() in statuses, f"the store has {statuses}", timeout_s)
         return summary
+
+    def stored_status(self) -> str:
+        """The state of the experiment in the store."""
+        with StoreReader(self.folder.database) as reader:
+            return reader.experiment().state.value
 
     def rows(self, trial_id: str) -> list[MetricRow]:
         """The records of a trial that count."""

@@ -157,7 +157,7 @@ def test_rows_of_two_runs_are_not_mixed_when_the_first_attempt_folder_was_remove
             # Kill the keeper and its guard.
             if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(experiment.folder.workspace.root):
                 process.send_signal(signal.SIGKILL)
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     (trial,) = experiment.get("/trials")
     rows = values(experiment.rows(trial["id"]))
     if retries:

@@ -168,7 +168,7 @@ def resume_and_check(experiment, tmp_path, ran):
     heard.touch()
     with in_the_manager(experiment, tmp_path / "hears", HEARS.format(heard=str(heard))):
         experiment.start()
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     trials = experiment.config.max_trial_number
     wait_until(lambda: len(heard.read_text().splitlines()) >= trials, "the tuner has received all results")
     with StoreReader(experiment.folder.database) as reader:

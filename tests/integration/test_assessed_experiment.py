@@ -38,7 +38,7 @@ def test_medianstop_stops_bad_trials_early_and_restores_its_state_after_a_resume
         assessor={"builtinAssessorName": "Medianstop"},
     )
     experiment.start()
-    experiment.wait_for_status("DONE")
+    experiment.wait_for_status("DONE", is_stored=True)
     experiment.close()
     with StoreReader(experiment.folder.database) as reader:
         trials = reader.trials()
