@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import struct
 import threading
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_only_listeners_of_this_user_are_trusted(listens_at, host):
             with pytest.raises(UntrustedListener, match=f"uid {NOBODY}.* listens at {host}:{port}, so it is"):
                 check_peer(connection)
         verify_listener_uid(host, port, [NOBODY])
+
+
+def test_a_connection_that_was_reset_before_the_check_is_reported_as_reset():
+    with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as connection:
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        with pytest.raises(ConnectionResetError, match="the other end has reset the connection"):
+            check_peer(connection)
 
 
 def test_a_dual_stack_listener_is_found_at_both_addresses():

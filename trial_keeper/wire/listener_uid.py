@@ -5,6 +5,7 @@ after the connection is established and before any data is sent: this also detec
 """
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -72,10 +73,17 @@ def check_peer(connection: socket.socket) -> None:
 
     Raises:
         UntrustedListener, ConnectionRefusedError: as for `verify_listener_uid`.
+        ConnectionResetError: the other end has reset the connection.
         OSError: the connection broke.
     """
     if connection.family in (socket.AF_INET, socket.AF_INET6):
-        host, port = connection.getpeername()[:2]
+        try:
+            host, port = connection.getpeername()[:2]
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            # A reset that arrives before this call.
+            raise ConnectionResetError(errno.ECONNRESET, "the other end has reset the connection") from error
         verify_listener_uid(host, port)
 
 
