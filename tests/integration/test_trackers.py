@@ -162,17 +162,44 @@ def test_a_retried_trial_replaces_its_run_in_mlflow(folder, mlflow_runs):
     assert history(client, runs["0-t0"], "default") == [(0, 5.0)]
 
 
-def test_an_mlflow_server_that_cannot_be_reached_is_one_line_without_the_password(
-    folder, nnictl, monkeypatch
+AGAIN = "; check the tracking URI and repeat the command, which continues"
+
+
+@pytest.mark.parametrize(
+    ("uri", "remedy"),
+    [
+        ("http://ada:s3cret@127.0.0.1:9", AGAIN),
+        ("sqlite:///config.yml", AGAIN),
+        ("mysql+absent://ada:s3cret@127.0.0.1:9/runs", AGAIN),
+        ("postgresql+psycopg2://ada:s3cret@127.0.0.1:9/runs", "; run `pip install psycopg2`"),
+    ],
+)
+def test_an_unusable_tracking_uri_is_a_one_line_error_without_the_password(
+    folder, nnictl, monkeypatch, uri, remedy
 ):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    code, _, err = nnictl("experiment", "export", "-t", "mlflow", "-f", "http://ada:s3cret@127.0.0.1:9")
+    code, _, err = nnictl("experiment", "export", "-t", "mlflow", "-f", uri)
     assert code == 1
     error = err.splitlines()[-1]
     assert error.startswith("ERROR: cannot export to MLflow: ")
-    assert error.endswith("; check the tracking URI and repeat the command, which continues")
+    assert error.endswith(remedy)
     assert "s3cret" not in err
+    assert "Traceback" not in err
+
+
+def test_an_export_to_mlflow_that_was_interrupted_logs_the_missing_parameters(folder, mlflow_runs):
+    store(folder, trial(0, SUCCEEDED, 0.9), 0.5)
+    client, _ = mlflow_runs()
+    found = client.get_experiment_by_name("digits abc11111").experiment_id
+    store(folder, trial(1, SUCCEEDED, 0.9), 0.5)
+    # The process was killed between the creation of the run and its first parameter.
+    client.create_run(found, 1_000_000, {"trial_keeper.trial_id": "t1"}, "1-t1")
+
+    _, runs = mlflow_runs()
+
+    assert runs["1-t1"].data.params == runs["0-t0"].data.params
+    assert runs["1-t1"].info.status == "FINISHED"
 
 
 # ---- TensorBoard

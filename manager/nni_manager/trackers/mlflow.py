@@ -14,10 +14,11 @@ from typing import Any
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from nni_manager.domain.trial import TrialState
 from nni_manager.errors import RetryableError
-from nni_manager.trackers import without_logins
+from nni_manager.trackers import TrackerMissing, without_logins
 from nni_manager.trackers.source import Run, Source
 
 # Limits of one call. Source: MLflow 3, "Log Batch" of its REST API.
@@ -41,7 +42,8 @@ def export(source: Source, runs: Iterable[Run], target: str) -> None:
     """Write the runs to the server or the database at a tracking URI.
 
     Raises:
-        MlflowRefusal: MLflow raised an error.
+        MlflowRefusal: MLflow or its database raised an error.
+        TrackerMissing: the driver of the database is not installed.
     """
     try:
         client = MlflowClient(target)
@@ -49,7 +51,11 @@ def export(source: Source, runs: Iterable[Run], target: str) -> None:
         known = {run.data.tags.get(_TRIAL_ID): run for run in _known_runs(client, experiment_id)}
         for run in runs:
             _write(client, experiment_id, run, known.get(run.trial_id))
-    except MlflowException as error:
+    except ModuleNotFoundError as error:
+        raise TrackerMissing(
+            f"cannot export to MLflow: the database driver {error.name} is not installed; run `pip install {error.name}`"
+        ) from error
+    except (MlflowException, SQLAlchemyError) as error:
         first = without_logins(str(error).splitlines()[0])
         raise MlflowRefusal(
             f"cannot export to MLflow: {first}; check the tracking URI and repeat the command, which continues"
@@ -87,24 +93,26 @@ def _write(client: MlflowClient, experiment_id: str, run: Run, known: Any | None
             client.delete_run(known.info.run_id)
             known, logged = None, {}
     if known is None:
-        started_at_ms = _ms(run.started_at_s)
-        known = client.create_run(experiment_id, started_at_ms, {_TRIAL_ID: run.trial_id}, run.name)
-        parameters = (
-            Param(_name(name), f"{value}"[:_MAX_VALUE_CHARS]) for name, value in run.parameters.items()
-        )
-        while batch := list(islice(parameters, _MAX_PARAMETERS)):
-            client.log_batch(known.info.run_id, params=batch)
+        known = client.create_run(experiment_id, _ms(run.started_at_s), {_TRIAL_ID: run.trial_id}, run.name)
     run_id = known.info.run_id
     for name, value in tags.items():
         if known.data.tags.get(name, "") != value:
             client.set_tag(run_id, name, value)
     if has_ended:
         return
+    # An interrupted export may have logged a part of them.
+    parameters = (
+        Param(_name(name), f"{value}"[:_MAX_VALUE_CHARS])
+        for name, value in run.parameters.items()
+        if _name(name) not in known.data.params
+    )
+    while batch := list(islice(parameters, _MAX_PARAMETERS)):
+        client.log_batch(run_id, params=batch)
     metrics = _metrics(run, logged)
     while points := list(islice(metrics, _MAX_METRICS)):
         client.log_batch(run_id, metrics=points)
     if run.state.is_terminal:
-        client.set_terminated(run_id, _STATUS.get(run.state, "FINISHED"), _ms(_end_s(run)))
+        client.set_terminated(run_id, _STATUS.get(run.state, "FINISHED"), _ms(run.end_s))
 
 
 def _logged(client: MlflowClient, known: Any) -> _Logged:
@@ -142,11 +150,7 @@ def _metrics(run: Run, logged: _Logged) -> Iterator[Metric]:
                 yield Metric(_name(name), value, _ms(point.time_s), point.step)
     if run.state.is_terminal:
         for name, value in run.final.items():
-            yield Metric(_name(f"{_FINAL}{name}"), value, _ms(_end_s(run)), 0)
-
-
-def _end_s(run: Run) -> float:
-    return run.started_at_s if run.ended_at_s is None else run.ended_at_s
+            yield Metric(_name(f"{_FINAL}{name}"), value, _ms(run.end_s), 0)
 
 
 def _ms(time_s: float) -> int:

@@ -47,6 +47,11 @@ class Run:
         """The run's name: the trial's number and id."""
         return f"{self.sequence_id}-{self.trial_id}"
 
+    @property
+    def end_s(self) -> float:
+        """The end of a terminal trial; its start if the end is unknown."""
+        return self.started_at_s if self.ended_at_s is None else self.ended_at_s
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -67,17 +67,16 @@ def _events(run: Run) -> Iterator[Event]:
         yield Event(wall_time=point.time_s, step=point.step, summary=_scalars(point.values))
     if not run.state.is_terminal:
         return
-    ended_at_s = run.started_at_s if run.ended_at_s is None else run.ended_at_s
     final = {f"final/{name}": value for name, value in run.final.items()}
-    yield Event(wall_time=ended_at_s, summary=_scalars(final))
+    yield Event(wall_time=run.end_s, summary=_scalars(final))
     status = api_pb2.STATUS_SUCCESS if run.state in _SUCCEEDED else api_pb2.STATUS_FAILURE
-    end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended_at_s)
+    end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=run.end_s)
     value = Summary.Value(
         tag=metadata.SESSION_END_INFO_TAG,
         metadata=metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end)),
         tensor=metadata.NULL_TENSOR,
     )
-    yield Event(wall_time=ended_at_s, summary=Summary(value=[value]))
+    yield Event(wall_time=run.end_s, summary=Summary(value=[value]))
 
 
 def _columns(source: Source) -> Event:
