@@ -12,7 +12,7 @@ def nnictl(capsys):
     """Runs a command line; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        from nni_manager.cli import main  # only few tests need this slow import
+        from nni_manager.cli import main  # imported here, because few tests need this module
 
         code = main.run(arguments)
         return code, *capsys.readouterr()
@@ -25,13 +25,13 @@ def state_home(tmp_path, monkeypatch):
     """The home of a user without experiments."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Captured output has no width; the terminal of the test run must not set one.
+    # Captured output has no width, so the width of the test run's terminal must not apply.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
 def an_experiment(tmp_path, state_home):
-    """Creates a stored experiment; one with a port has an owner until the test ends."""
+    """Creates a stored experiment. With a port, this process owns the experiment until the test ends."""
     with experiments_in(tmp_path) as make:
         yield make
 

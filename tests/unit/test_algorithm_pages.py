@@ -1,4 +1,4 @@
-"""The tables of docs/tuners.md and docs/assessors.md are those of the declarations. `make golden` writes them."""
+"""The tables of docs/tuners.md and docs/assessors.md match the declarations. `make golden` writes the tables."""
 
 import os
 import re
@@ -20,7 +20,7 @@ HEADS = {
 
 
 def arguments(declared: BuiltIn) -> str:
-    """The arguments that not every algorithm has, with their defaults; one that has none is without a number."""
+    """The arguments that only some algorithms have, with their defaults. Without a default, only the name is listed."""
     of_all = {*RandomArgs.model_fields, *AssessorArgs.model_fields}
     found = []
     for name, field in declared.args.model_fields.items():
@@ -48,7 +48,7 @@ def row(declared: BuiltIn, page: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "table"), [("tuners.md", TUNERS), ("assessors.md", ASSESSORS)])
-def test_the_documented_table_of_algorithms_equals_the_declarations(name, table):
+def test_the_algorithm_table_of_a_page_matches_the_declarations(name, table):
     path = DOCS / name
     page = path.read_text()
     before, written, after = re.split("|".join(MARKS), page)
@@ -60,6 +60,6 @@ def test_the_documented_table_of_algorithms_equals_the_declarations(name, table)
         assert written == generated, "run `make golden` after a change of a declaration"
 
 
-def test_reading_algorithm_declarations_imports_neither_optuna_nor_numpy():
+def test_the_algorithm_declarations_import_neither_optuna_nor_numpy():
     code = "import sys, nni_manager.config.algorithms; print({'numpy', 'optuna', 'scipy'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

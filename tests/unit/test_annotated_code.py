@@ -1,4 +1,4 @@
-"""A folder of annotated code: its search space, its copy, and the experiment file that uses it."""
+"""Folders of annotated code: the search space, the copy with chosen values, and the experiment file."""
 
 import os
 import re
@@ -71,7 +71,7 @@ def paths(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_search_space_keys_start_with_the_dotted_path_of_their_file(code):
+def test_a_search_space_key_starts_with_the_dotted_path_of_its_file(code):
     write(
         code, train_dot_py=SIZE, net__layers____init___dot_py=SIZE, net__conv_dot_py=SIZE, other_dot_txt=SIZE
     )
@@ -82,7 +82,7 @@ def test_search_space_keys_start_with_the_dotted_path_of_their_file(code):
     assert "other.txt" not in found.generated
 
 
-def test_two_files_with_the_same_module_name_and_different_values_are_an_error(code):
+def test_two_files_with_one_module_name_and_different_values_are_an_error(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
     (error,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
@@ -90,7 +90,7 @@ def test_two_files_with_the_same_module_name_and_different_values_are_an_error(c
                      "rename one of the files", str(error))  # fmt: skip
 
 
-def test_the_generated_copy_has_the_chosen_values_and_the_original_is_unchanged(code):
+def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code):
     write(
         code,
         train_dot_py=SIZE,
@@ -111,7 +111,7 @@ def test_the_generated_copy_has_the_chosen_values_and_the_original_is_unchanged(
     assert (made / "run.sh").stat().st_mtime == 1
     assert (made / "net/data.bin").read_bytes() == b"\0\xff\r\n"
     assert b"_nni.parameter('train/size/choice')" in (made / "train.py").read_bytes()
-    # The copy is newer than bytecode that Python compiled from the original.
+    # A changed file needs a new mtime: otherwise Python may use bytecode of the original file.
     assert (made / "train.py").stat().st_mtime > 1
     assert paths(annotated) == ["net", "net/train.py", "train.py"]
     assert files_with_values(annotated, {"train/size/choice": 32}) == {
@@ -120,7 +120,7 @@ def test_the_generated_copy_has_the_chosen_values_and_the_original_is_unchanged(
     }
 
 
-def test_ignored_files_pipes_and_experiment_folders_are_not_copied(code):
+def test_the_copy_omits_ignored_files_pipes_and_experiment_folders(code):
     write(
         code,
         _dot_nniignore="data/\nbroken.py\n",
@@ -134,7 +134,7 @@ def test_ignored_files_pipes_and_experiment_folders_are_not_copied(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_links_inside_stay_links_and_linked_files_outside_are_copied(code, tmp_path):
+def test_the_copy_keeps_link_targets_and_contains_annotated_files_from_outside(code, tmp_path):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)
     write(code, train_dot_py=SIZE)
     (code / "data").symlink_to("../data")
@@ -150,7 +150,7 @@ def test_links_inside_stay_links_and_linked_files_outside_are_copied(code, tmp_p
     assert paths(annotated) == ["shared.py", "train.py"]
 
 
-def test_a_secret_file_is_not_copied(code):
+def test_a_file_with_a_secret_is_not_copied(code):
     write(code, train_dot_py=SIZE, config_dot_yml="token: x")
     found = read_code(code, code, (), (code / "config.yml",))
     assert [entry.path for entry in found.entries] == ["train.py"]
@@ -196,7 +196,7 @@ def test_a_file_that_vanishes_during_the_copy_is_reported(code):
 
 @pytest.fixture
 def config(code, monkeypatch):
-    """Reads an experiment file, with replacements, from the code folder, which is the current directory."""
+    """Reads an experiment file with the given replacements. The code folder is the current directory."""
     monkeypatch.chdir(code)
 
     def config_of(replace=(), text=CONFIG):
@@ -220,7 +220,7 @@ def test_annotations_define_the_search_space(code, config):
     assert (read.is_annotated, read.warnings) == (True, ())
 
 
-def test_annotations_override_the_search_space_key_with_a_warning(code, config):
+def test_annotations_override_the_search_space_file_with_a_warning(code, config):
     write(code, train_dot_py=SIZE)
     space = "searchSpacePath: none.json\nlogDir"
     expected = (
@@ -232,11 +232,11 @@ def test_annotations_override_the_search_space_key_with_a_warning(code, config):
     assert config(here, V2).warnings == (expected.format("searchSpace", "trialCodeDirectory"),)
 
 
-def test_without_hyper_parameter_annotations_the_search_space_of_the_file_applies(code, config):
+def test_the_search_space_file_applies_if_no_annotation_declares_a_hyper_parameter(code, config):
     write(code, train_dot_py=REPORT, space_dot_json='{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     read = config({"logDir": "searchSpacePath: space.json\nlogDir"})
     assert list(read.search_space_raw) == ["lr"]
-    assert read.is_annotated  # the annotated code reports results
+    assert read.is_annotated  # the code has an annotation that reports a result
     assert read.warnings == (
         "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
         "search space",
@@ -245,7 +245,7 @@ def test_without_hyper_parameter_annotations_the_search_space_of_the_file_applie
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
 
 
-def test_annotations_without_any_search_space_are_one_error(code, config):
+def test_annotated_code_without_a_hyper_parameter_is_reported_as_one_error(code, config):
     write(code, train_dot_py=REPORT)
     with pytest.raises(ConfigInvalid) as caught:
         config()
@@ -256,7 +256,7 @@ def test_annotations_without_any_search_space_are_one_error(code, config):
     )
 
 
-def test_errors_of_the_experiment_file_and_of_all_code_files_are_reported_together(code, config):
+def test_errors_of_the_experiment_file_and_of_the_code_are_reported_together(code, config):
     write(
         code,
         train_dot_py="x = 1\n'''@nni.foo()'''\n",
@@ -273,7 +273,7 @@ def test_errors_of_the_experiment_file_and_of_all_code_files_are_reported_togeth
     ]
 
 
-def test_an_annotation_error_names_the_file_relative_to_the_current_directory(code, config, monkeypatch):
+def test_an_error_names_its_file_relative_to_the_current_directory(code, config, monkeypatch):
     write(code, train_dot_py="'''@nni.foo()'''\n")
     monkeypatch.chdir(code.parent)
     (code / "config.yml").write_text(CONFIG)
@@ -281,13 +281,13 @@ def test_an_annotation_error_names_the_file_relative_to_the_current_directory(co
         read_experiment_file(code_folder.Path("code/config.yml"))
 
 
-def test_an_unreadable_ignore_file_is_reported_at_the_code_folder_key(code, config):
+def test_the_error_for_an_unreadable_nniignore_file_is_reported_at_the_code_folder(code, config):
     write(code, train_dot_py=SIZE, _dot_nniignore="x\n\\\n")
     with pytest.raises(ConfigInvalid, match=r"^config\.yml:8: cannot use .*\.nniignore: line 2"):
         config()
 
 
-def test_the_experiments_folder_may_be_inside_the_code_folder_but_not_the_code_folder_itself(code, config):
+def test_the_experiments_folder_may_be_inside_but_must_not_equal_the_code_folder(code, config):
     write(code, train_dot_py=SIZE)
     assert config().log_dir == code / "experiments"
     with pytest.raises(
@@ -297,7 +297,7 @@ def test_the_experiments_folder_may_be_inside_the_code_folder_but_not_the_code_f
         config({"logDir: experiments": "logDir: ."})
 
 
-def test_a_command_that_runs_the_original_code_causes_a_warning(code, config):
+def test_a_trial_command_that_runs_the_original_code_causes_a_warning(code, config):
     write(code, train_dot_py=SIZE)
     (warning,) = config({"python3 train.py": f"python3 {code}/train.py"}).warnings
     assert warning.startswith(
@@ -305,7 +305,7 @@ def test_a_command_that_runs_the_original_code_causes_a_warning(code, config):
     )
 
 
-def test_reads_code_false_skips_the_code_files(code, config):
+def test_the_reader_skips_the_code_folder_if_reads_code_is_false(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")
@@ -313,7 +313,7 @@ def test_reads_code_false_skips_the_code_files(code, config):
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_no_files_are_left_if_the_code_changes_while_an_experiment_is_created(code, config, monkeypatch):
+def test_creating_an_experiment_fails_and_leaves_no_files_if_the_code_changes(code, config, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))
     write(code, train_dot_py=SIZE)
     read = config()

@@ -1,4 +1,4 @@
-"""Annotations: their search space, the generated code, and the errors of invalid ones."""
+"""Annotations: the search space, the generated code, and the errors of invalid annotations."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ def diagnostics(text):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs generated code as a trial with these parameters; returns its names and the reported results."""
+    """Runs generated code as a trial with these parameters; returns the code's global names and the reported results."""
 
     def run_code(code, parameters):
         content = {"parameter_id": 0, "parameter_source": "algorithm", "parameters": parameters}
@@ -390,7 +390,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_each_form_of_annotation_is_read_executed_and_filled_in(form, run):
+def test_every_annotation_form_is_parsed_executed_and_filled_with_values(form, run):
     found = read(form.code)
     assert found.space == form.space
     names = run(generated(form.code), form.parameters)
@@ -401,7 +401,7 @@ def test_each_form_of_annotation_is_read_executed_and_filled_in(form, run):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # the first line has no space for an import statement
+    if before[0].startswith(("class", "def", "try")):  # the first line has no room for an import
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -412,7 +412,7 @@ def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
 
 
 @pytest.mark.parametrize("word", TYPES)
-def test_every_search_space_type_is_available(word, run):
+def test_annotations_support_every_search_space_type(word, run):
     code = f"'''@nni.variable(nni.{word}({', '.join(map(repr, TYPES[word]))}), name=x)'''\nx = 1\n"
     key = f"train/x/{word}"
     assert read(code).space == {key: {"_type": word, "_value": TYPES[word]}}
@@ -420,7 +420,7 @@ def test_every_search_space_type_is_available(word, run):
     assert with_values(code.encode(), "train", {key: 1e-05}).decode().endswith("\nx = 1e-05\n")
 
 
-def test_the_golden_text_of_generated_code():
+def test_generated_code_matches_the_golden_text():
     code = lines(
         '''
         #!/usr/bin/env python
@@ -460,7 +460,7 @@ def test_the_golden_text_of_generated_code():
         ("", "import nni_sdk.annotated as _nni; _nni.report_final_result(0)"),
     ],
 )  # fmt: skip
-def test_generated_code_imports_nni_sdk_first_under_an_unused_name(head, begins, run):
+def test_the_generated_import_comes_first_and_uses_an_unused_name(head, begins, run):
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]
@@ -474,7 +474,7 @@ ENDS = [("\r", "utf-8"), ("\r", "utf-8-sig")]
     ("newline", "encoding"),
     [*itertools.product(["\n", "\r\n"], ["utf-8", "utf-8-sig", "latin-1", "cp1251"]), *ENDS],
 )
-def test_encodings_and_line_ends_are_kept(encoding, newline, run):
+def test_generated_code_keeps_the_encoding_and_the_line_endings(encoding, newline, run):
     letter = {"latin-1": "é", "cp1251": "я"}.get(encoding, "€")
     declared = f"# -*- coding: {encoding.removesuffix('-sig')} -*-"
     text = [
@@ -502,14 +502,14 @@ def test_encodings_and_line_ends_are_kept(encoding, newline, run):
     assert names["reported"] == [("FINAL", 2)]
 
 
-def test_the_generated_import_line_has_the_line_ending_of_the_file():
+def test_the_generated_import_uses_the_line_ending_of_the_file():
     found = read(b"def f(): pass\r\n'@nni.report_final_result(1)'\r\n")
     assert found.generated == (
         b"import nni_sdk.annotated as _nni\r\ndef f(): pass\r\n_nni.report_final_result(1)\r\n"
     )
 
 
-def test_a_module_name_that_its_encoding_cannot_represent_is_escaped_in_ascii(run):
+def test_a_module_name_is_escaped_if_the_file_encoding_cannot_represent_it(run):
     source = b"# coding: ascii\n'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n"
     found = read(source, "пакет.данные")
     assert found.space == {"пакет.данные/x/choice": choice(1, 2)}
@@ -595,20 +595,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("code", "expected"), WRONG.items(), ids=range(len(WRONG)))
-def test_an_invalid_annotation_is_one_sentence_with_line_and_remedy(code, expected):
+def test_an_invalid_annotation_is_reported_with_its_line_and_a_remedy(code, expected):
     (line,) = diagnostics(code)
     assert line.startswith(f"train.py:{expected}")
     assert "; " in line
 
 
-def test_all_errors_of_a_file_are_reported_together():
+def test_all_annotation_errors_of_a_file_are_reported_together():
     code = f"{V}\ny = 1\ndef f():\n    '''@nni.foo()'''\n    {V}\n'''@nni.report_final_result()'''\n"
     assert [line.split(": cannot use ")[0] for line in diagnostics(code)] == [
         f"train.py:{number}" for number in (1, 4, 5, 6)
     ]
 
 
-def test_a_file_that_is_nested_too_deeply_is_one_error():
+def test_too_deeply_nested_code_is_reported_as_one_error():
     code = "if 0: pass\n" + "elif 0: pass\n" * 3000 + "'''@nni.get_next_parameter()'''\n"
     found = read(code)
     assert found.generated is not None or len(found.diagnostics) == 1
@@ -616,21 +616,21 @@ def test_a_file_that_is_nested_too_deeply_is_one_error():
     assert line.startswith("train.py:1: cannot use this file: ")
 
 
-def test_code_with_compiler_warnings_is_read_without_a_warning():
+def test_reading_code_prints_no_compiler_warnings():
     assert generated("x = '\\d'\n'''@nni.report_final_result(x is 1)'''\n")
 
 
 # ---- missing values
 
 
-def test_generated_code_raises_if_the_trial_lacks_a_parameter(run):
+def test_a_parameter_that_is_missing_in_the_trial_is_an_error(run):
     code = generated(f"{V}\nx = 1\n")
     expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
     with pytest.raises(ParameterAbsent, match=expected):
         run(code, {"y": 1})
 
 
-def test_generated_code_raises_if_a_value_is_not_an_option(run):
+def test_a_value_outside_the_options_of_an_annotation_is_an_error(run):
     code = generated("'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n")
     with pytest.raises(
         ParameterAbsent, match="cannot use True as the value of 'train/x/choice': the annotation has no such"
@@ -638,12 +638,12 @@ def test_generated_code_raises_if_a_value_is_not_an_option(run):
         run(code, {"train/x/choice": True})
 
 
-def test_annotated_code_may_call_get_next_parameter_before_the_annotation(run):
+def test_trial_code_may_request_parameters_before_an_annotation_uses_a_value(run):
     code = generated(f"'''@nni.get_next_parameter()'''\n{V}\nx = 1\n")
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_filling_in_values_fails_if_the_trial_lacks_a_value():
+def test_filling_in_fails_if_the_trial_has_no_value_or_an_invalid_value():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
@@ -651,7 +651,7 @@ def test_filling_in_values_fails_if_the_trial_lacks_a_value():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # A user's value is written into the code, unless it is the name of an expression.
+    # All options of V are literals, so a value that a user chose is filled in.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 
@@ -681,7 +681,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # the text may be inside a comment
+    if b"@nni." not in source:  # a comment or a string may contain @nni.
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 
@@ -690,7 +690,7 @@ ANY_TEXT = st.text("nai.@()'\"\\,= \n\tf1*é", max_size=40)
 
 
 @given(st.sampled_from(["", "variable(", "function_choice(", "report_final_result("]), ANY_TEXT, ANY_TEXT)
-def test_any_annotation_text_yields_code_or_an_error_with_its_line(kind, text, after):
+def test_any_annotation_text_produces_code_or_an_error_with_the_line(kind, text, after):
     source = f"'''@nni.{kind}{text}'''\n{after}\n".encode()
     found = read(source)
     if found.generated is not None:
@@ -702,7 +702,7 @@ def test_any_annotation_text_yields_code_or_an_error_with_its_line(kind, text, a
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["\n", "\r\n"]))
-def test_each_of_many_annotations_in_one_file_gets_its_own_value(randomness: random.Random, newline):
+def test_every_annotation_of_a_file_gets_its_own_value(randomness: random.Random, newline):
     code, parameters, indent = ["import sys"], {}, ""
     for number in range(randomness.randint(1, 8)):
         if randomness.random() < 0.3:
@@ -723,7 +723,7 @@ def test_each_of_many_annotations_in_one_file_gets_its_own_value(randomness: ran
     assert found.space.keys() == parameters.keys()
 
 
-def test_annotated_code_also_runs_without_nni(capsys):
+def test_annotated_code_runs_unchanged_without_nni(capsys):
     for form in FORMS.values():
         exec(compile(form.code, "train.py", "exec", dont_inherit=True), {"__name__": "train"})
     assert capsys.readouterr().out == ""

@@ -28,7 +28,7 @@ from nni_manager.tuner.untrusted_metadata import strip_pickles
 
 @pytest.fixture
 def move(monkeypatch, tmp_path):
-    """Moves to another machine: another empty home."""
+    """Simulates another machine: an empty home directory."""
 
     def to(name):
         return move_to(monkeypatch, tmp_path / name)
@@ -52,7 +52,7 @@ def names_in(path):
         return packed.getnames()
 
 
-def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys):
+def test_an_experiment_loaded_on_another_machine_equals_the_saved_experiment(saved, move, capsys):
     path = saved("--saveCodeDir")
     err = capsys.readouterr().err
     assert err == f"WARNING: {path} does not contain 2 links, pipes or unreadable files of trials\n"
@@ -78,12 +78,12 @@ def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     assert (stored.remarks.note, trial.remarks.tags) == ("ours", ("keep",))
-    # The loaded experiment has a new token, which neither the archive nor the first machine has.
+    # The loaded experiment has a new secret, so tokens of the archive or the first machine are invalid.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_archive_contains_no_secrets_no_code_copies_and_no_signed_checkpoints(saved):
+def test_an_archive_contains_no_secret_no_code_copy_and_no_signed_checkpoints(saved):
     path = saved()
     assert [name for name in names_in(path) if "code" in name or "tls" in name or "000001" in name] == []
     with tarfile.open(path) as packed:
@@ -91,7 +91,7 @@ def test_an_archive_contains_no_secrets_no_code_copies_and_no_signed_checkpoints
     assert SECRET not in database
 
 
-def test_an_archive_has_no_login_and_loading_requires_one(saved, move, capsys, monkeypatch):
+def test_an_archive_contains_no_login_and_loading_requires_a_new_login(saved, move, capsys, monkeypatch):
     pai = {"host": "http://pai.example", "user": "ada", "token": "a-token", "password": None, "mount": "/mnt"}
     pai |= {"storage": "/none", "image": "i", "storage_name": "s", "virtual_cluster": None}
     pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
@@ -117,7 +117,7 @@ def test_an_archive_has_no_login_and_loading_requires_one(saved, move, capsys, m
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
 
 
-def test_a_kubernetes_experiment_is_loaded_into_the_mounted_storage(saved, move, capsys):
+def test_a_kubernetes_experiment_is_loaded_into_the_shared_storage(saved, move, capsys):
     storage = ["ClaimStorage", {"path": "/none", "name": "nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
     path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
@@ -167,7 +167,7 @@ def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     )
 
 
-def test_an_experiment_that_may_still_run_is_not_saved(saved, capsys, here):
+def test_an_experiment_in_state_running_is_not_saved(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager exited in state RUNNING" in capsys.readouterr().err
@@ -217,7 +217,7 @@ def test_a_custom_tuner_is_loaded_from_the_saved_code_or_its_original_folder(sav
     ],
     ids=lambda member: f"{member.name} {member.linkname}",
 )
-def test_an_archive_with_a_foreign_member_is_rejected_and_leaves_no_files(
+def test_an_archive_with_an_unexpected_member_is_rejected_and_leaves_no_files(
     saved, move, capsys, member, tmp_path
 ):
     path = repacked(saved("-s"), add=[member])
@@ -283,7 +283,7 @@ def test_triggers_and_extra_tables_of_a_loaded_database_are_not_copied(saved, mo
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 cut"])
-def test_a_file_that_is_no_archive_is_rejected_with_that_reason(here, capsys, content):
+def test_a_file_that_is_not_an_archive_is_rejected_with_a_reason(here, capsys, content):
     (here / "x.tar.gz").write_bytes(content)
     assert main.run(["experiment", "load", "-p", str(here / "x.tar.gz")]) == 1
     err = capsys.readouterr().err
@@ -357,7 +357,7 @@ def played(tuner, keys):
     return past
 
 
-def test_a_pickle_in_the_metadata_of_a_trial_is_not_loaded_and_the_tuner_continues(tmp_path):
+def test_a_tuner_never_loads_pickles_from_trial_metadata_and_continues(tmp_path):
     pytest.importorskip("cmaes")
     past = played(a_cma_es(), range(12))
 
@@ -384,7 +384,7 @@ def test_a_pickle_in_the_metadata_of_a_trial_is_not_loaded_and_the_tuner_continu
     tuner.restore(safe)
     again = played(tuner, range(12, 40))
     assert not (tmp_path / "ran").exists()
-    # The tuner still uses results: the last results are better than the first.
+    # The tuner still learns: the last results are better than the first results.
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 
@@ -398,7 +398,7 @@ def test_pickles_are_removed_when_an_experiment_is_loaded(saved, move):
         assert reader.trials()[0].metadata == {"/lr": 0.5, "noted on the trial": '{"cma:generation": 2}'}
 
 
-def test_metadata_without_pickles_is_kept():
+def test_trial_metadata_without_pickles_is_kept():
     metadata = {
         "/x": 0.5,
         "noted on the trial": '{"generation": 3, "parents": [1, 2]}',

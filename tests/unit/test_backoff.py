@@ -7,7 +7,7 @@ import pytest
 from nni_manager.support.backoff import SMALLEST_SHARE, delay_s, delays_s
 
 
-def test_delays_double_up_to_the_maximum_and_jitter_only_shortens_them():
+def test_retry_delays_double_up_to_a_maximum_and_jitter_only_shortens_delays():
     for made_s, nominal_s in zip(islice(delays_s(0.5, 3.0), 5), [0.5, 1.0, 2.0, 3.0, 3.0], strict=True):
         assert SMALLEST_SHARE * nominal_s <= made_s <= nominal_s
 
@@ -17,5 +17,5 @@ def test_two_clients_that_fail_together_get_different_delays():
 
 
 @pytest.mark.parametrize("failures", [1_000, 10_000])
-def test_any_number_of_failures_has_a_bounded_delay(failures):
+def test_the_delay_is_bounded_after_any_number_of_failures(failures):
     assert delay_s(failures, 0.5, 30.0) <= 30.0

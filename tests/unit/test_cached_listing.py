@@ -1,4 +1,4 @@
-"""The cached listing of a folder that is listed seldom."""
+"""A cached folder listing, which lists the folder again only after a change."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_created_and_deleted_entries_appear_in_the_next_listing(tmp_path: Path) 
     assert folder.names() == {"b"}
 
 
-def test_a_recently_changed_folder_is_listed_again_even_with_an_unchanged_mtime(
+def test_a_recently_changed_folder_is_listed_again_despite_an_equal_mtime(
     tmp_path: Path,
 ) -> None:
     folder = CachedListing(str(tmp_path))
@@ -31,7 +31,7 @@ def test_a_recently_changed_folder_is_listed_again_even_with_an_unchanged_mtime(
     assert folder.names() == {"a", "b"}
 
 
-def test_a_folder_with_an_old_mtime_is_not_listed_again(tmp_path: Path) -> None:
+def test_a_folder_without_recent_changes_is_not_listed_again(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     os.utime(tmp_path, (LONG_AGO_S, LONG_AGO_S))
     assert folder.names() == frozenset()
@@ -42,7 +42,7 @@ def test_a_folder_with_an_old_mtime_is_not_listed_again(tmp_path: Path) -> None:
     assert folder.names() == {"a"}
 
 
-def test_a_missing_folder_has_no_entries_until_it_exists(tmp_path: Path) -> None:
+def test_the_listing_of_a_missing_folder_is_empty_until_the_folder_exists(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path / "later"))
     assert folder.names() == frozenset()
     (tmp_path / "later" / "a").mkdir(parents=True)

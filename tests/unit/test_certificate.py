@@ -19,7 +19,7 @@ def certificate(tmp_path: Path) -> Certificate:
 
 
 class Server:
-    """Answers every connection with its certificate, or, without one, with a line that is not TLS."""
+    """Answers every connection with its certificate. Without a certificate, the answer is a line that is not TLS."""
 
     def __init__(self, certificate: Certificate | None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Server:
                     else:
                         self._context.wrap_socket(connection, server_side=True).close()
                 except OSError:
-                    continue  # the client closes the connection when it rejects the certificate
+                    continue  # the client has rejected the certificate
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -65,14 +65,14 @@ def serving():
         server.close()
 
 
-def test_the_certificate_file_is_private_to_its_owner(certificate: Certificate) -> None:
+def test_only_the_owner_can_read_the_certificate_file(certificate: Certificate) -> None:
     assert stat.S_IMODE(certificate.path.stat().st_mode) == 0o600
     assert "PRIVATE KEY" in certificate.path.read_text()
     assert "PRIVATE KEY" not in certificate.certificate_pem
     assert "PRIVATE KEY" not in repr(certificate)
 
 
-def test_a_later_manager_reuses_the_certificate_for_any_address(certificate: Certificate) -> None:
+def test_a_later_manager_uses_the_same_certificate_with_any_address(certificate: Certificate) -> None:
     again = Certificate.of(certificate.path, ["192.0.2.7"])
     assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
     assert again.sha256 == certificate.sha256
@@ -95,7 +95,7 @@ def test_a_server_with_another_certificate_is_not_trusted(
     assert f"{address}: it lacks the certificate that manager.json names" in found
 
 
-def test_a_server_without_tls_is_not_trusted(certificate: Certificate, serving) -> None:
+def test_the_certificate_check_rejects_a_server_without_tls(certificate: Certificate, serving) -> None:
     assert "does not use TLS" in str(verify_certificate(serving(None), certificate.certificate_pem, 10))
 
 

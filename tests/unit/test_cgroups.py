@@ -114,7 +114,7 @@ def v2(kills=0, limit="max", peak=1000):
         ),
     ],
 )
-def test_the_cgroup_of_the_current_process_is_found(a_machine, cgroup, mounts, groups):
+def test_a_process_finds_its_own_control_group(a_machine, cgroup, mounts, groups):
     memory = MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups))
     assert memory is not None
     assert memory.oom_kills() == 7
@@ -133,7 +133,7 @@ def test_the_cgroup_of_the_current_process_is_found(a_machine, cgroup, mounts, g
         ("4:pids:/", [V1_MOUNT.format(top="/")], {"/sys/fs/cgroup/memory": v1(7)}),
     ],
 )
-def test_without_memory_counters_no_cgroup_is_used(a_machine, cgroup, mounts, groups):
+def test_no_control_group_is_returned_without_memory_counters(a_machine, cgroup, mounts, groups):
     assert MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups)) is None
 
 
@@ -144,7 +144,7 @@ WORDS = st.sampled_from(
 
 @given(cgroup=st.lists(WORDS).map("".join), mounts=st.lists(WORDS).map("".join))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_arbitrary_content_of_proc_files_never_raises(tmp_path_factory, cgroup, mounts):
+def test_arbitrary_proc_files_raise_no_error(tmp_path_factory, cgroup, mounts):
     root = tmp_path_factory.mktemp("root")
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(cgroup)
@@ -154,12 +154,12 @@ def test_arbitrary_content_of_proc_files_never_raises(tmp_path_factory, cgroup, 
 
 
 @pytest.mark.parametrize("root", ["no", "proc"])
-def test_without_proc_no_cgroup_is_used(tmp_path, root):
+def test_no_control_group_is_returned_without_proc(tmp_path, root):
     assert MemoryCgroup.own(tmp_path / root) is None
     assert TrialCgroup.around(os.getpid(), tmp_path / root) is None
 
 
-def test_the_lowest_memory_limit_among_a_cgroup_and_its_parents_applies(a_machine):
+def test_the_lowest_memory_limit_of_a_group_and_its_parents_applies(a_machine):
     groups = {
         "/sys/fs/cgroup": {},
         "/sys/fs/cgroup/pod": v2(limit=512 << 20),
@@ -169,14 +169,14 @@ def test_the_lowest_memory_limit_among_a_cgroup_and_its_parents_applies(a_machin
     assert memory.limit_bytes() == 512 << 20
 
 
-def test_a_cgroup_v1_memory_limit_is_read(a_machine):
+def test_the_memory_limit_of_cgroup_v1_is_read(a_machine):
     root = a_machine(
         "4:memory:/", V1_MOUNT.format(top="/"), groups={"/sys/fs/cgroup/memory": v1(limit=96 << 20)}
     )
     assert MemoryCgroup.own(root).limit_bytes() == 96 << 20
 
 
-def test_missing_peak_and_kill_counters_are_reported_as_none(a_machine):
+def test_peak_and_kill_counters_are_none_if_the_kernel_lacks_the_counters(a_machine):
     groups = {"/sys/fs/cgroup": {"memory.events": "low 0\n", "memory.max": "max\n"}}
     memory = MemoryCgroup.own(a_machine("0::/", V2_MOUNT.format(top="/"), groups=groups))
     assert (memory.oom_kills(), memory.limit_bytes(), memory.peak_bytes()) == (0, None, None)
@@ -199,24 +199,24 @@ KILLED = (
         ),
     ],
 )
-def test_a_memory_shortage_is_described_with_the_limit_or_the_peak(a_machine, files, found):
+def test_the_message_for_a_memory_shortage_contains_the_limit_or_the_peak(a_machine, files, found):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": files})
     assert MemoryCgroup.own(root).shortage() == found + KILLED
 
 
-def test_no_cgroup_is_created_in_the_root_cgroup(a_machine):
+def test_no_control_group_is_created_in_the_root_group_of_a_machine(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.procs": ""}})
     assert TrialCgroup.around(os.getpid(), root) is None
     assert [path.name for path in (root / "sys/fs/cgroup").iterdir()] == ["cgroup.procs"]
 
 
-def test_a_cgroup_that_cannot_be_created_is_skipped(a_machine):
+def test_a_control_group_that_cannot_be_created_is_skipped(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     (root / "sys/fs/cgroup" / "trial-7").write_text("in the way")
     assert TrialCgroup.around(7, root) is None
 
 
-def test_a_cgroup_is_found_again_by_the_pid_of_its_first_process(a_machine):
+def test_a_control_group_is_found_by_the_pid_of_its_first_process(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     assert TrialCgroup.of(7, root) is None
     assert TrialCgroup.around(7, root) is not None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from nni_manager.domain.change_log import ChangeLog
 
 
-def test_a_changed_trial_is_listed_once_however_often_it_changed():
+def test_a_trial_with_many_changes_is_listed_once():
     revisions = ChangeLog()
     for trial_id in ("a", "b", "a", "c"):
         revisions.note(trial_id)
@@ -17,7 +17,7 @@ def test_a_changed_trial_is_listed_once_however_often_it_changed():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans())))
-def test_repeated_polls_return_every_change_exactly_once(steps):
+def test_repeated_polls_of_the_change_log_return_every_change_exactly_once(steps):
     revisions, seen, missed = ChangeLog(), 0, set()
     for trial_id, is_asked in steps:
         revisions.note(trial_id)
@@ -28,7 +28,7 @@ def test_repeated_polls_return_every_change_exactly_once(steps):
             seen, missed = revisions.latest, set()
 
 
-def test_a_poll_reads_only_the_new_changes():
+def test_a_poll_of_the_change_log_reads_only_new_changes():
     revisions = ChangeLog()
     for number in range(10_000):
         revisions.note(str(number))

@@ -83,7 +83,7 @@ def test_a_long_sentence_is_reported_in_documentation_and_docstrings_only() -> N
     assert problems("a.sql", f"-- {sentence}\n") == []
 
 
-def test_every_retired_phrase_of_the_project_is_a_valid_pattern_with_a_replacement() -> None:
+def test_every_retired_phrase_is_a_valid_pattern_with_a_replacement() -> None:
     retired = check_prose.Retired.parse((PROSE / "retired.txt").read_text())
     assert all(retired.names.values())
     assert all(retired.prose.values())

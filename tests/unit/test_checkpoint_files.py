@@ -1,4 +1,4 @@
-"""Checkpoints in the workspace: a keeper signs them, and only what a keeper of the experiment has signed is offered to load."""
+"""Checkpoints in the workspace: keepers sign checkpoints, and a trial is offered only signed checkpoints of its experiment."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def save(folder, name, digest="d1"):
 
 
 def saved(workspace, number, *names, **how):
-    """An attempt that has saved these checkpoints, which its keeper has signed."""
+    """An attempt with these saved checkpoints, signed by its keeper."""
     key, folder = started(workspace, number, **how)
     for name in names:
         save(folder, name)
@@ -82,7 +82,7 @@ def offered(workspace, number=9, trial=TRIAL):
     return [(each.attempt_id, each.name) for each in sources], refusals
 
 
-def test_no_manifest_is_written_for_a_trial_without_checkpoints(workspace):
+def test_no_checkpoint_document_is_written_for_a_trial_without_checkpoints(workspace):
     key, folder = started(workspace, 0)
     assert CheckpointSigner(SETTINGS, key, folder).sign_new() == []
     assert not folder.checkpoints_json.exists()
@@ -92,7 +92,7 @@ def test_no_manifest_is_written_for_a_trial_without_checkpoints(workspace):
     ).checkpoint_sources_json.exists()
 
 
-def test_the_next_attempt_receives_the_newest_checkpoints_first(workspace):
+def test_the_next_attempt_of_a_job_is_offered_the_newest_checkpoints_first(workspace):
     saved(workspace, 0, "000001", "000002")
     saved(workspace, 1)
     saved(workspace, 2, "000001")
@@ -100,7 +100,7 @@ def test_the_next_attempt_receives_the_newest_checkpoints_first(workspace):
     assert offered(workspace) == (expected, [])
 
 
-def test_a_checkpoint_is_signed_once_and_a_removed_checkpoint_leaves_the_manifest(workspace):
+def test_a_checkpoint_is_signed_once_and_removed_checkpoints_are_dropped(workspace):
     key, folder = started(workspace, 0)
     signer = CheckpointSigner(SETTINGS, key, folder)
     save(folder, "000001")
@@ -127,7 +127,7 @@ def test_a_checkpoint_is_signed_once_and_a_removed_checkpoint_leaves_the_manifes
         b" " * 5000,
     ],
 )
-def test_an_unusable_manifest_is_not_signed(workspace, content):
+def test_an_invalid_checkpoint_manifest_is_not_signed(workspace, content):
     folder = saved(workspace, 0, "000001")
     (folder.checkpoints / "000002.json").write_bytes(content)
     key = AttemptKey("trial1", attempt_id(0), "main-0")
@@ -136,14 +136,14 @@ def test_an_unusable_manifest_is_not_signed(workspace, content):
 
 @pytest.mark.any_machine
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
-def test_another_users_manifest_is_not_signed(workspace):
+def test_a_checkpoint_manifest_of_another_user_is_not_signed(workspace):
     key, folder = started(workspace, 0)
     save(folder, "000001")
     os.chown(folder.checkpoints / "000001.json", _NOBODY, _NOBODY)
     assert CheckpointSigner(SETTINGS, key, folder).sign_new() == []
 
 
-def test_a_changed_or_moved_checkpoint_manifest_is_refused(workspace):
+def test_a_changed_or_moved_checkpoint_document_is_refused(workspace):
     folder = saved(workspace, 0, "000001")
     content = folder.checkpoints_json.read_bytes()
     moved = started(workspace, 1)[1]
@@ -157,9 +157,10 @@ def test_a_changed_or_moved_checkpoint_manifest_is_refused(workspace):
     ]
 
 
-def test_the_trial_document_authorizes_checkpoints_of_other_jobs(workspace):
+def test_the_trial_document_lists_checkpoints_that_keepers_of_earlier_jobs_signed(workspace):
     saved(workspace, 0, "000001", settings=EARLIER)
-    assert offered(workspace, 1) == ([], [])  # a keeper has only its own job's token
+    # A keeper cannot verify signatures that were made with another job's token.
+    assert offered(workspace, 1) == ([], [])
     found = SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER)
     document = replace(TRIAL, checkpoints=tuple(found))
     assert TrialDocument.from_bytes(document.to_bytes()) == document
@@ -168,14 +169,14 @@ def test_the_trial_document_authorizes_checkpoints_of_other_jobs(workspace):
     assert offered(workspace, trial=document) == (expected, [])
 
 
-def test_the_manager_refuses_unsigned_checkpoints(workspace, caplog):
+def test_the_manager_refuses_checkpoints_without_a_valid_keeper_signature(workspace, caplog):
     folder = saved(workspace, 0, "000001", settings=EARLIER)
     folder.checkpoints_json.write_bytes(folder.checkpoints_json.read_bytes().replace(b"d1", b"d2"))
     assert SharedFiles(workspace).find_checkpoints(a_trial(), SIGNER) == []
     assert "refused the checkpoints" in caplog.text
 
 
-def test_a_continued_trial_prefers_its_own_checkpoints_to_those_of_the_parent(workspace):
+def test_a_continued_trial_prefers_its_own_checkpoints_to_its_parents(workspace):
     saved(workspace, 3, "000008", settings=EARLIER, trial_id="parent")
     find = SharedFiles(workspace).find_checkpoints
     assert [each.trial_id for each in find(a_trial(continues="parent"), SIGNER)] == ["parent"]
@@ -185,7 +186,7 @@ def test_a_continued_trial_prefers_its_own_checkpoints_to_those_of_the_parent(wo
     assert [(each.trial_id, each.name) for each in both] == [("trial1", "000001"), ("parent", "000008")]
 
 
-def test_a_task_prefers_its_own_checkpoints_to_those_of_other_tasks(workspace):
+def test_a_task_prefers_its_own_checkpoints(workspace):
     saved(workspace, 0, "000001")
     saved(workspace, 1, "000001", task="worker-1")
     assert offered(workspace)[0] == [(attempt_id(0), "000001"), (attempt_id(1), "000001")]
@@ -202,7 +203,7 @@ KEYS = st.builds(AttemptKey, st.just("trial1"), st.integers(0, 99).map(attempt_i
 
 
 @given(st.lists(MANIFESTS, max_size=5), KEYS)
-def test_a_signed_manifest_survives_a_round_trip(manifests, key):
+def test_a_signed_checkpoint_document_is_read_unchanged(manifests, key):
     content = checkpoints_to_bytes("EXPT", "job", key, manifests, "f00d")
     expected = [Checkpoint.of(key, manifest) for manifest in manifests]
     assert checkpoints_from_bytes(content, "EXPT", key, TOKENS.__getitem__) == expected
@@ -218,14 +219,14 @@ def test_a_signed_manifest_survives_a_round_trip(manifests, key):
         lambda value: json.dumps({"job_id": "job", "checkpoints": value}).encode()
     )
 )
-def test_a_manifest_without_a_valid_signature_is_refused(content):
+def test_a_checkpoint_document_without_a_signature_is_invalid(content):
     key = AttemptKey("trial1", attempt_id(0), "main-0")
     with pytest.raises(DocumentInvalid):
         checkpoints_from_bytes(content, "EXPT", key, lambda _: "f00d")
 
 
 @given(st.lists(st.builds(Checkpoint.of, KEYS, MANIFESTS), max_size=20))
-def test_at_most_ten_different_checkpoints_are_offered(found):
+def test_a_trial_is_offered_at_most_ten_different_checkpoints(found):
     sources = newest_first(found + found, "trial1", "main-0")
     assert len(sources) == min(len(set(found)), 10)
     ranks = [(each.attempt_id, int(each.name)) for each in sources]

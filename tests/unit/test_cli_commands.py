@@ -18,7 +18,7 @@ def all_commands(group=main.cli, path=()):
 
 
 @pytest.mark.parametrize("command", [(), *all_commands()], ids=" ".join)
-def test_help_of_every_command_has_an_example_with_its_name(nnictl, command):
+def test_the_help_of_every_command_has_an_example(nnictl, command):
     code, out, err = nnictl(*command, "--help")
     assert (code, err) == (0, "")
     assert "Example:\n" in out
@@ -33,7 +33,7 @@ def test_every_listing_command_has_a_json_option(nnictl, command):
     assert "--json" in nnictl(*command, "--help")[1]
 
 
-def test_the_version_of_nnictl_is_that_of_the_keeper(nnictl):
+def test_nnictl_and_the_keeper_have_the_same_version(nnictl):
     assert nnictl("--version") == (0, f"nnictl {__version__}\n", "")
     assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")
 
@@ -93,7 +93,7 @@ def test_all_errors_of_an_experiment_file_are_printed_one_per_line(nnictl, tmp_p
     assert not (tmp_path / "nni-experiments").exists()
 
 
-def test_the_experiment_file_is_an_argument_or_an_option(nnictl, tmp_path, monkeypatch):
+def test_commands_accept_the_experiment_file_as_argument_or_option(nnictl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     missing = "ERROR: cannot read none.yml: there is no such file; check the path\n"
     for words in (

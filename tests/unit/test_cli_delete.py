@@ -1,4 +1,4 @@
-"""nnictl experiment delete: what is removed, and what it refuses."""
+"""nnictl experiment delete: the removed files, and the experiments that it refuses to delete."""
 
 import contextlib
 import json
@@ -20,16 +20,13 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    assert (code, folder.path.exists()) == (
-        1,
-        True,
-    )  # without a terminal nnictl cannot ask for a confirmation
+    assert (code, folder.path.exists()) == (1, True)  # refused: there is no terminal for the confirmation
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
 
 
-def test_the_workspace_on_the_shared_storage_is_deleted_too(nnictl, an_experiment, tmp_path):
+def test_deleting_an_experiment_deletes_its_workspace_on_the_shared_storage(nnictl, an_experiment, tmp_path):
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     (tmp_path / "storage/abc11111/trials").mkdir(parents=True)
@@ -64,14 +61,12 @@ def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
 
 
 def a_process_of(folder):
-    """A process that looks like one of a trial of this experiment."""
+    """A process that looks like a trial process of this experiment."""
     attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
     return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
 
 
-def test_an_experiment_of_a_dead_manager_is_deleted_once_its_trial_processes_have_ended(
-    nnictl, an_experiment
-):
+def test_an_experiment_of_a_dead_manager_is_deleted_after_its_trial_processes_end(nnictl, an_experiment):
     died = an_experiment("abd22222")
     trial, others = a_process_of(died), a_process_of(an_experiment("abd33333"))
     assert nnictl("experiment", "delete", "abd22222", "--yes")[0] == 1
@@ -87,7 +82,7 @@ def test_an_experiment_of_a_dead_manager_is_deleted_once_its_trial_processes_hav
     others.wait()
 
 
-def test_an_experiment_whose_cluster_is_unreachable_is_not_deleted_while_it_may_have_jobs(
+def test_an_experiment_with_possible_jobs_is_not_deleted_while_its_cluster_is_unreachable(
     nnictl, an_experiment, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ClientRetryPolicy, "delay_s", lambda self, failures, asked_s: 0.0)

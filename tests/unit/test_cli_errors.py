@@ -1,4 +1,4 @@
-"""The errors of a first hour, and the exact text of the answer to each.
+"""Typical errors of new users, and the exact output of nnictl for each error.
 
 `make golden` writes the files again; review the difference before you commit it.
 """
@@ -28,7 +28,7 @@ trial:
   codeDir: .
 """
 SPACE = '{\n  "lr": {"_type": "loguniform", "_value": [0.001, 1]},\n  "units": {"_type": "choice", "_value": [16, 32]}\n}\n'
-# Each case replaces a text of the experiment file by another text.
+# Replacements in the experiment file: the old text and the new text.
 IN_FILE = {
     "tab": ("  builtinTunerName", "\tbuiltinTunerName"),
     "unclosed-brace": ("maximize}", "maximize"),
@@ -60,7 +60,7 @@ IN_FILE = {
     ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
-# Each case replaces a text of the search space file.
+# Replacements in the search space file: the old text and the new text.
 IN_SPACE = {
     "space-misspelt-type": ("loguniform", "log_uniform"),
     "space-bounds-swapped": ("[0.001, 1]", "[1, 0.001]"),
@@ -123,12 +123,12 @@ def same(name, output):
     assert output == path.read_text(), "if the new output is correct, run `make golden`"
 
 
-def test_the_base_experiment_file_of_the_error_cases_is_valid(capsys, place):
+def test_the_unchanged_experiment_file_is_valid(capsys, place):
     assert answer_to(capsys, place, "config check config.yml").endswith("exit code 0\n")
 
 
 @pytest.mark.parametrize("name", [*IN_FILE, *IN_SPACE])
-def test_an_error_in_an_experiment_file_prints_the_recorded_message(capsys, place, name):
+def test_the_output_for_an_invalid_file_matches_its_golden_file(capsys, place, name):
     (old, new), path = (IN_FILE[name], "config.yml") if name in IN_FILE else (IN_SPACE[name], "space.json")
     text = (place / path).read_text()
     assert old in text
@@ -139,13 +139,13 @@ def test_an_error_in_an_experiment_file_prints_the_recorded_message(capsys, plac
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_line_error_prints_the_recorded_message(capsys, place, name):
+def test_the_output_for_a_command_line_error_matches_its_golden_file(capsys, place, name):
     output = answer_to(capsys, place, COMMANDS[name])
     same(name, output)
     assert output.endswith("exit code 1\n")
 
 
-def test_every_golden_file_belongs_to_an_error_case():
+def test_every_golden_file_belongs_to_an_error():
     obsolete = [path for path in GOLDEN.iterdir() if path.stem not in {*IN_FILE, *IN_SPACE, *COMMANDS}]
     for path in obsolete if WRITES else ():
         path.unlink()

@@ -21,7 +21,7 @@ def table(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_exported_json_has_one_record_per_line_and_no_nan():
+def test_json_export_writes_one_record_per_line_and_no_nan():
     records = [a_record(value=math.nan, lr=0.1), a_record("x", {"default": 1, "loss": math.inf})]
     text = to_json(records)
     assert len(text.splitlines()) == 4
@@ -32,7 +32,7 @@ def test_exported_json_has_one_record_per_line_and_no_nan():
     assert to_json([]) == "[]\n"
 
 
-def test_exported_csv_has_a_column_for_each_parameter_including_nested_parameters():
+def test_csv_export_has_a_column_for_every_parameter_including_nested_parameters():
     text = to_csv(
         [a_record(lr=0.1, net={"_name": "conv", "size": 3}), a_record("x", 1, net={"_name": "none"})]
     )
@@ -43,7 +43,7 @@ def test_exported_csv_has_a_column_for_each_parameter_including_nested_parameter
     )  # fmt: skip
 
 
-def test_the_csv_value_of_a_dict_result_is_the_default_entry():
+def test_the_csv_value_of_a_dict_result_is_its_default_entry():
     rows = table(to_csv([a_record(value={"default": 0.9, "loss": 1}), a_record("x", 0.5)]))
     assert [(row["value"], row["value/loss"]) for row in rows] == [("0.9", "1"), ("0.5", "")]
 
@@ -60,13 +60,13 @@ def test_a_parameter_named_like_a_fixed_column_gets_a_prefixed_column():
     assert row == {"trialJobId": "a", "parameter/value": "1", "value": "2"}
 
 
-def test_exported_intermediate_results_are_a_json_list_in_one_cell():
+def test_csv_export_writes_intermediate_results_as_a_list_in_one_cell():
     (row,) = table(to_csv([a_record() | {"intermediate": [0.1, math.nan, {"default": 1}]}]))
     assert row["intermediate"] == '[0.1, NaN, {"default": 1}]'
 
 
 @given(st.lists(st.dictionaries(st.text(min_size=1), SCALARS, max_size=4), max_size=5))
-def test_any_parameter_is_exported_in_a_column_of_its_own(spaces):
+def test_every_parameter_is_exported_in_a_column_of_its_own(spaces):
     records = [
         a_record(f"t{n}", n, **{f"p{name}": each for name, each in space.items()})
         for n, space in enumerate(spaces)

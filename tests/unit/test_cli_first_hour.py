@@ -1,4 +1,4 @@
-"""What nnictl prints where new users stumble: an experiment that failed, words of other tools, results that are dicts."""
+"""The output of nnictl in typical cases of new users: failed experiments, commands of other tools, results that are dicts."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Creates a stored experiment with these trials that has ended with this status."""
+    """Creates a stored experiment that has ended with this status and has these trials."""
 
     def make(*results, more="", state=ExperimentState.DONE, error="", experiment_id="abc11111"):
         (tmp_path / "config.yml").write_text(CONFIG + more)
@@ -66,7 +66,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize(
     ("results", "out"), [((), "INFO: Experiment abc11111 has no trials\n"), ((0.5,), "no.\ttrial\t")]
 )
-def test_trial_ls_prints_the_error_that_ended_the_experiment(nnictl, stored, results, out):
+def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
     stored(*results, state=ExperimentState.ERROR, error=TRACEBACK)
     code, shown, err = nnictl("trial", "ls", "abc")
     assert (code, shown[: len(out)]) == (0, out)
@@ -76,19 +76,19 @@ def test_trial_ls_prints_the_error_that_ended_the_experiment(nnictl, stored, res
     )
 
 
-def test_experiment_status_prints_a_traceback_with_line_breaks(nnictl, stored):
+def test_the_status_command_prints_a_traceback_on_several_lines(nnictl, stored):
     stored(state=ExperimentState.ERROR, error=TRACEBACK)
     code, out, err = nnictl("experiment", "status", "abc")
     assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
     assert err == f"WARNING: {TRACEBACK}"
 
 
-def test_a_multi_line_error_is_summarised_by_its_first_and_last_line():
+def test_lists_show_the_first_and_the_last_line_of_a_long_error():
     assert watch.outline(TRACEBACK) == "the tuner mine failed. Fix it. (KeyError: 'lr')"
     assert watch.outline("disk full\n") == "disk full"
 
 
-def test_experiment_list_includes_experiments_whose_manager_has_died(nnictl, stored):
+def test_the_list_of_running_experiments_names_experiments_with_a_dead_manager(nnictl, stored):
     died = "died, and trials may still run; `nnictl resume"
     stored(experiment_id="over1111")
     assert nnictl("experiment", "list")[2] == ""
@@ -107,7 +107,7 @@ def test_experiment_list_includes_experiments_whose_manager_has_died(nnictl, sto
     [({"acc": 0.9}, ""), ({"default": 9}, "constraints: [{metric: default, at_most: 1}]\n")],
     ids=["without a number", "violates a constraint"],
 )
-def test_experiment_list_reports_that_no_result_counts(nnictl, stored, result, more):
+def test_the_list_of_experiments_marks_an_experiment_without_a_usable_result(nnictl, stored, result, more):
     stored(result, more=more)
     listed = nnictl("experiment", "list", "--all")[1].splitlines()[1]
     assert listed.startswith("abc11111\tDONE, no result counts\t1\t")
@@ -121,7 +121,9 @@ TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]
 @pytest.mark.parametrize(
     ("more", "result", "value"), [(ONE, {"loss": 0.5, "x": 1}, "0.5"), (TWO, {"acc": 0.9, "ms": 12}, "0.9")]
 )
-def test_the_value_column_of_an_export_has_the_first_objective(nnictl, stored, options, more, result, value):
+def test_the_value_column_of_a_csv_export_is_the_first_objective(
+    nnictl, stored, options, more, result, value
+):
     stored(result, more=more)
     code, out, _ = nnictl("experiment", "export", "abc", "--type", "csv", *options)
     (row,) = csv.DictReader(io.StringIO(out))
@@ -144,7 +146,7 @@ RESULTS = [{"acc": acc, "ms": ms} for acc, ms in ((0.9, 20), (0.8, 10), (0.7, 12
         ("objectives: [{metric: acc, mode: maximize}]\n", "0.95"),
     ],
 )
-def test_experiment_list_finds_the_best_result_without_reading_whole_trials(
+def test_the_list_of_experiments_shows_the_best_result_without_reading_whole_trials(
     nnictl, stored, monkeypatch, more, best
 ):
     folder = stored(*RESULTS, None, more=more)
@@ -159,7 +161,7 @@ def rows_of(out):
     return [line.split("\t") for line in out.splitlines()]
 
 
-def test_trial_ls_has_a_column_for_each_objective_and_sorts_by_any_metric(nnictl, stored):
+def test_trial_ls_has_a_column_for_every_objective_and_sorts_by_any_metric(nnictl, stored):
     stored(*({**each, "mb": each["ms"] % 7} for each in RESULTS), more=TWO)
     head, first, *_ = rows_of(nnictl("trial", "ls", "abc")[1])
     assert (head[:6], first[3:5]) == (["no.", "trial", "state", "acc", "ms", "time"], ["0.9", "20"])
@@ -169,14 +171,14 @@ def test_trial_ls_has_a_column_for_each_objective_and_sorts_by_any_metric(nnictl
     assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
 
 
-def test_trial_ls_reads_no_results_if_no_result_column_is_shown(nnictl, stored, monkeypatch):
+def test_trial_ls_reads_no_results_if_no_column_shows_a_result(nnictl, stored, monkeypatch):
     stored(0.5)
     monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
     assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
 
 
 @pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
-def test_a_trial_id_in_place_of_an_experiment_id_gets_the_right_command(nnictl, command):
+def test_a_trial_id_in_place_of_an_experiment_id_suggests_the_trial_option(nnictl, command):
     code, _, err = nnictl(*command.split(), "aB3dE")
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (
         1,
@@ -201,7 +203,7 @@ def test_a_trial_id_in_place_of_an_experiment_id_gets_the_right_command(nnictl, 
         ("creat", "create"),
     ],
 )
-def test_an_unknown_command_gets_the_command_it_probably_means(nnictl, line, meant):
+def test_an_unknown_command_is_an_error_that_suggests_the_intended_command(nnictl, line, meant):
     code, _, err = nnictl(*line.split())
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (1, f"did you mean {meant}")
 
@@ -214,5 +216,5 @@ def test_help_for_an_unknown_topic_names_the_pages_that_contain_the_word(nnictl,
     assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
 
 
-def test_help_for_a_word_on_no_page_suggests_nothing(nnictl):
+def test_help_for_a_word_on_no_page_suggests_no_page(nnictl):
     assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]

@@ -42,7 +42,7 @@ logDir: logs
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: "true", codeDir: .}
 """
-# The time is 2026-05-04 03:02:01 UTC.
+# 2026-05-04 03:02:01 UTC.
 NOW_S = 1777863721.0
 OUTPUTS = {
     "banner": "",
@@ -85,7 +85,7 @@ HELPS = {"-".join(("help", *path)): path for path in all_commands()}
 
 @pytest.fixture(autouse=True)
 def fixed_environment(tmp_path, monkeypatch):
-    """One terminal width, one time zone, one home."""
+    """Fixes the terminal width, the time zone and the home directory."""
     for name, value in {"COLUMNS": "100", "TZ": "UTC", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"),
                         "XDG_CONFIG_HOME": str(tmp_path / "config")}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
@@ -168,7 +168,7 @@ def test_help_matches_its_golden_file(capsys, tmp_path, name):
 
 @pytest.mark.usefixtures("an_experiment")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_command_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
+def test_every_recorded_output_matches_its_golden_file(capsys, tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     command = OUTPUTS[name]

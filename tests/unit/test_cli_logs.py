@@ -28,7 +28,7 @@ trial: {command: "true", codeDir: .}
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc\n", b"\r"]), max_size=30).map(b"".join), st.integers(1, 8))
-def test_the_last_lines_are_found_from_the_end_of_the_file(text, count):
+def test_the_last_lines_of_a_log_are_read_from_its_end(text, count):
     file = io.BytesIO(text)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log_commands, "_BLOCK_BYTES", 3)
@@ -77,7 +77,7 @@ def written(folder, text, attempt=0, stream=Stream.STDOUT):
         (["--tail", "1"], "3\n"),
     ],
 )
-def test_the_head_and_tail_options_print_a_part_of_the_log(a_trial, capsys, options, output):
+def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output):
     written(a_trial[0], "1\n2\n3\n")
     assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
     assert capsys.readouterr() == (output, "")
@@ -99,7 +99,7 @@ def test_output_that_the_nni_package_redirected_is_printed(a_trial, capsys, opti
 
 
 @pytest.mark.parametrize("stdout", ["", "one\n"])
-def test_the_keepers_log_is_not_printed_for_stdout(a_trial, capsys, stdout):
+def test_the_log_command_prints_no_keeper_log_for_stdout(a_trial, capsys, stdout):
     folder, _ = a_trial
     written(folder, stdout)
     of_nni = "[2026-01-02 03:04:05] PRINT hello\n"
@@ -109,7 +109,7 @@ def test_the_keepers_log_is_not_printed_for_stdout(a_trial, capsys, stdout):
     assert capsys.readouterr() == (stdout, "" if stdout else nothing)
 
 
-def test_stdout_and_stderr_have_headings_if_both_have_content(a_trial, capsys):
+def test_stdout_and_stderr_are_printed_in_order_with_headings_if_neither_is_empty(a_trial, capsys):
     folder, _ = a_trial
     written(folder, "epoch 1\nepoch 2\n")
     written(folder, "", stream=Stream.STDERR)
@@ -124,7 +124,7 @@ def test_stdout_and_stderr_have_headings_if_both_have_content(a_trial, capsys):
     assert capsys.readouterr().out.endswith("/output/stdout\n")
 
 
-def test_the_stderr_of_a_trial_that_prints_nothing_is_printed_without_a_heading(a_trial, capsys):
+def test_stderr_is_printed_without_a_heading_if_stdout_is_empty(a_trial, capsys):
     folder, _ = a_trial
     written(folder, "")
     written(folder, "KeyError: 'lr'\n", stream=Stream.STDERR)
@@ -139,9 +139,9 @@ def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
 
 
-def test_follow_prints_a_log_from_its_creation_through_a_new_attempt_to_its_end(a_trial, capsys, monkeypatch):
+def test_following_a_missing_log_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
     folder, save = a_trial
-    # Each poll of the log executes the next step of the scenario.
+    # nnictl sleeps after every poll, and every sleep runs the next step.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -159,7 +159,7 @@ def test_follow_prints_a_log_from_its_creation_through_a_new_attempt_to_its_end(
     assert list(steps) == []
 
 
-def test_follow_prints_the_managers_log_until_an_interrupt(a_trial, capsys, monkeypatch):
+def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkeypatch):
     folder, _ = a_trial
     folder.manager_stdout.write_text("1\n2\n")
 
@@ -171,10 +171,10 @@ def test_follow_prints_the_managers_log_until_an_interrupt(a_trial, capsys, monk
 
     monkeypatch.setattr(log_commands.time, "sleep", more)
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
-    assert capsys.readouterr() == ("2\n3\n", "\n")  # nnictl ends the line in which the terminal shows ^C
+    assert capsys.readouterr() == ("2\n3\n", "\n")  # the newline ends the terminal's line that shows ^C
 
 
-def test_follow_returns_when_a_trial_ends_without_output(a_trial, capsys, monkeypatch):
+def test_following_a_log_stops_when_the_trial_ends_without_output(a_trial, capsys, monkeypatch):
     _, save = a_trial
     polled = threading.Event()
 

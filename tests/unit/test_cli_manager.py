@@ -1,4 +1,4 @@
-"""nnictl and a manager that is slow, absent, or another user's."""
+"""nnictl with a manager that is slow, absent, or owned by another user."""
 
 import contextlib
 import gc
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("state_home")
     "trial_id", ["../experiment", "..", ".", "", "x?y", "x#y", "x/y", "a b", "%2e%2e", "-"]
 )
 @pytest.mark.parametrize("command", ["trial kill", "log trial", "trial codegen"])
-def test_an_invalid_trial_id_is_refused_without_a_request(
+def test_nnictl_sends_no_request_for_an_invalid_trial_id(
     nnictl, an_experiment, command, trial_id, is_running
 ):
     asked = []
@@ -58,9 +58,7 @@ def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trials/{path}"]
 
 
-def test_nnictl_stop_prints_a_reason_for_waiting_once_and_each_change_of_the_reason(
-    an_experiment, monkeypatch
-):
+def test_stop_prints_its_reason_to_wait_once_and_again_after_a_change(an_experiment, monkeypatch):
     summaries = [
         ("", 1),
         ("", 1),
@@ -82,7 +80,7 @@ def test_nnictl_stop_prints_a_reason_for_waiting_once_and_each_change_of_the_rea
         def report(line):
             lines.append(line)
             if len(lines) == 3:
-                owner.close()  # the manager has exited
+                owner.close()  # the manager exits
 
         monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
         monkeypatch.setattr(output, "info", report)
@@ -91,7 +89,9 @@ def test_nnictl_stop_prints_a_reason_for_waiting_once_and_each_change_of_the_rea
 
 
 @pytest.mark.parametrize("looks_like", ["another program", "a view of it"])
-def test_no_signal_is_sent_to_a_process_that_reuses_the_managers_pid(an_experiment, monkeypatch, looks_like):
+def test_a_process_that_reuses_the_managers_pid_is_neither_signalled_nor_named(
+    an_experiment, monkeypatch, looks_like
+):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
@@ -147,7 +147,7 @@ def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     assert asked == [1]
 
 
-def test_a_dropped_stop_request_is_retried_before_a_signal_is_sent(an_experiment, monkeypatch):
+def test_stop_retries_a_dropped_request_before_it_sends_a_signal(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):
@@ -166,7 +166,7 @@ def test_a_dropped_stop_request_is_retried_before_a_signal_is_sent(an_experiment
     assert asked == [get, get, get, delete]
 
 
-def test_a_closed_connection_and_a_refused_connection_have_different_errors(an_experiment, unused_port):
+def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_experiment, unused_port):
     def error_on(port):
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
         with pytest.raises(ManagerUnresponsive) as caught:
@@ -182,11 +182,11 @@ def test_a_closed_connection_and_a_refused_connection_have_different_errors(an_e
     assert ": no program listens there; " in str(refused)
 
 
-# When a TLS handshake fails, urllib3 leaves its socket to the garbage collector.
+# urllib3 leaves a socket to the garbage collector when its handshake fails.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_connection_that_closes_at_once_is_reported_as_closed_with_and_without_tls(
+def test_an_immediately_closed_connection_is_reported_as_closed_with_and_without_tls(
     certificate_sha256, is_reset
 ):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -207,7 +207,7 @@ def test_a_connection_that_closes_at_once_is_reported_as_closed_with_and_without
     gc.collect()
 
 
-# This manager reports that it is ready, and then rejects every request.
+# A manager that reports that it is ready and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys
@@ -229,7 +229,7 @@ with HTTPServer(("127.0.0.1", 0), Handler) as server, folder.owned():
 """
 
 
-def test_a_failed_create_leaves_no_manager_even_if_the_manager_rejects_the_stop(tmp_path, monkeypatch):
+def test_a_failed_create_ends_a_manager_that_rejects_every_request(tmp_path, monkeypatch):
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(CONFIG)
     config = read_experiment_file(tmp_path / "config.yml")
@@ -256,7 +256,7 @@ def is_of(process, word):
 def an_http_manager(answer, asked=None):
     """A server on this machine that answers GET with `answer()`, and DELETE with an empty object; yields its port.
 
-    None closes the connection without an answer. `asked` collects the verb and path of every request.
+    If `answer()` is None, the connection is closed without an answer. `asked` collects the verb and path of every request.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -291,7 +291,7 @@ def an_http_manager(answer, asked=None):
             serving.join(DEADLINE_S)
 
 
-def test_nnictl_web_reports_a_state_folder_that_cannot_be_created(nnictl, monkeypatch):
+def test_nnictl_web_fails_if_its_state_folder_cannot_be_created(nnictl, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/absent")
     code, out, err = nnictl("web")
     assert (code, out) == (1, "")

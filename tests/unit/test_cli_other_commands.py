@@ -76,7 +76,7 @@ def nnictl(capsys):
 
 @pytest.fixture
 def an_experiment(home):
-    """Creates a stored experiment with two trials; one with a manager has an owner until the test ends."""
+    """Creates a stored experiment with two trials. With a manager, this process owns the experiment until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def make(experiment_id, manager=None, state=ExperimentState.DONE, storage=None):
@@ -109,7 +109,7 @@ def a_manager(host="127.0.0.1", port=9000, **more):
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
-def test_characters_that_stdout_cannot_encode_cause_no_traceback(an_experiment, command, environ):
+def test_a_failing_stdout_causes_no_traceback(an_experiment, command, environ):
     an_experiment("abc11111")
     nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
     done = subprocess.run(
@@ -124,7 +124,7 @@ def test_characters_that_stdout_cannot_encode_cause_no_traceback(an_experiment, 
     assert ("d\\xefgits" in done.stdout) is bool(environ)
 
 
-def test_saving_an_experiment_requires_an_existing_folder(nnictl, an_experiment, tmp_path):
+def test_experiment_save_requires_an_existing_folder(nnictl, an_experiment, tmp_path):
     an_experiment("abc11111")
     code, _, err = nnictl("experiment", "save", "abc11111", "--path", str(tmp_path / "none" / "a.tar.gz"))
     assert (code, err) == (
@@ -139,7 +139,7 @@ def test_saving_an_experiment_requires_an_existing_folder(nnictl, an_experiment,
 STEPS = ["create", "top", "trial ls", "log trial", "stop", "webui url", "resume"]
 
 
-def test_nnictl_alone_prints_the_first_steps_in_80_columns(nnictl):
+def test_nnictl_without_arguments_prints_the_first_steps_in_80_columns(nnictl):
     code, out, err = nnictl()
     assert (code, err) == (0, "")
     printed = [line.split() for line in out.splitlines() if line.startswith("  nnictl ")]
@@ -150,7 +150,7 @@ def test_nnictl_alone_prints_the_first_steps_in_80_columns(nnictl):
 
 
 @pytest.mark.parametrize("command", STEPS)
-def test_each_command_of_the_first_steps_exists(nnictl, command):
+def test_every_command_in_the_first_steps_exists(nnictl, command):
     code, out, _ = nnictl(*command.split(), "--help")
     assert (code, out.startswith("Usage: nnictl")) == (0, True)
 
@@ -184,21 +184,21 @@ def test_webui_url_prints_the_token_file_and_the_lifetime_of_the_link_as_json(nn
     assert viewed.session_auth.token not in str(document)
 
 
-def test_webui_url_prints_no_link_if_the_manager_does_not_respond(nnictl, an_experiment):
+def test_webui_url_prints_no_link_if_the_manager_does_not_answer(nnictl, an_experiment):
     an_experiment("abc11111", a_manager(port=1))
     code, out, err = nnictl("webui", "url")
     assert (code, out) == (1, "")
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:1/")
 
 
-def test_a_manager_that_listens_on_all_addresses_has_a_url_for_each_of_them():
+def test_webui_url_prints_a_url_for_every_address_of_the_manager():
     urls = list(links.urls_of(a_manager("0.0.0.0", certificate_sha256="AB:CD")))
     assert "https://127.0.0.1:9000" in urls
     assert not any("0.0.0.0" in url for url in urls)
     assert list(links.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
 
 
-def test_webui_url_fails_for_an_experiment_without_a_server(nnictl, an_experiment):
+def test_webui_url_is_an_error_for_an_experiment_that_is_not_served(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, out) == (1, "")
@@ -222,7 +222,7 @@ def test_platform_clean_removes_only_files_of_ended_experiments(nnictl, an_exper
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # This experiment has the same name on another storage.
+    # The experiment on the other storage has the same name.
     an_experiment("else1111", storage=home)
     roots = {
         name: make_trial_files(storage, name)
@@ -263,7 +263,7 @@ def test_platform_clean_requires_a_confirmation(nnictl, an_experiment, home):
     assert (code, "confirm with --yes" in err, (root / "code-1234.tar.gz").exists()) == (1, True, True)
 
 
-def test_platform_clean_has_nothing_to_clean_on_the_local_platform(nnictl, home):
+def test_platform_clean_removes_no_files_on_the_local_platform(nnictl, home):
     code, out, _ = nnictl("platform", "clean", "-c", str(home / "config.yml"))
     assert (code, "`nnictl experiment delete ID` removes one" in out) == (0, True)
 
@@ -307,7 +307,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# This program behaves like `python -m tensorboard.main` as far as nnictl depends on it.
+# The part of `python -m tensorboard.main` that nnictl depends on.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter
@@ -319,7 +319,7 @@ signal.pause()
 
 @pytest.fixture
 def installed(home, monkeypatch):
-    """Installs a program in place of TensorBoard; the test ends what still runs of it."""
+    """Installs a program in place of TensorBoard, and ends its remaining processes after the test."""
     folder = home / "packages/tensorboard"
 
     def install(program):
@@ -333,7 +333,7 @@ def installed(home, monkeypatch):
     main.run(["tensorboard", "stop", "abc"])
 
 
-def test_nnictl_tensorboard_prints_the_pip_command_if_tensorboard_is_missing(
+def test_tensorboard_start_prints_the_install_command_if_tensorboard_is_missing(
     nnictl, an_experiment, monkeypatch
 ):
     an_experiment("abc11111")
@@ -346,14 +346,14 @@ def test_nnictl_tensorboard_prints_the_pip_command_if_tensorboard_is_missing(
     )
 
 
-# In production, nnictl exits before the process that it started. Here the test outlives it, so Python warns about the child.
+# In production, nnictl exits before TensorBoard. Here nnictl runs in pytest, so Python warns of the unawaited process.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
+def test_tensorboard_shows_the_folders_of_trials_until_a_stop(nnictl, an_experiment, installed):
     installed(PROGRAM)
     folder = an_experiment("abc11111")
     written = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(0), "main")).output / "tensorboard"
     written.mkdir(parents=True)
-    # Annotated code in the experiment's folder may be untrusted: no module of it may be imported here.
+    # Annotated code in the experiment's folder may be untrusted, so no module may be imported from there.
     folder.generated_code.mkdir(exist_ok=True)
     (folder.generated_code / "__init__.py").touch()
     code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
@@ -368,7 +368,7 @@ def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_
     assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
 
 
-def test_a_trial_without_tensorboard_files_is_an_error_with_its_id(nnictl, an_experiment, installed):
+def test_the_error_for_a_trial_without_tensorboard_files_names_the_trial(nnictl, an_experiment, installed):
     installed(PROGRAM)
     an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "-T", "xY9zW")
@@ -388,7 +388,7 @@ def test_the_error_of_a_failed_tensorboard_contains_its_last_output(nnictl, an_e
 
 
 def completed(words, prefix):
-    """The suggestions that a shell gets, with the program started as the shell starts it."""
+    """The suggestions of nnictl when it is started as a shell starts it."""
     done = subprocess.run(
         [
             sys.executable,
@@ -440,18 +440,18 @@ def test_a_manager_does_not_import_modules_from_its_experiments_folder(tmp_path)
 # ---- help
 
 
-def test_help_lists_all_pages_and_shows_one(nnictl):
+def test_nnictl_help_lists_all_pages_and_prints_a_named_page(nnictl):
     code, out, err = nnictl("help")
     assert (code, err) == (0, "")
     assert "tuners\tA tuner proposes the parameters of each trial\n" in out
     assert "internals" not in out
     shown = nnictl("help", "tuners")[1]
     assert shown.startswith("# Tuners\n")
-    # The name of a page's file is also a valid topic.
+    # A page is also found by the name of its file.
     assert nnictl("help", "docs/tuners.md")[1] == shown
 
 
-def test_help_lists_each_page_with_a_description(nnictl):
+def test_nnictl_help_describes_every_page_in_more_words_than_its_topic(nnictl):
     for line in nnictl("help")[1].splitlines()[3:]:
         topic, content = line.split("\t")
         assert len(content.split()) > 3, line
@@ -459,7 +459,7 @@ def test_help_lists_each_page_with_a_description(nnictl):
         assert not set("#|`[]") & set(content), line
 
 
-def test_help_of_a_command_is_the_same_as_its_help_option(nnictl):
+def test_nnictl_help_of_a_command_equals_the_output_of_its_help_option(nnictl):
     assert nnictl("help", "trial", "ls") == nnictl("trial", "ls", "--help")
 
 
@@ -472,7 +472,7 @@ def test_help_of_a_command_is_the_same_as_its_help_option(nnictl):
         ("experiment lis", "experiment list"),
     ],
 )
-def test_help_for_an_unknown_topic_names_a_similar_topic(nnictl, words, near):
+def test_help_for_an_unknown_topic_suggests_a_similar_topic(nnictl, words, near):
     code, out, err = nnictl("help", *words.split())
     assert (code, out) == (1, "")
     assert err == (
@@ -480,8 +480,8 @@ def test_help_for_an_unknown_topic_names_a_similar_topic(nnictl, words, near):
     )
 
 
-def test_no_message_names_a_file_of_the_repository(nnictl):
-    """Somebody who has installed the package has no such file."""
+def test_no_error_message_names_a_documentation_file_of_the_repository(nnictl):
+    """An installed package does not contain the docs folder of the repository."""
     found = [
         f"{path}: {line}"
         for folder in ("manager/nni_manager", "trial_keeper", "nni_sdk")

@@ -1,4 +1,4 @@
-"""Checks of nnictl before it starts an experiment."""
+"""Checks that nnictl runs before it starts an experiment."""
 
 import socket
 
@@ -42,7 +42,7 @@ def with_command(tmp_path):
         "set -e\nnothing-like-this",
     ],
 )
-def test_a_command_that_bash_might_run_is_accepted(with_command, command):
+def test_preflight_accepts_a_command_that_bash_might_run(with_command, command):
     check_command(with_command(command))
 
 
@@ -64,7 +64,7 @@ def test_a_command_that_does_not_exist_is_rejected_with_a_remedy(with_command, c
     assert str(caught.value).startswith(expected)
 
 
-def test_the_error_for_a_missing_script_suggests_a_similar_file_name(with_command, tmp_path):
+def test_the_error_for_a_missing_script_suggests_a_script_with_a_similar_name(with_command, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "train.py").touch()
     check_command(with_command("python3 sub/train.py"))
@@ -77,7 +77,7 @@ def test_the_error_for_a_missing_script_suggests_a_similar_file_name(with_comman
     )
 
 
-def test_messages_about_a_second_schema_file_use_keys_of_the_second_schema(tmp_path, monkeypatch):
+def test_preflight_messages_use_the_keys_of_the_second_schema(tmp_path, monkeypatch):
     (tmp_path / "v2.yml").write_text(
         "trialConcurrency: 1\nsearchSpace: {x: {_type: uniform, _value: [0, 1]}}\ntrialCommand: ./absent.sh\n"
         "experimentWorkingDirectory: /dev/null/x\ntrainingService: {platform: local}\n"
@@ -92,12 +92,12 @@ def test_messages_about_a_second_schema_file_use_keys_of_the_second_schema(tmp_p
         manager_process.create_experiment(config, [1], debug=False)
 
 
-def test_any_command_is_accepted_if_bash_has_a_command_not_found_handler(with_command, monkeypatch):
+def test_preflight_accepts_any_command_if_bash_has_a_command_not_found_handler(with_command, monkeypatch):
     monkeypatch.setenv("BASH_FUNC_command_not_found_handle%%", "() { python3; }")
     check_command(with_command("zzqqxxyy"))
 
 
-def test_a_used_port_is_rejected_also_if_it_is_the_keepers_port(tmp_path, monkeypatch):
+def test_a_port_is_rejected_if_the_port_or_its_keeper_port_is_in_use(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     port = free_port_pair() + 1
     with socket.create_server(("127.0.0.1", port)):
@@ -123,7 +123,7 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
     [("", "cannot use --host '': the address is empty; "), (" ", "cannot use --host ' ': the address is empty; "),
      ("ü..b", "cannot use --host ü..b: "), ("192.0.2.7", "cannot use --host 192.0.2.7: ")],
 )  # fmt: skip
-def test_a_host_address_of_another_machine_is_rejected(check, host, expected):
+def test_a_host_that_is_not_an_address_of_this_machine_is_rejected(check, host, expected):
     with pytest.raises(UserError) as caught:
         check(host)
     assert str(caught.value).startswith(expected)

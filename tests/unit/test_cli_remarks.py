@@ -1,4 +1,4 @@
-"""nnictl tag and note of an experiment that does not run: they are changed in its store."""
+"""nnictl tag and note for an experiment without a running manager: nnictl changes the experiment's store."""
 
 import contextlib
 import csv
@@ -20,7 +20,7 @@ from trial_keeper import __version__
 
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
-    """The folder of an ended experiment of three trials."""
+    """The folder of an ended experiment with three trials."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = made_experiment(tmp_path, 3).folder
     Registry.of_user().add(folder)
@@ -42,7 +42,7 @@ def stored(folder, trial_id=None):
         return reader.remarks(trial_id)
 
 
-def test_adding_or_removing_a_tag_twice_has_no_further_effect(nnictl, ended):
+def test_tags_are_added_removed_and_printed_and_repeated_commands_have_no_effect(nnictl, ended):
     for _ in range(2):
         code, out, err = nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep", "--add", "lr/high")
         assert (code, out, err) == (0, "INFO: Trial 00001 has the tags keep, lr/high\n", "")
@@ -68,7 +68,7 @@ def test_a_note_is_set_printed_and_removed(nnictl, ended):
     assert (code, out, "Trial 00001 has no note" in err) == (0, "", True)
 
 
-def test_an_experiment_has_tags_and_a_note_apart_from_its_trials(nnictl, ended):
+def test_an_experiment_stores_its_own_tags_and_note(nnictl, ended):
     assert (
         nnictl("experiment", "tag", "TEST", "--add", "baseline")[1]
         == "INFO: Experiment TESTEXPT has the tags baseline\n"
@@ -113,7 +113,7 @@ def test_lists_and_exports_contain_tags_and_notes(nnictl, ended):
         ]
 
 
-def test_lists_and_exports_without_tags_have_no_tag_column(nnictl):
+def test_exports_and_lists_have_no_tag_column_if_no_trial_has_tags(nnictl):
     assert set(json.loads(nnictl("experiment", "export", "TEST")[1])[0]) == {
         "trialJobId",
         "parameter",
@@ -147,7 +147,7 @@ def test_lists_and_exports_without_tags_have_no_tag_column(nnictl):
         ),
     ],
 )
-def test_an_invalid_tag_or_note_is_a_one_line_error(nnictl, ended, arguments, says):
+def test_an_invalid_tag_or_note_is_refused_in_one_line_and_changes_nothing(nnictl, ended, arguments, says):
     code, out, err = nnictl(*arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert says in err
@@ -161,7 +161,7 @@ def test_an_invalid_tag_or_note_is_a_one_line_error(nnictl, ended, arguments, sa
         ("experiment", "save", "TEST", "--path", "saved.tar.gz"),
     ],
 )
-def test_changing_remarks_keeps_the_process_file_of_the_last_manager(
+def test_changing_tags_keeps_the_process_file_of_the_last_manager(
     nnictl, ended, arguments, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -173,7 +173,7 @@ def test_changing_remarks_keeps_the_process_file_of_the_last_manager(
     assert nnictl("experiment", "list", "--all", "--json")[1].count('"managerIsRunning": false') == 1
 
 
-def test_the_python_api_changes_remarks_of_an_ended_experiment(ended):
+def test_the_python_api_changes_tags_and_notes_of_an_ended_experiment(ended):
     experiment = StartedExperiment("TESTEXPT")
     assert experiment.tag_trial("00001", "keep", "bad") == ["bad", "keep"]
     assert experiment.tag_trial("00001", remove="bad") == ["keep"]
@@ -193,9 +193,9 @@ def test_the_python_api_changes_remarks_of_an_ended_experiment(ended):
     assert list(frame["note"]) == ["", "late", ""]
 
 
-def test_a_later_manager_starts_with_the_stored_remarks(nnictl, ended):
+def test_a_later_manager_starts_with_the_stored_tags_and_notes(nnictl, ended):
     nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep")
-    # A manager often rewrites the row of a trial. The remarks are in a table of their own.
+    # A manager often saves a trial's row, and these writes must not change tags and notes.
     with (
         StoreReader(ended.database) as reader,
         contextlib.closing(Store(ended.database, ended.collected_logs)) as store,

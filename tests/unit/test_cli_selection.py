@@ -1,4 +1,4 @@
-"""The experiment that a command is for, and the list of experiments."""
+"""The selection of a command's experiment, and the list of experiments."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from nni_manager.store.folders import Registry
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_an_experiment_is_selected_by_id_by_prefix_or_as_the_only_running_one(an_experiment):
+def test_an_experiment_is_selected_by_id_by_prefix_or_as_the_only_running_experiment(an_experiment):
     an_experiment("abc11111")
     an_experiment("abd22222", port=9000)
     an_experiment("abc11111x")
@@ -44,7 +44,7 @@ def test_an_ambiguous_or_unknown_experiment_id_is_an_error(an_experiment, prefix
     assert str(caught.value).startswith(expected)
 
 
-def test_an_experiment_whose_manager_died_is_listed_with_the_command_to_resume_it(nnictl, an_experiment):
+def test_the_list_shows_the_resume_command_for_an_experiment_with_a_dead_manager(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
@@ -120,7 +120,7 @@ def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment,
     ],
 )
 @pytest.mark.parametrize("command", ["resume", "view"])
-def test_a_folder_of_another_experiment_is_refused(
+def test_a_folder_that_is_not_the_registered_experiment_folder_is_refused(
     nnictl, an_experiment, monkeypatch, command, arguments, problem
 ):
     folder = an_experiment("abc11111").path
@@ -135,7 +135,7 @@ def test_a_folder_of_another_experiment_is_refused(
     "command",
     ["trial ls", "experiment show", "experiment export", "experiment status", "log stderr --path"],
 )
-def test_without_an_id_the_latest_experiment_is_used_and_named_on_stderr(nnictl, an_experiment, command):
+def test_a_command_without_an_id_uses_and_names_the_latest_experiment(nnictl, an_experiment, command):
     for number, name in enumerate(("abd22222", "abc11111", "abe33333")):
         finished(an_experiment(name), 0.5)
         entry = Registry.of_user().folder / f"{name}.json"
@@ -148,7 +148,7 @@ def test_without_an_id_the_latest_experiment_is_used_and_named_on_stderr(nnictl,
     assert nnictl(*command.split(), "abc11111")[1] == out
 
 
-def test_without_an_id_a_running_experiment_precedes_the_latest(an_experiment, capsys):
+def test_a_command_without_an_id_prefers_a_running_experiment(an_experiment, capsys):
     an_experiment("abc11111", port=9000)
     an_experiment("abd22222")
     assert options.experiment(None).experiment_id == "abc11111"
@@ -187,7 +187,7 @@ def test_the_check_for_a_running_manager_opens_the_lock_file_read_only(nnictl, a
 def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     lock = folder.path / "owner.lock"
-    lock.symlink_to(lock)  # a link to itself, which not even root can open
+    lock.symlink_to(lock)  # even root cannot open a symlink loop
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)

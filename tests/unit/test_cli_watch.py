@@ -50,7 +50,7 @@ def drawn(summary):
     return capture.get()
 
 
-def test_the_live_view_shows_progress_time_best_result_and_last_failure():
+def test_the_live_view_shows_progress_time_best_trial_and_last_failure():
     text = drawn(
         a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
     )
@@ -62,14 +62,14 @@ def test_the_live_view_shows_progress_time_best_result_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_omits_unset_limits_and_missing_trials():
+def test_the_live_view_omits_absent_limits_and_absent_trials():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
     assert "cannot write: disk full" in text
 
 
-def test_watch_prints_one_line_per_change_to_a_log_file(capsys):
+def test_the_watch_log_gets_one_line_per_change_and_no_line_for_elapsed_time(capsys):
     lines = watch._Lines()
     running = a_summary(counts={"RUNNING": 2})
     for summary in (
@@ -91,7 +91,7 @@ def test_watch_prints_one_line_per_change_to_a_log_file(capsys):
 
 
 def logged(capsys, *counts):
-    """The log lines for these counts without times: the numbers of ended and running trials."""
+    """The numbers of ended and running trials in the log lines for these counts of states."""
     lines = watch._Lines()
     for each in counts:
         lines.show(a_summary(counts=each))
@@ -103,7 +103,7 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch, within_s, between):
+def test_a_trial_in_the_slot_of_an_ended_trial_is_logged_as_running(capsys, monkeypatch, within_s, between):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
     assert logged(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
@@ -125,12 +125,12 @@ def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch,
         (600.0, 19, 0.25),
     ],
 )
-def test_watch_polls_more_often_while_trials_are_short(elapsed_s, ended, pause_s):
+def test_the_watcher_polls_more_often_if_trials_are_short(elapsed_s, ended, pause_s):
     summary = a_summary(elapsedS=elapsed_s, counts={"SUCCEEDED": ended})
     assert watch._pause_s(summary, 0.25) == pytest.approx(pause_s)
 
 
-def test_a_warning_is_shown_beside_its_trial():
+def test_the_live_view_shows_a_warning_beside_its_trial():
     cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
     assert cells[-1].endswith("(task worker-1 reports as well)")
 
@@ -155,7 +155,7 @@ def test_a_warning_is_shown_beside_its_trial():
           for reason in ("keeper lost", "job lost", "could not start", "mount", "version")),
     ],
 )  # fmt: skip
-def test_a_failed_trial_is_described_in_one_line(changed, expected):
+def test_the_live_view_describes_a_failed_trial_in_one_line(changed, expected):
     assert watch.why(a_trial(**changed)) == expected
 
 
@@ -178,12 +178,12 @@ def test_a_failed_trial_is_described_in_one_line(changed, expected):
          "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),
     ],
 )  # fmt: skip
-def test_only_a_finished_experiment_with_a_value_is_a_success(summary, expected):
+def test_the_watch_command_succeeds_only_for_a_finished_experiment_with_a_value(summary, expected):
     problem = watch.verdict(summary)
     assert problem is None if expected is None else str(problem).startswith(expected)
 
 
-def test_succeeded_trials_without_a_result_cause_one_warning(capsys):
+def test_several_successes_without_a_value_cause_a_single_warning(capsys):
     lines = watch._Lines()
     for trial in (SILENT, SILENT | {"id": "other"}):
         summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
@@ -197,16 +197,16 @@ def test_succeeded_trials_without_a_result_cause_one_warning(capsys):
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(0, "0:00"), (59.9, "0:59"), (754, "12:34"), (3723, "1:02:03"), (-1, "0:00")]
 )
-def test_durations_are_formatted_like_a_clock(seconds, expected):
+def test_elapsed_times_are_formatted_like_a_clock(seconds, expected):
     assert output.clock(seconds) == expected
 
 
-def test_only_short_trial_durations_have_tenths_of_seconds():
+def test_trial_durations_have_tenths_of_seconds_only_if_short():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 
 
-def test_a_table_is_aligned_and_its_last_column_wraps(capsys, monkeypatch):
+def test_tables_are_aligned_and_the_last_column_wraps(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     rows = [["1", "é中", "0.5", "a [b] c " * 5], ["12", "x", "", ""]]
     output.print_table(["no.", "name", "value", "why"], rows, right=("no.", "value"))
@@ -223,7 +223,7 @@ def test_control_characters_in_output_of_a_trial_are_escaped(capsys):
     assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"
 
 
-def test_with_several_objectives_watch_shows_the_pareto_front():
+def test_the_live_view_of_several_objectives_shows_the_pareto_front():
     on_front = BEST | {"values": [0.9, 12.0]}
     objectives = [{"metric": "acc", "mode": "maximize"}, {"metric": "ms", "mode": "minimize"}]
     summary = a_summary(

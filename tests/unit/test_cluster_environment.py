@@ -1,4 +1,4 @@
-"""The task identity that clusters put into environments: recorded environments, malformed ones, and arbitrary ones."""
+"""The task identity in a cluster's environment variables: recorded, malformed and arbitrary environments."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def task_of(name: str, **changes: str | None) -> str:
         {"PAI_JOB_NAME": "", "PAI_CURRENT_TASK_ROLE_NAME": ""},
     ],
 )
-def test_without_a_cluster_the_only_task_is_main_0(environ: dict[str, str]):
+def test_the_only_task_outside_a_cluster_is_main_0(environ: dict[str, str]):
     assert task_name(environ) == "main-0"
 
 
 # OpenPAI, one task
 
 
-def test_a_single_task_has_the_role_name_of_openpai():
+def test_the_role_name_of_a_single_openpai_task_is_used():
     assert task_of("openpai-single-task") == "taskrole-0"
 
 
-def test_the_variables_of_openpai_are_sufficient_without_those_of_frameworkcontroller():
+def test_openpai_variables_alone_identify_a_task():
     environ = recorded("openpai-single-task")
     assert task_name({name: environ[name] for name in environ if name[:3] != "FC_"}) == "taskrole-0"
 
 
-def test_a_minimum_of_minus_one_succeeded_tasks_is_a_valid_number():
+def test_minus_one_is_a_valid_minimum_of_succeeded_tasks():
     environ = recorded("openpai-single-task")
     assert environ["PAI_MIN_SUCCEEDED_TASK_COUNT_taskrole"] == "-1"
     assert task_name(environ) == "taskrole-0"
@@ -63,11 +63,11 @@ def test_a_minimum_of_minus_one_succeeded_tasks_is_a_valid_number():
 # OpenPAI, two roles, no gang
 
 
-def test_the_task_is_identified_without_gang_allocation():
+def test_an_openpai_task_without_gang_allocation_is_identified():
     assert task_of("openpai-two-roles-no-gang", PAI_HOST_IP_worker_0=None) == "worker-1"
 
 
-def test_older_names_of_openpai_variables_are_read():
+def test_the_older_variable_names_of_openpai_are_read():
     environ = {"PAI_FRAMEWORK_NAME": "a~j", "PAI_CURRENT_TASK_ROLE_NAME": "w", "PAI_TASK_INDEX": "7"}
     assert task_name(environ) == "w-7"
 
@@ -80,13 +80,13 @@ def test_an_ipv6_host_keeps_its_colons():
 # Mangled role names
 
 
-def test_an_invalid_variable_of_a_mangled_role_is_named_in_the_error():
+def test_an_invalid_variable_of_a_mangled_role_is_rejected_under_either_role_name():
     for name in ("PAI_RESOURCE_Bert_Large", "PAI_TASK_ROLE_bertlarge_HOST_LIST"):
         with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: "):
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
 
 
-def test_openpai_and_frameworkcontroller_give_the_same_role_for_a_mangled_name():
+def test_the_task_name_contains_the_original_name_of_a_mangled_role():
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
@@ -129,7 +129,7 @@ def test_a_pod_without_attempt_numbers_is_identified():
         ("FC_FRAMEWORK_ATTEMPT_ID", "-1"),
     ],
 )
-def test_a_malformed_value_is_an_error_that_names_the_variable(name: str, value: str):
+def test_the_error_for_a_malformed_value_names_the_variable(name: str, value: str):
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: .* is not .*; ") as refused:
         task_name(recorded("openpai-two-roles-no-gang", **{name: value}))
     assert len(str(refused.value)) < 300
@@ -139,13 +139,13 @@ def test_a_malformed_value_is_an_error_that_names_the_variable(name: str, value:
 @pytest.mark.parametrize(
     "name", ["PAI_JOB_NAME", "PAI_CURRENT_TASK_ROLE_NAME", "FC_FRAMEWORK_NAME", "FC_TASK_INDEX"]
 )
-def test_an_incomplete_identity_is_rejected(name: str):
+def test_an_incomplete_task_identity_is_rejected(name: str):
     environ = recorded("openpai-two-roles-no-gang", PAI_FRAMEWORK_NAME=None, **{name: None})
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: it is not set, but other"):
         task_name(environ)
 
 
-def test_an_identity_without_an_index_is_rejected():
+def test_an_openpai_identity_without_a_task_index_is_rejected():
     environ = {"PAI_JOB_NAME": "a~j", "PAI_CURRENT_TASK_ROLE_NAME": "worker"}
     with pytest.raises(SettingsInvalid, match="PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX: it is not set"):
         task_name(environ)
@@ -178,7 +178,9 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_the_manager_sets_the_role_and_the_operator_sets_the_task_index(environ: dict[str, str], task: str):
+def test_a_pod_of_another_operator_has_the_managers_role_and_the_clusters_index(
+    environ: dict[str, str], task: str
+):
     assert task_name(environ, "worker") == task
 
 
@@ -211,7 +213,7 @@ VALUES = st.one_of(
     removed=st.sets(st.sampled_from(VARIABLES), max_size=5),
     role=st.none() | st.just("worker"),
 )
-def test_any_environment_yields_a_task_name_or_a_keeper_error(
+def test_arbitrary_environments_produce_a_task_name_or_a_keeper_error(
     start: dict[str, str], changed: dict[str, str], removed: set[str], role: str | None
 ):
     environ = {name: value for name, value in {**start, **changed}.items() if name not in removed}

@@ -56,7 +56,7 @@ def place(tmp_path):
 
 
 def tree(folder):
-    """Everything below a folder, as bytes: names, kinds, permissions, contents."""
+    """All entries below a folder: names, kinds, permissions and contents, as bytes."""
     found = {}
     root = os.fsencode(folder)
     for parent, folders, files in os.walk(root):
@@ -100,14 +100,14 @@ def make(folder, content):
 
 
 @given(content=st.dictionaries(NAMES, TREES, max_size=4))
-def test_an_unpacked_snapshot_is_identical_with_any_file_names(tmp_path_factory, content):
+def test_an_unpacked_snapshot_equals_the_code_folder_with_any_file_names(tmp_path_factory, content):
     place = Place(tmp_path_factory.mktemp("place"))
     make(os.fsencode(place.code), content)
     unpacked = place.unpack()
     assert tree(unpacked) == tree(place.code)
 
 
-def test_identical_content_is_stored_in_one_snapshot_file(place, tmp_path):
+def test_equal_code_produces_equal_snapshot_bytes_and_a_single_file(place, tmp_path):
     place.write(b="2", a="1", sub__c="3")
     first = place.take()
     content = place.workspace.file(first.name).read_bytes()
@@ -133,7 +133,7 @@ def test_identical_content_is_stored_in_one_snapshot_file(place, tmp_path):
     ],
     ids=["content", "rights", "name", "folder", "link"],
 )
-def test_changed_code_creates_a_second_snapshot_and_keeps_the_first(place, change):
+def test_changed_code_creates_another_snapshot_and_the_old_snapshot_stays(place, change):
     place.write(train_dot_py="print(1)")
     first = place.take().name
     change(place.code)
@@ -142,7 +142,7 @@ def test_changed_code_creates_a_second_snapshot_and_keeps_the_first(place, chang
     assert place.snapshots() == sorted([first, second])
 
 
-def test_a_snapshot_reports_its_number_of_files_and_bytes(place):
+def test_a_code_snapshot_reports_the_number_of_files_and_bytes(place):
     place.write(a="x" * 2**20, sub__b="y" * 2**19)
     snapshot = place.take()
     assert (snapshot.files, snapshot.size_bytes) == (2, 2**20 + 2**19)
@@ -167,13 +167,13 @@ def test_a_container_of_another_user_can_read_the_snapshot(place):
         assert archive.getmember("private").mode == 0o755
 
 
-def test_files_that_nniignore_lists_are_left_out(place):
+def test_the_snapshot_omits_files_that_nniignore_lists(place):
     place.write(train_dot_py="1", data__big="2", sub__x_dot_log="3", sub__y="4")
     (place.code / ".nniignore").write_text("data/\n*.log\n")
     assert set(tree(place.unpack())) == {b".nniignore", b"train.py", b"sub", b"sub/y"}
 
 
-def test_an_invalid_line_of_an_ignore_file_is_an_error_with_its_number(place):
+def test_the_error_for_an_invalid_nniignore_line_contains_the_line_number(place):
     (place.code / ".nniignore").write_text("*.log\n!\n")
     with pytest.raises(
         CodeUnusable, match=r"cannot use \S+/\.nniignore: line 2, '!', is not a gitignore pattern"
@@ -181,7 +181,7 @@ def test_an_invalid_line_of_an_ignore_file_is_an_error_with_its_number(place):
         place.take()
 
 
-def test_the_folder_of_the_experiment_is_left_out(tmp_path):
+def test_the_snapshot_omits_the_experiments_folder(tmp_path):
     place = Place(tmp_path)
     place.write(train_dot_py="1")
     place.workspace = Workspace(place.code / "experiments" / "EXPT")
@@ -191,7 +191,7 @@ def test_the_folder_of_the_experiment_is_left_out(tmp_path):
     assert set(tree(place.unpack())) == {b"train.py", b"experiments"}
 
 
-def test_sockets_and_pipes_are_left_out_and_reported(place, monkeypatch):
+def test_the_snapshot_omits_and_reports_sockets_and_pipes(place, monkeypatch):
     place.write(train_dot_py="1")
     os.mkfifo(place.code / "pipe")
     monkeypatch.chdir(place.code)  # the path of a socket must be short
@@ -215,7 +215,7 @@ def test_links_inside_the_code_folder_stay_links_even_if_dangling(place):
 
 
 @pytest.mark.parametrize("is_absolute", [True, False])
-def test_a_link_that_leads_outside_is_replaced_by_its_target(place, tmp_path, is_absolute):
+def test_a_link_to_a_file_outside_is_replaced_by_the_file(place, tmp_path, is_absolute):
     (tmp_path / "shared" / "deep").mkdir(parents=True)
     (tmp_path / "shared" / "deep" / "lib.py").write_text("2")
     (tmp_path / "one").write_text("3")
@@ -230,13 +230,13 @@ def test_a_link_that_leads_outside_is_replaced_by_its_target(place, tmp_path, is
     }
 
 
-def test_a_link_that_leads_out_of_the_folder_and_back_is_replaced_by_its_target(place):
+def test_a_link_that_leads_outside_and_back_inside_is_replaced_by_the_target_file(place):
     place.write(train_dot_py="1")
     (place.code / "main.py").symlink_to("../code/train.py")
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
 
 
-def test_a_dangling_link_that_leads_outside_is_an_error_with_a_remedy(place):
+def test_a_dangling_link_to_the_outside_is_an_error_with_a_remedy(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
     with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
@@ -244,7 +244,7 @@ def test_a_dangling_link_that_leads_outside_is_an_error_with_a_remedy(place):
     assert place.take().files == 1
 
 
-def test_a_link_to_one_of_its_parent_folders_is_an_error(place):
+def test_a_link_to_a_parent_folder_is_an_error(place):
     (place.code / "up").symlink_to("..")
     with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove the link, or list it"):
         place.take()
@@ -253,7 +253,7 @@ def test_a_link_to_one_of_its_parent_folders_is_an_error(place):
 # ---- limits
 
 
-def test_the_error_for_too_many_files_names_the_fullest_folders(place):
+def test_the_error_for_too_many_files_names_the_folders_with_most_files(place):
     for number in range(1995):
         (place.code / f"data{number % 2}").mkdir(exist_ok=True)
         (place.code / f"data{number % 2}" / str(number)).touch()
@@ -297,7 +297,7 @@ def test_the_scan_of_a_huge_folder_stops_early(place, monkeypatch):
 # ---- changing and unreadable files
 
 
-def test_a_constantly_changing_file_does_not_damage_the_snapshot(place):
+def test_a_constantly_changing_file_does_not_damage_the_archive(place):
     place.write(a_dot_log="", train_dot_py="1", z="2")
     stopped, grown = threading.Event(), threading.Event()
 
@@ -323,7 +323,7 @@ def test_a_constantly_changing_file_does_not_damage_the_snapshot(place):
         writer.join()
 
 
-def test_a_file_that_changes_while_being_read_is_read_again(place, monkeypatch):
+def test_a_file_that_changes_during_the_read_is_read_again(place, monkeypatch):
     place.write(train_dot_py="half")
     copy, times = code_snapshot._copy, []
 
@@ -337,7 +337,7 @@ def test_a_file_that_changes_while_being_read_is_read_again(place, monkeypatch):
     assert tree(place.unpack())[b"train.py"] == (False, b"the whole of it")
 
 
-def test_a_file_that_vanishes_before_it_is_read_is_left_out(place, monkeypatch):
+def test_the_snapshot_omits_a_file_that_vanishes_during_packing(place, monkeypatch):
     place.write(train_dot_py="1", lock="2")
     entries = code_folder.CodeFolder.entries
 
@@ -351,7 +351,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_left_out(place, monkeypatch):
 
 
 @pytest.mark.any_machine
-def test_unreadable_files_are_named_in_one_error(tmp_path, open_way):
+def test_a_single_error_names_all_unreadable_files(tmp_path, open_way):
     place = Place(tmp_path)
     place.write(open="1", secret="2", sub__hidden="3")
     (place.code / "secret").chmod(0o600)
@@ -369,7 +369,7 @@ def test_a_missing_code_folder_is_an_error_with_its_path(place):
         place.take()
 
 
-def test_a_snapshot_that_cannot_be_written_leaves_no_partial_file(place, monkeypatch):
+def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
     place.write(train_dot_py=os.urandom(5000).hex())
 
     def full(_):
@@ -385,12 +385,11 @@ def test_a_snapshot_that_cannot_be_written_leaves_no_partial_file(place, monkeyp
     assert place.snapshots() == [] != [place.take().name]
 
 
-def test_a_file_with_a_login_is_left_out_under_every_name(place):
+def test_the_snapshot_omits_a_file_with_a_login_under_every_path(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
-    (place.code / "alias.yml").symlink_to(
-        place.code / "config.yml"
-    )  # the link leads outside, so the snapshot would contain the file's content
+    # An absolute link leads outside, so the snapshot would contain the target's content.
+    (place.code / "alias.yml").symlink_to(place.code / "config.yml")
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
     assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}

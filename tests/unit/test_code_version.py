@@ -31,7 +31,7 @@ def version_of(code, tmp_path):
     return code_version(code, tmp_path / "workspace", 5.0)
 
 
-def test_outside_git_the_code_version_has_a_digest_and_no_commit(code, tmp_path):
+def test_a_code_version_outside_git_has_the_snapshot_digest_and_no_commit(code, tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     workspace.root.mkdir()
     found = version_of(code, tmp_path)
@@ -39,15 +39,16 @@ def test_outside_git_the_code_version_has_a_digest_and_no_commit(code, tmp_path)
     assert (found.since_s, found.git_commit, found.is_dirty) == (5.0, None, None)
 
 
-def test_a_folder_that_is_too_large_has_no_digest(code, tmp_path):
+def test_a_code_folder_over_the_size_limit_has_no_digest(code, tmp_path):
     for number in range(MAX_FILES + 1):
         (code / str(number)).touch()
     assert version_of(code, tmp_path).digest == ""
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_the_code_version_is_dirty_if_the_folder_differs_from_the_commit(code, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # variables of the caller's shell that name another repository
+def test_the_commit_is_marked_dirty_if_the_code_folder_differs(code, tmp_path, monkeypatch):
+    # The caller's shell may set this variable for another repository.
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
     repository = code.parent
     monkeypatch.delenv("GIT_DIR")
     git(repository, "init")
@@ -69,7 +70,7 @@ def test_the_code_version_is_dirty_if_the_folder_differs_from_the_commit(code, t
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=5), st.none() | st.floats(0, 1e9))
-def test_the_code_version_at_a_time_is_the_newest_version_before(times, at_s):
+def test_the_code_version_at_a_time_is_the_newest_earlier_version(times, at_s):
     versions = [CodeVersion(since_s, "") for since_s in sorted(times)]
     found = code_at(versions, at_s)
     before = [each for each in versions if at_s is None or each.since_s <= at_s]

@@ -44,7 +44,7 @@ def read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in TUNERS if name not in ("BatchTuner", "GridSearch", "GP")])
-def test_tuner_names_are_case_insensitive(read, monkeypatch, name):
+def test_tuner_names_are_accepted_in_any_case(read, monkeypatch, name):
     monkeypatch.setattr(Need, "is_met", True)
     for written in (name, name.lower(), name.upper()):
         config = read(f"tuner: {{name: {written}, {CHOSEN}}}}}")
@@ -61,7 +61,7 @@ def test_the_short_tuner_names_of_nni_2_10_are_accepted(read, tmp_path, name, ou
         assert read(f"tuner: {{name: {written}, {CHOSEN}}}}}").tuner.name == ours
 
 
-def test_advisor_and_assessor_names_are_case_insensitive(read):
+def test_advisor_and_assessor_names_are_accepted_in_any_case(read):
     for written, name in (("hyperband", "Hyperband"), ("bohb", "BOHB")):
         assert read(f"advisor: {{name: {written}, {CHOSEN}}}}}").tuner.name == name
     for name, declared in ASSESSORS.items():
@@ -73,7 +73,7 @@ def test_advisor_and_assessor_names_are_case_insensitive(read):
             assert read(tuner, f"assessor: {{name: {name.lower()}}}").assessor.name == name
 
 
-def test_the_name_gp_selects_nnis_or_optunas_tuner_by_its_arguments(read, monkeypatch):
+def test_gp_selects_the_tuner_of_nni_or_of_optuna_by_its_arguments(read, monkeypatch):
     monkeypatch.setattr(Need, "is_met", True)
     for written in ("GP", "gp"):
         for arguments in (
@@ -89,7 +89,7 @@ def test_the_name_gp_selects_nnis_or_optunas_tuner_by_its_arguments(read, monkey
 
 
 @pytest.mark.parametrize("name", ["DNGO", "dngotuner", "PPO", "NetworkMorphism", "RegularizedEvolutionTuner"])
-def test_an_unsupported_tuner_is_refused_with_an_alternative(read, name):
+def test_the_error_for_an_unsupported_tuner_suggests_a_supported_tuner(read, name):
     with pytest.raises(ConfigInvalid, match=f"{name} is not supported; use Auto or Evolution"):
         read(f"tuner: {{name: {name}}}")
 
@@ -101,7 +101,7 @@ def test_a_registered_algorithm_keeps_its_name(read, tmp_path):
     assert read(f"tuner: {{name: PBT, {CHOSEN}}}}}").tuner.name == "PBTTuner"
 
 
-def test_supported_tpe_args_become_optuna_settings_and_ignored_args_cause_a_warning(read):
+def test_tpe_args_set_the_optuna_sampler_and_unsupported_keys_give_a_warning(read):
     arguments = "n_startup_jobs: 3, n_ei_candidates: 7"
     config = read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{{arguments}}}}}}}")
     assert config.warnings == ()
@@ -123,7 +123,7 @@ def sampler_of(config):
     return sampler._n_startup_trials, sampler._n_ei_candidates
 
 
-def test_an_unknown_tpe_arg_is_an_error(read):
+def test_an_unknown_key_in_tpe_args_is_an_error(read):
     with pytest.raises(ConfigInvalid, match=r"n_startup_job: there is no such key here; .*n_startup_jobs"):
         read(f"tuner: {{name: TPE, {CHOSEN}, tpe_args: {{n_startup_job: 3}}}}}}")
 
@@ -141,7 +141,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("space", FORMS.values(), ids=FORMS)
-def test_a_user_tuner_may_have_a_search_space_of_any_form_or_none(read, tmp_path, space):
+def test_a_custom_tuner_accepts_a_search_space_in_any_form_or_no_search_space(read, tmp_path, space):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     (tmp_path / "space.json").write_text(json.dumps(space))
     file = FILE if space is not None else FILE.replace("searchSpaceFile: space.json\n", "")
@@ -150,14 +150,14 @@ def test_a_user_tuner_may_have_a_search_space_of_any_form_or_none(read, tmp_path
     warning = "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
     assert config.warnings == ((warning,) if space else ())
     assert ExperimentSpec.from_json(config.to_json()) == config
-    # With a user's tuner, custom trials may have any parameters, and the search space may change.
+    # With such a tuner, users may import any parameters and change the search space to any form.
     assert results_of([{"parameter": {"anything": 1}, "value": 2}], config.search_space, config.tuner.name)
     assert changed(config, "SEARCH_SPACE", {"searchSpace": {"other": [1]}}).search_space_raw == {"other": [1]}
     with pytest.raises(ConfigInvalid):
         read("tuner: {name: TPE}", file=file)
 
 
-def test_an_invalid_standard_search_space_is_an_error_also_for_a_user_tuner(read, tmp_path):
+def test_a_custom_tuner_rejects_invalid_values_of_built_in_search_space_types(read, tmp_path):
     (tmp_path / "mine.py").write_text("class Mine: pass\n")
     for space in ({"lr": {"_type": "uniform", "_value": [1, 0]}}, [1]):
         (tmp_path / "space.json").write_text(json.dumps(space))

@@ -41,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
         ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration", 30.0),
     ],
 )
-def test_a_limit_is_updated_under_each_spelling_of_its_name(
+def test_a_change_of_a_limit_changes_no_other_setting(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
     after = changed(config, update_type, {"searchSpace": "ignored", **params})
@@ -51,7 +51,7 @@ def test_a_limit_is_updated_under_each_spelling_of_its_name(
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))
 @given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
-def test_an_invalid_value_of_a_limit_is_rejected_and_a_valid_one_can_be_stored(
+def test_changed_limits_are_rejected_if_invalid_and_storable_if_valid(
     config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
     name = LIMITS[update_type].v1[0][-1]
@@ -78,7 +78,7 @@ def test_an_unknown_or_invalid_change_is_rejected_with_a_remedy(
         changed(config, update_type, params)
 
 
-def test_a_new_search_space_gets_a_revision_number_and_an_equal_search_space_does_not(
+def test_a_new_search_space_increments_the_revision_and_an_equal_search_space_does_not(
     config: ExperimentSpec,
 ) -> None:
     raw = {"y": {"_type": "randint", "_value": [0, 3]}}
@@ -105,14 +105,14 @@ def test_all_search_space_errors_are_reported_including_errors_of_the_tuner(
 
 
 @pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
-def test_an_imported_result_is_a_number_or_a_dict_as_in_an_export(value: Any) -> None:
+def test_an_imported_result_is_a_number_or_an_exported_dict_with_a_number(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
     assert results_of([entry], SPACE, "TPE") == [
         PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
     ]
 
 
-def test_every_error_of_an_import_is_reported_with_its_position() -> None:
+def test_every_import_error_is_reported_with_its_position() -> None:
     raw = [
         {"parameter": PARAMETERS, "value": 1},
         {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},
@@ -140,7 +140,7 @@ def test_every_error_of_an_import_is_reported_with_its_position() -> None:
         ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
     ],
 )
-def test_imported_parameters_must_match_the_search_space(
+def test_imported_parameters_must_have_the_form_that_the_tuner_proposes(
     tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
     space = parse_search_space(raw)
@@ -151,7 +151,7 @@ def test_imported_parameters_must_match_the_search_space(
 
 
 @pytest.mark.parametrize("raw", [None, {}, [], "[]", 3, {"parameter": PARAMETERS, "value": 1}])
-def test_an_import_that_is_no_list_of_results_is_rejected(raw: Any) -> None:
+def test_an_import_that_is_not_a_list_of_results_is_rejected(raw: Any) -> None:
     assert [place for place, _ in read_results(raw, SPACE, "TPE")[1]] == [()]
 
 
@@ -170,7 +170,7 @@ json_values = st.recursive(
 
 
 @given(raw=json_values)
-def test_any_import_is_read_or_rejected(raw: Any) -> None:
+def test_any_json_import_is_read_or_rejected(raw: Any) -> None:
     results, problems = read_results(raw, SPACE, "TPE")
     assert problems or results
     assert all(0 <= result.parameters["lr"] <= 1 for result in results)

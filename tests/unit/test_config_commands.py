@@ -1,4 +1,4 @@
-"""nnictl config: the verdict on an experiment file, the schemas, and conversion to the second schema."""
+"""nnictl config: the check of an experiment file, the JSON schemas, and the conversion to the second schema."""
 
 import json
 import os
@@ -19,7 +19,7 @@ GOOD = "v1_local_smallest.yml"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A copy of the corpus that is the current directory."""
+    """Copies the corpus and makes the copy the current directory."""
     shutil.copytree(CORPUS / "files", tmp_path / "files")
     monkeypatch.chdir(tmp_path / "files")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -43,7 +43,7 @@ def test_a_valid_file_is_reported_as_valid_with_a_summary(nnictl):
         ("command: python9 mnist.py", "cannot find the command 'python9' of trial.command in lacks.yml: "),
     ],
 )
-def test_missing_gpus_and_programs_of_local_trials_are_warnings(nnictl, here, change, warning):
+def test_config_check_warns_of_missing_gpus_and_programs_for_local_trials(nnictl, here, change, warning):
     key = change.partition(":")[0]
     lines = (here / GOOD).read_text().splitlines()
     kept = [line for line in lines if not line.strip().startswith(f"{key}:")]
@@ -95,7 +95,7 @@ def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nni
     }
 
 
-def test_a_valid_kubernetes_file_without_a_claim_name_causes_a_warning_and_cannot_be_created(nnictl, here):
+def test_a_kubernetes_file_without_a_claim_name_causes_a_warning_and_is_not_runnable(nnictl, here):
     text = (here / "v2_kubeflow_job.yml").read_text()
     assert ", claimName: nni" in text
     (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
@@ -142,7 +142,7 @@ def test_a_file_is_converted_to_stdout_and_dropped_keys_are_listed(nnictl):
     ]
 
 
-def test_a_converted_file_is_private_and_overwrites_only_with_force(nnictl, here):
+def test_a_converted_file_is_private_and_replaces_another_file_only_with_force(nnictl, here):
     code, out, _ = nnictl("config", "convert", GOOD, "--output", "new.yml")
     assert (code, out) == (0, "INFO: Wrote new.yml; `nnictl config check new.yml` checks it\n")
     assert (here / "new.yml").stat().st_mode & 0o777 == 0o600
@@ -156,13 +156,13 @@ def test_a_converted_file_is_private_and_overwrites_only_with_force(nnictl, here
     assert read_experiment_file(here / "new.yml").trial_command == "python3 mnist.py"
 
 
-def test_paths_stay_valid_if_the_converted_file_is_in_another_folder(nnictl, here):
+def test_paths_stay_valid_in_a_file_that_is_converted_into_another_folder(nnictl, here):
     (here / "sub").mkdir()
     assert nnictl("config", "convert", GOOD, "-o", "sub/new.yml")[0] == 0
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
 
 
-def test_a_volume_claim_without_a_path_can_be_converted_into_another_folder(here):
+def test_a_volume_claim_without_a_path_is_converted_into_another_folder(here):
     text = (here / "v1_frameworkcontroller_template.yml").read_text()
     (here / "exp.yml").write_text(re.sub(r"\n    path: .*", "\n    name: nni", text))
     assert yaml.safe_load(convert(here / "exp.yml", here / "sub").text)["trainingService"]["storage"] == {
@@ -194,12 +194,12 @@ def test_conversion_reads_neither_the_search_space_nor_the_code(here):
     assert "searchSpaceFile: search_space.json" in convert(Path(GOOD)).text
 
 
-def test_conversion_keeps_text_that_looks_like_a_number(here):
+def test_conversion_quotes_text_that_looks_like_a_number(here):
     (here / "exp.yml").write_text(Path(GOOD).read_text().replace("example_mnist_pytorch", "'1e-4'"))
     assert "experimentName: '1e-4'" in convert(here / "exp.yml").text
 
 
-def test_conversion_drops_a_class_file_without_a_class_name(here):
+def test_conversion_drops_a_class_file_name_without_a_class_name(here):
     (here / "exp.yml").write_text(
         Path(GOOD).read_text().replace("builtinTunerName: TPE", "classFileName: a.py")
     )

@@ -1,4 +1,4 @@
-"""The corpus of experiment files: the result of reading each one, or all its errors, matches the stored verdict."""
+"""The corpus of experiment files: the result of reading a file, or all of its errors, match the stored text."""
 
 import contextlib
 import json
@@ -32,12 +32,12 @@ NAMES = {"ids": lambda file: file.stem}
 
 
 @pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
-def test_the_result_of_reading_a_file_equals_the_recorded_result(file):
+def test_the_result_or_the_errors_of_a_file_match_the_stored_golden_text(file):
     """After an intended change: run python tests/fakes/config_corpus.py, and review the difference."""
     assert config_corpus.verdict_of(file) == config_corpus.verdict_path(file).read_text()
 
 
-def test_the_corpus_covers_all_schemas_platforms_and_results():
+def test_the_corpus_has_valid_and_invalid_files_of_all_schemas_and_platforms():
     assert len(config_corpus.FILES) >= 40
     assert {read_experiment_file(file).training_service for file in ACCEPTED} == {
         "local",
@@ -52,7 +52,7 @@ def test_the_corpus_covers_all_schemas_platforms_and_results():
 
 
 @pytest.mark.parametrize("file", ACCEPTED, **NAMES)
-def test_an_accepted_file_is_also_valid_by_the_json_schema_and_survives_storage(file):
+def test_an_accepted_file_is_valid_by_the_json_schema_and_survives_storage(file):
     value = yaml.safe_load(file.read_text())
     assert list(config_corpus.validator("v2" if is_v2(value) else "v1").iter_errors(value)) == []
     config = read_experiment_file(file)
@@ -60,7 +60,7 @@ def test_an_accepted_file_is_also_valid_by_the_json_schema_and_survives_storage(
 
 
 @pytest.mark.parametrize("file", REFUSED, **NAMES)
-def test_every_error_message_names_the_file_and_ends_with_a_remedy(file):
+def test_every_error_message_contains_its_file_and_a_remedy(file):
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(file)
     for error in caught.value.diagnostics:
@@ -77,14 +77,14 @@ def comparable_fields(config):
     for absent in ("schema", "author_name", "config_path", "expansions", "warnings"):
         del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # the second schema also writes the location of the user's tuner here
+        del fields["tuner"]["name"]  # in the second schema, the name contains the location of the class
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = f"http://{fields['pai']['host']}"  # the default scheme of the first schema
     return fields
 
 
 @pytest.mark.parametrize("file", [file for file in ACCEPTED if file.stem.startswith("v1")], **NAMES)
-def test_a_converted_file_describes_the_same_experiment(file, tmp_path):
+def test_a_converted_file_describes_the_same_experiment_as_the_original(file, tmp_path):
     target = tmp_path / "converted.yml"
     target.write_text(convert(file, tmp_path).text)
     value = yaml.safe_load(target.read_text())
@@ -112,7 +112,7 @@ anything = st.recursive(
 
 
 def places_of(value, above=()):
-    """The path of each value inside, without the whole."""
+    """The paths of all nested values, without the root."""
     if isinstance(value, dict) and "_type" not in value:
         for key, inner in value.items():
             yield (*above, key)
@@ -129,7 +129,7 @@ def copy(tmp_path_factory):
 
 
 @given(st.data())
-def test_every_file_that_the_reader_accepts_is_valid_by_the_json_schema_and_convertible(copy, data):
+def test_every_accepted_file_is_convertible_and_valid_by_the_json_schema(copy, data):
     """Sets any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""
     file = data.draw(st.sampled_from(WITH_KEYS))
     value = yaml.safe_load(file.read_text())
@@ -158,8 +158,8 @@ STORED = json.loads((config_corpus.CORPUS / "stored_in_0.7.json").read_text())
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_stored_experiment_of_an_older_version_is_read_unchanged(name):
-    """The texts are those of commit d61fb1ba; the paths of that machine are replaced."""
+def test_an_experiment_stored_by_an_older_release_is_read_unchanged(name):
+    """The stored texts come from commit d61fb1ba. FOLDER and HOME stand for the paths of that machine."""
     text = json.dumps(STORED[name])
     folder, home = config_corpus.CORPUS / "files", Path.home()
     stored = ExperimentSpec.from_json(text.replace("FOLDER", str(folder)).replace("HOME", str(home)))

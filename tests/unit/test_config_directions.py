@@ -1,4 +1,4 @@
-"""The direction of a search that the experiment file does not name: NNI's own default, said in a warning."""
+"""The default direction of a search: NNI's own default, with a warning, if the experiment file sets none."""
 
 import dataclasses
 
@@ -53,7 +53,7 @@ def stops(config, value):
 
 
 @pytest.mark.parametrize(("name", "mode"), OF_NNI.items())
-def test_a_tuner_without_optimize_mode_uses_its_default_with_a_warning(read, name, mode):
+def test_a_tuner_uses_the_default_direction_of_nni_with_a_warning(read, name, mode):
     section = "advisor: {builtinAdvisorName" if name in ("Hyperband", "BOHB") else "tuner: {builtinTunerName"
     config = read(f"{section}: {name}}}")
     assert config.tuner.optimize_mode == mode
@@ -67,7 +67,7 @@ def test_a_tuner_without_optimize_mode_uses_its_default_with_a_warning(read, nam
         assert (config.tuner.optimize_mode, config.warnings) == (written, ())
 
 
-def test_the_direction_of_every_learning_tuner_is_compared_with_nni():
+def test_the_table_of_directions_contains_every_nni_tuner_that_learns():
     assert {name for name, each in TUNERS.items() if each.origin == "NNI" and each.learns} == OF_NNI.keys()
 
 
@@ -84,7 +84,7 @@ def test_a_tuner_without_a_direction_gives_no_warning(read):
         ("MedianPruner", "minimize"),
     ],
 )
-def test_opposite_directions_of_assessor_and_tuner_cause_a_warning(read, assessor, mode):
+def test_an_assessor_with_another_direction_than_the_tuner_causes_a_warning(read, assessor, mode):
     tuner = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: minimize}}"
     config = read(tuner, f"assessor: {{builtinAssessorName: {assessor}}}")
     name = assessor.partition(",")[0]
@@ -98,7 +98,7 @@ def test_opposite_directions_of_assessor_and_tuner_cause_a_warning(read, assesso
         assert (stops(config, 0.0), stops(config, 1.0)) == (True, False)
 
 
-def test_a_stored_experiment_keeps_its_directions(read):
+def test_a_stored_experiment_keeps_its_optimisation_directions(read):
     """An experiment of version 0.6: the tuner maximized by default, and the assessor had no direction of its own."""
     config = read("tuner: {builtinTunerName: TPE}", "assessor: {builtinAssessorName: Medianstop}")
     tuner = dataclasses.replace(config.tuner, optimize_mode="maximize")
@@ -115,6 +115,6 @@ def test_a_stored_experiment_keeps_its_directions(read):
         assert not stops(stored.replace(tuner=tuner), 1.0 - stopped)
 
 
-def test_every_assessor_follows_the_tuner_unless_nni_has_another_default():
+def test_every_assessor_uses_the_tuners_direction_unless_nni_has_another_default():
     defaults = {name: each.args.model_fields["optimize_mode"].default for name, each in ASSESSORS.items()}
     assert {name for name, mode in defaults.items() if mode is not None} == {"Medianstop", "Curvefitting"}

@@ -74,7 +74,7 @@ def only_message(read):
         ({**LOCAL, "localConfig": {"pvc": {"path": "/nni"}}}, "localConfig.pvc"),
     ],
 )
-def test_storage_keys_on_a_platform_without_storage_are_one_error(only_message, keys, what):
+def test_an_unsupported_storage_section_is_one_error_with_the_keys_of_the_file(only_message, keys, what):
     assert only_message(keys).message.startswith(
         f"cannot use {what}: there is no such key here; remove it or use one of "
     )
@@ -82,13 +82,13 @@ def test_storage_keys_on_a_platform_without_storage_are_one_error(only_message, 
 
 @pytest.mark.parametrize("value", ["\n", " ", "a\nb", "a\tb", "a\x1b"])
 @pytest.mark.parametrize("key", ["image", "virtualCluster", "paiStorageConfigName", "containerNFSMountPath"])
-def test_a_name_must_be_one_non_blank_line(only_message, key, value):
+def test_a_blank_or_multi_line_name_is_an_error(only_message, key, value):
     message = only_message({**PAI, "trial": {**PAI_TRIAL, key: value}}).message
     assert message.startswith(f"cannot use trial.{key}: {json.dumps(value)} is not "), message
 
 
 @pytest.mark.parametrize("host", ["..", "a..b", ".a", ":80", "http://", "http://[::1", "https://./x"])
-def test_an_invalid_openpai_host_is_refused(only_message, host):
+def test_an_openpai_url_without_a_host_name_is_refused(only_message, host):
     message = only_message({**PAI, "paiConfig": {**PAI_CONFIG, "host": host}}).message
     assert message.startswith(f'cannot use paiConfig.host: "{host}" is not the host of OpenPAI'), message
 
@@ -96,19 +96,19 @@ def test_an_invalid_openpai_host_is_refused(only_message, host):
 @pytest.mark.parametrize(
     "host", ["local", "a_b", "a.b.", "10.0.0.1:80", "http://[::1]:80/pai", "https://a.example.com/x"]
 )
-def test_a_valid_openpai_host_is_used(read, host):
+def test_an_openpai_url_with_a_host_name_is_accepted_unchanged(read, host):
     assert read({**PAI, "paiConfig": {**PAI_CONFIG, "host": host}}).cluster.host == host
 
 
 @pytest.mark.parametrize("key", ["localConfig_", "_localConfig", "local__config"])
-def test_a_key_of_the_first_schema_with_a_stray_underscore_is_unknown(only_message, key):
+def test_a_first_schema_key_with_a_stray_underscore_is_unknown(only_message, key):
     message = only_message({**LOCAL, key: {"reuse": True}}).message
     assert message.startswith(f"cannot use {key}: there is no such key here; did you mean localConfig?"), (
         message
     )
 
 
-def test_a_key_of_the_first_schema_in_snake_case_is_known(read):
+def test_a_first_schema_key_in_snake_case_is_accepted(read):
     keys = {
         **LOCAL,
         "trial": {"command": "true", "code_dir": "."},
@@ -118,7 +118,7 @@ def test_a_key_of_the_first_schema_in_snake_case_is_known(read):
 
 
 @pytest.mark.parametrize("section", ["tuner", "assessor"])
-def test_an_ineffective_timeout_of_a_built_in_algorithm_causes_a_warning(read, section):
+def test_a_call_timeout_of_a_built_in_algorithm_causes_a_warning(read, section):
     algorithm = TUNER if section == "tuner" else {"builtinAssessorName": "Medianstop"}
     keys = {**LOCAL, section: {**algorithm, "callTimeout": "5m"}}
     assert read(keys).warnings == (
@@ -126,14 +126,14 @@ def test_an_ineffective_timeout_of_a_built_in_algorithm_causes_a_warning(read, s
     )
 
 
-def test_an_ineffective_command_beside_a_job_file_causes_a_warning(read):
+def test_a_trial_command_beside_a_job_file_causes_a_warning(read):
     keys = {**PAI, "trial": {**PAI_TRIAL, "paiConfigPath": "job.yml"}}
     assert read(keys).warnings == (
         "trial.command has no effect: the job file of trial.paiConfigPath has the commands; remove it",
     )
 
 
-def test_a_key_that_resembles_no_known_key_gets_no_suggestion(only_message):
+def test_an_unknown_name_without_similar_names_gets_a_list_of_valid_names(only_message):
     message = only_message({**LOCAL, "tuner": {**TUNER, "builtinTunerName": "demotuner"}}).message
     assert '"demotuner" is not a built-in tuner; use one of Auto, ' in message
     message = only_message(LOCAL, {"op": {"_type": "layer_choice", "_value": [1]}}).message
@@ -177,7 +177,7 @@ def test_a_key_that_resembles_no_known_key_gets_no_suggestion(only_message):
         ),
     ],
 )
-def test_a_hyper_parameter_in_optuna_or_ray_notation_is_shown_in_nni_notation(
+def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     only_message, read, library, theirs, ours
 ):
     message = only_message(LOCAL, {"lr": theirs}).message
@@ -190,7 +190,7 @@ def test_a_hyper_parameter_in_optuna_or_ray_notation_is_shown_in_nni_notation(
 @pytest.mark.parametrize(
     "other", [{"min": 0, "max": "b"}, {"values": 3}, {"values": []}, {"low": 0}, {"distribution": "beta"}]
 )
-def test_a_hyper_parameter_in_an_unknown_notation_gets_an_example(read, other):
+def test_the_error_for_an_unknown_parameter_notation_contains_an_example(read, other):
     with pytest.raises(ConfigInvalid) as refused:
         read(LOCAL, {"lr": other})
     assert refused.value.diagnostics[-1].message == (

@@ -43,14 +43,14 @@ trainingService:
   platform: local
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# The limit is generous for a busy machine. Unbounded work would take minutes.
+# This limit is generous for a busy machine. Unbounded work would take minutes.
 MAX_S = 60
 MAX_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
 def in_bounds():
-    """Aborts on too much time or memory."""
+    """Fails the test if it uses too much time or memory."""
     assert threading.current_thread() is threading.main_thread()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAX_MEMORY_BYTES, before[1]))
@@ -93,7 +93,7 @@ def outcome(folder, content):
 
 
 def bomb(anchored, grown):
-    """Ten names, each nine times the previous one: a kilobyte that expands to billions."""
+    """Ten YAML anchors with nine references to the previous anchor each: a kilobyte that expands to billions of values."""
     names = "abcdefghij"
     lines = [f"{names[0]}: &{names[0]} {anchored}"]
     lines += [f"{after}: &{after} {grown(f'*{before}')}" for before, after in itertools.pairwise(names)]
@@ -167,12 +167,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_experiment_file_is_rejected_within_a_time_limit(folder, name):
+def test_a_hostile_file_is_rejected_within_a_time_limit_and_with_error_messages(folder, name):
     with in_bounds():
         assert outcome(folder, HOSTILE[name])
 
 
-def test_the_valid_originals_of_the_hostile_files_are_accepted(folder):
+def test_the_unchanged_base_files_of_hostile_files_are_accepted(folder):
     assert outcome(folder, V1) is None
     assert outcome(folder, V2) is None
     few = "many: &many [1, 2, 3]\n"
@@ -217,7 +217,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_hostile_search_space_is_rejected_within_a_time_limit(folder, name):
+def test_a_hostile_search_space_is_rejected_within_a_time_limit_and_with_error_messages(folder, name):
     content = SPACES[name]
     (folder / "space.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with in_bounds():
@@ -262,7 +262,7 @@ def test_a_file_with_random_insertions_and_deletions_is_accepted_or_rejected(fol
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
-def test_any_bytes_are_read_as_a_document_or_rejected(folder, content):
+def test_any_bytes_are_parsed_as_a_document_or_rejected(folder, content):
     path = folder / "any"
     path.write_bytes(content)
     for read in (read_yaml, read_json):
@@ -282,7 +282,7 @@ ANYTHING = st.recursive(
 @pytest.mark.parametrize("whole", [V1, V2])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_with_any_value_at_any_key_is_accepted_or_rejected(folder, whole, data):
+def test_any_value_at_any_key_of_a_file_is_accepted_or_rejected(folder, whole, data):
     document = yaml.safe_load(whole)
     inside = document
     while True:
@@ -294,7 +294,7 @@ def test_a_file_with_any_value_at_any_key_is_accepted_or_rejected(folder, whole,
     outcome(folder, yaml.safe_dump(document, allow_unicode=True))
 
 
-def test_a_file_of_512_kib_is_read_and_one_byte_more_is_refused(folder):
+def test_a_file_of_512_kib_is_read_and_a_larger_file_is_refused(folder):
     comment = "#" * (512 * 1024 - len(V1) - 1) + "\n"
     assert outcome(folder, comment + V1) is None
     assert "524,288 bytes" in outcome(folder, "#" + comment + V1)

@@ -1,4 +1,4 @@
-"""Experiment files for FrameworkController and Kubeflow, and the errors of invalid ones."""
+"""Experiment files for FrameworkController and Kubeflow, and the errors of invalid files."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def kubernetes_of(name):
 
 @pytest.fixture
 def diagnostics(tmp_path):
-    """The errors of a corpus file that a function has changed; the files it names keep their places."""
+    """The errors of a corpus file after the change of a function. Paths to other files stay valid."""
 
     def changed(name, change):
         value = yaml.safe_load((FILES / f"{name}.yml").read_text())
@@ -47,7 +47,7 @@ def diagnostics(tmp_path):
     return changed
 
 
-def test_the_example_of_nnis_kubeflow_page_is_read_as_one_worker_on_nfs():
+def test_the_example_file_of_nnis_kubeflow_page_describes_a_worker_on_nfs():
     assert kubernetes_of("v1_kubeflow_page") == KubernetesConfig(
         "tf-operator",
         NfsStorage("210.28.132.167", "/data/nfs/nni_storage"),
@@ -73,7 +73,7 @@ def test_a_file_with_two_roles_azure_storage_and_a_private_registry_is_read():
     assert config.secret_files == (config.config_path, login), "no code snapshot contains them"
 
 
-def test_a_template_is_stored_with_the_experiment():
+def test_a_framework_template_is_stored_with_the_experiment():
     found = kubernetes_of("v1_frameworkcontroller_template")
     assert found.template == FILES / "framework.yml"
     assert json.loads(found.template_text) == yaml.safe_load((FILES / "framework.yml").read_text())
@@ -83,7 +83,7 @@ def test_a_template_is_stored_with_the_experiment():
     assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
 
 
-def test_both_schemas_describe_the_same_kubernetes_experiment(tmp_path):
+def test_a_kubernetes_file_of_the_second_schema_is_read_like_the_first(tmp_path):
     found = kubernetes_of("v2_frameworkcontroller")
     assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
     assert found.roles == (
@@ -94,12 +94,12 @@ def test_both_schemas_describe_the_same_kubernetes_experiment(tmp_path):
     assert (found.service_account, found.namespace) == ("frameworkcontroller", "nni")
 
 
-def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second():
+def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second_schema():
     assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse_mode
     assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse_mode
 
 
-def test_a_template_of_another_kind_than_framework_is_an_error(diagnostics, tmp_path):
+def test_a_template_that_is_not_a_framework_is_an_error(diagnostics, tmp_path):
     (tmp_path / "wrong.yml").write_text("kind: Pod\nspec: {containers: []}\n")
 
     def name_it(value, template="wrong.yml"):
@@ -144,12 +144,12 @@ def remove(section, key):
          "cannot do without trainingService.storage.storageType: trials require a storage that all machines share; write e.g. s"),
     ],
 )  # fmt: skip
-def test_a_missing_key_is_an_error_with_an_example(diagnostics, name, change, expected):
+def test_the_error_for_a_missing_kubernetes_key_contains_an_example(diagnostics, name, change, expected):
     found = diagnostics(name, change)
     assert [message for message in found if message.startswith(expected)], found
 
 
-def test_an_invalid_storage_type_does_not_hide_other_errors(diagnostics):
+def test_a_storage_section_of_a_wrong_type_hides_no_other_error(diagnostics):
     def change(value):
         value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
 
@@ -161,7 +161,7 @@ def test_an_invalid_storage_type_does_not_hide_other_errors(diagnostics):
     assert message.startswith("cannot use kubeflowConfig.storage: [1] is not one of nfs, azureStorage, pvc")
 
 
-def test_a_code_directory_of_a_single_role_causes_a_warning_that_it_has_no_effect(tmp_path):
+def test_a_code_directory_key_of_a_single_role_causes_a_warning(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
     value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}
     (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
@@ -252,7 +252,7 @@ def with_pod_template(folder, text, **changed):
     return name_it
 
 
-def test_a_pod_template_is_stored_and_its_file_is_left_out_of_snapshots(tmp_path):
+def test_a_pod_template_is_stored_with_the_experiment_and_counts_as_secret_file(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow_storage.yml").read_text())
     with_pod_template(tmp_path, POD)(value)
     value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])

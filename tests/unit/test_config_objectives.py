@@ -28,7 +28,7 @@ def read(tmp_path):
     return read_file
 
 
-def test_objectives_and_constraints_are_read_and_survive_the_store(read) -> None:
+def test_objectives_and_constraints_survive_a_round_trip_through_the_store(read) -> None:
     spec = read(objectives=TWO, constraints=[{"metric": "size_mb", "at_most": 50, "atLeast": 1.5}])
     assert ExperimentSpec.from_json(spec.to_json()) == spec
     assert spec.all_objectives == Objectives(
@@ -39,7 +39,7 @@ def test_objectives_and_constraints_are_read_and_survive_the_store(read) -> None
     assert not [each for each in spec.warnings if "default" in each], "the modes are given"
 
 
-def test_without_objectives_the_default_metric_is_optimized_in_the_tuners_mode(read) -> None:
+def test_the_default_objective_is_the_default_metric_with_the_tuners_mode(read) -> None:
     spec = read(
         tuner={"name": "Random", "classArgs": {"optimize_mode": "minimize"}},
         constraints=[{"metric": "size_mb", "at_least": 1}],
@@ -50,7 +50,7 @@ def test_without_objectives_the_default_metric_is_optimized_in_the_tuners_mode(r
     assert read().all_objectives.is_plain
 
 
-def test_one_objective_gives_its_mode_to_tuner_and_assessor(read) -> None:
+def test_a_single_objective_sets_the_mode_of_tuner_and_assessor(read) -> None:
     spec = read(objectives=[LATENCY], assessor={"name": "Medianstop"})
     assert spec.tuner.optimize_mode == "minimize"
     assert spec.assessor is not None
@@ -99,14 +99,14 @@ def test_one_objective_gives_its_mode_to_tuner_and_assessor(read) -> None:
         ({"constraints": [{"metric": "size_mb", "at_most": True}]}, "cannot use constraints[0].atMost"),
     ],
 )
-def test_contradictory_objectives_are_refused_with_a_remedy(read, keys, message: str) -> None:
+def test_contradictory_objectives_are_one_error_with_a_remedy(read, keys, message: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         read(**keys)
     assert message in str(refused.value)
     assert len(refused.value.diagnostics) == 1
 
 
-def test_a_user_tuner_may_have_several_objectives_and_a_user_assessor(read, tmp_path) -> None:
+def test_a_custom_tuner_supports_several_objectives_with_a_custom_assessor(read, tmp_path) -> None:
     (tmp_path / "mine.py").write_text("class Mine: ...\n")
     own = {"className": "mine.Mine", "codeDirectory": str(tmp_path)}
     spec = read(objectives=TWO, tuner=own | {"classArgs": {"optimize_mode": "minimize"}}, assessor=own)

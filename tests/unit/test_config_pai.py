@@ -53,7 +53,7 @@ paiConfig:
 
 @pytest.fixture
 def good(tmp_path):
-    """The page's file without annotations, with an account and existing folders."""
+    """The example file of NNI's page without annotations, with an account and existing folders."""
     (tmp_path / "storage").mkdir()
     return (
         PAGE.replace("useAnnotation: true", "useAnnotation: false")
@@ -66,7 +66,7 @@ def good(tmp_path):
 
 @pytest.fixture
 def write(tmp_path, good):
-    """Writes an experiment file (the good one, with replacements); returns the path."""
+    """Writes the valid experiment file with replacements, and returns the path."""
 
     def write_file(replace=(), text=None):
         text = good if text is None else text
@@ -94,7 +94,7 @@ def diagnostics(write):
     return lines
 
 
-def test_the_completed_file_of_nnis_page_is_read(write, tmp_path):
+def test_the_completed_example_of_nnis_openpai_page_is_read(write, tmp_path):
     config = read_experiment_file(write())
     assert config.training_service == "pai"
     assert config.trial_command == "python3 mnist.py"
@@ -111,7 +111,9 @@ def test_the_completed_file_of_nnis_page_is_read(write, tmp_path):
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_unedited_file_of_nnis_page_gets_every_error_with_a_remedy(diagnostics, monkeypatch, tmp_path):
+def test_the_unedited_example_of_nnis_openpai_page_gets_every_error_with_a_remedy(
+    diagnostics, monkeypatch, tmp_path
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     lines = diagnostics(text=PAGE)
     expected = [
@@ -123,12 +125,11 @@ def test_the_unedited_file_of_nnis_page_gets_every_error_with_a_remedy(diagnosti
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
 
 
-def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_space(write, tmp_path):
+def test_annotations_override_the_search_space_in_the_example_of_nnis_openpai_page(write, tmp_path):
     path = write({"useAnnotation: false": "useAnnotation: true"})
     (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
-    (tmp_path / "storage" / "old.py").write_text(
-        "'@nni.what()'"
-    )  # this file is in the code folder and is not code
+    # The storage is below the code folder, and its files are not code.
+    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")
     (tmp_path / "search_space.json").unlink()
     config = read_experiment_file(path)
     assert config.is_annotated
@@ -140,7 +141,7 @@ def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_sp
 
 
 @pytest.mark.parametrize("user", ["  userName: your_pai_user\n", "  userName:\n", ""])
-def test_the_local_openpai_needs_no_account_and_no_existing_storage(write, user):
+def test_local_openpai_requires_neither_an_account_nor_an_existing_storage(write, user):
     config = read_experiment_file(
         write(
             {
@@ -156,7 +157,7 @@ def test_the_local_openpai_needs_no_account_and_no_existing_storage(write, user)
 
 
 @pytest.mark.parametrize("user", ["  userName:\n", ""])
-def test_a_cluster_requires_an_account_name(diagnostics, user):
+def test_an_openpai_cluster_requires_an_account_name(diagnostics, user):
     (line,) = diagnostics({"  userName: ada\n": user})
     assert (
         "cannot do without paiConfig.userName: it must be the name of your OpenPAI account; write e.g. userName: ada"
@@ -164,7 +165,7 @@ def test_a_cluster_requires_an_account_name(diagnostics, user):
     )
 
 
-def test_the_representation_of_a_config_contains_no_secret(write):
+def test_the_repr_of_a_config_contains_no_secret(write):
     assert "s3cret" not in repr(read_experiment_file(write()))
 
 
@@ -192,14 +193,14 @@ def test_the_representation_of_a_config_contains_no_secret(write):
         ("reuse: true", "reuse: false\nwarmImports: [numpy]", "turn on paiConfig.reuse as well, or remove it"),
     ],
 )  # fmt: skip
-def test_an_invalid_openpai_value_is_a_one_sentence_error(diagnostics, old, new, sentence):
+def test_an_invalid_openpai_value_is_reported_in_one_sentence_with_a_remedy(diagnostics, old, new, sentence):
     (line,) = [line for line in diagnostics({old: new}) if sentence in line]
     assert "cannot" in line
     assert "s3cret" not in line
     assert "; " in line
 
 
-def test_resources_in_the_trial_section_take_precedence(write):
+def test_resource_numbers_in_the_trial_section_override_the_openpai_section(write):
     changed = {
         "  cpuNum: 1\n": "",
         "  memoryMB: 8196\n": "",

@@ -42,7 +42,7 @@ trial:
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes an experiment file (the good one, with replacements) and its search space; returns the path."""
+    """Writes the valid experiment file with replacements, and its search space. Returns the path."""
 
     def write_files(text=GOOD, space=SPACE, **changed):
         for old, new in changed.pop("replace", {}).items():
@@ -115,7 +115,7 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
     assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
 
 
-def test_debug_turns_the_version_check_off_unless_the_file_sets_it(write):
+def test_debug_mode_disables_the_version_check_unless_the_file_enables_the_check(write):
     assert not read_experiment_file(write(GOOD + "debug: true\n")).version_check
     assert read_experiment_file(write(GOOD + "debug: true\nversionCheck: true\n")).version_check
 
@@ -141,12 +141,12 @@ def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
     assert Expansion("logDir", "~/logs", tmp_path / "logs") in config.expansions
 
 
-def test_an_absolute_path_is_not_reported_as_expanded(write, tmp_path):
+def test_an_absolute_path_does_not_count_as_an_expanded_path(write, tmp_path):
     config = read_experiment_file(write(replace={"codeDir: .": f"codeDir: {tmp_path}"}))
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 
 
-def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
+def test_an_assessor_with_arguments_survives_a_round_trip_through_json(write):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: TPE\n  includeIntermediateResults: true")
     text += "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: 3}}\n"
     config = read_experiment_file(write(text))
@@ -167,12 +167,12 @@ def test_an_experiment_survives_a_round_trip_through_json(write):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"local": 1}'])
-def test_an_invalid_stored_experiment_is_an_internal_error(text):
+def test_an_invalid_stored_experiment_raises_an_internal_error(text):
     with pytest.raises(InternalError, match="cannot read the stored experiment"):
         ExperimentSpec.from_json(text)
 
 
-def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(diagnostics):
+def test_all_errors_of_experiment_file_and_search_space_are_reported_in_line_order(diagnostics):
     changed = {
         "trialConcurrency: 2": 'trialConcurrency: "two"',
         "authorName: ada\n": "",
@@ -199,7 +199,7 @@ def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(di
     ]
 
 
-def test_an_error_contains_its_file_position_and_key(write):
+def test_an_error_contains_the_file_the_position_and_the_key(write):
     path = write(replace={"  codeDir: .": "  codeDir: 3"})
     with pytest.raises(UserError) as caught:
         read_experiment_file(path)
@@ -318,7 +318,7 @@ def test_class_args_are_checked_by_the_tuner(diagnostics):
     assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
 
 
-def test_contradictory_class_args_are_a_one_sentence_error(diagnostics):
+def test_contradictory_class_args_are_reported_in_one_error(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: BOHB")
     (line,) = diagnostics(text.replace("optimize_mode: maximize", "min_budget: 9"))
     assert "cannot use BOHB: min_budget 9 is above max_budget 3; swap them" in line
@@ -343,12 +343,12 @@ def test_the_error_for_a_tuner_without_its_library_contains_the_install_command(
         for new, sentence in replacements.items()
     ],
 )
-def test_an_invalid_value_is_a_one_sentence_error(diagnostics, old, new, sentence):
+def test_an_invalid_value_is_reported_in_one_sentence(diagnostics, old, new, sentence):
     (line,) = diagnostics(replace={old: new})
     assert sentence in line
 
 
-def test_an_unsupported_platform_is_one_error(diagnostics):
+def test_an_unsupported_platform_is_reported_as_one_error(diagnostics):
     text = GOOD.replace("Platform: local", "Platform: aml").replace(
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
@@ -359,7 +359,7 @@ def test_an_unsupported_platform_is_one_error(diagnostics):
 @pytest.mark.parametrize(
     "section", ["", "tuner:\n", "tuner: {classArgs: {seed: 5}}\n", "tuner: {gpuIndices: '0'}\n"]
 )
-def test_a_file_without_a_tuner_name_gets_the_tuner_auto(write, section):
+def test_the_tuner_is_auto_if_the_file_names_no_tuner(write, section):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     config = read_experiment_file(write(replace={tuner: section}))
     assert config.tuner.name == "Auto"
@@ -376,7 +376,7 @@ def test_a_file_with_an_advisor_has_no_default_tuner(diagnostics):
     )
 
 
-def test_an_advisor_is_stored_as_a_tuner(write, diagnostics):
+def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     advisor = (
         "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
@@ -421,18 +421,18 @@ def test_an_advisor_is_stored_as_a_tuner(write, diagnostics):
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
     ],
 )
-def test_an_unreadable_file_is_one_error(diagnostics, text, sentence):
+def test_an_unreadable_experiment_file_is_reported_as_one_error(diagnostics, text, sentence):
     (line,) = diagnostics(text)
     assert line.startswith(sentence)
 
 
-def test_a_key_written_twice_is_an_error(diagnostics):
+def test_a_duplicate_key_is_an_error(diagnostics):
     assert diagnostics(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
         "experiment.yml:15: cannot use trial.gpuNum: line 14 has the same key; keep one of the two"
     ]
 
 
-def test_a_missing_file_and_a_folder_are_errors(tmp_path):
+def test_a_missing_file_or_a_folder_as_experiment_file_is_an_error(tmp_path):
     with pytest.raises(
         ConfigInvalid, match=r"^cannot read .*/none\.yml: there is no such file; check the path"
     ):
@@ -441,7 +441,7 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path):
         read_experiment_file(tmp_path)
 
 
-def test_numbers_with_an_exponent_are_numbers(diagnostics):
+def test_numbers_with_an_exponent_are_parsed_as_numbers(diagnostics):
     (line,) = diagnostics(replace={"trialConcurrency: 2": "trialConcurrency: 1e-4"})
     assert "trialConcurrency: 0.0001 is not" in line
 
@@ -472,7 +472,7 @@ def test_an_invalid_search_space_is_one_error_that_names_its_file(diagnostics, s
     assert line.startswith(sentence)
 
 
-def test_an_error_deep_in_the_search_space_has_its_line(diagnostics):
+def test_a_nested_search_space_error_is_reported_with_its_line(diagnostics):
     space = (
         '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
         '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'
@@ -483,7 +483,7 @@ def test_an_error_deep_in_the_search_space_has_its_line(diagnostics):
     )
 
 
-def test_a_long_value_is_shortened_in_the_message(diagnostics):
+def test_an_error_message_shortens_a_long_value(diagnostics):
     (line,) = diagnostics(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
     assert len(line) < 220
 
@@ -502,7 +502,7 @@ assessor:
 """
 
 
-def test_a_user_class_is_found_by_folder_file_and_name(write, tmp_path):
+def test_a_custom_class_is_selected_by_folder_file_and_class_name(write, tmp_path):
     path = write(replace={GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]: CUSTOM_CLASSES})
     (path.parent / "mine.py").write_text("class Mine: ...\nJudge = Mine\n")
     config = read_experiment_file(path)
@@ -524,7 +524,7 @@ def test_a_user_class_is_found_by_folder_file_and_name(write, tmp_path):
         ("if True:\n    Mine = 1", ""),
     ],
 )
-def test_a_file_without_the_named_class_is_rejected_before_anything_runs(write, code, sentence):
+def test_a_code_file_without_the_named_class_is_rejected_before_the_experiment_starts(write, code, sentence):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     path = write(replace={tuner: "tuner: {codeDir: ., classFileName: mine.py, className: Mine}\n"})
     (path.parent / "mine.py").write_text(code)
@@ -536,7 +536,7 @@ def test_a_file_without_the_named_class_is_rejected_before_anything_runs(write, 
     assert sentence in str(raised.value)
 
 
-def test_a_registered_algorithm_name_is_read_as_its_user_class(write, tmp_path, monkeypatch):
+def test_a_registered_algorithm_name_selects_a_custom_class(write, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = write(replace={"builtinTunerName: TPE": "builtinTunerName: demo"})
     with pytest.raises(ConfigInvalid, match='"demo" is not a built-in tuner'):

@@ -1,4 +1,4 @@
-"""Experiment files of NNI's second schema: read like the first, with errors that use the second schema's keys."""
+"""Experiment files of NNI's second schema: equal results to the first schema, and errors with the second schema's keys."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def diagnostics(place: Path, text: str) -> list[tuple[int | None, str, str]]:
     return [(each.line, each.key, each.message) for each in caught.value.diagnostics]
 
 
-def test_a_local_file_in_the_second_schema_equals_its_first_schema_form(place: Path) -> None:
+def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
@@ -75,7 +75,7 @@ def test_a_local_file_in_the_second_schema_equals_its_first_schema_form(place: P
     assert not config.reuse_mode
 
 
-def test_an_openpai_file_in_the_second_schema_equals_its_first_schema_form(place: Path) -> None:
+def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, OPENPAI)
     pai = config.cluster
     assert pai is not None
@@ -110,13 +110,13 @@ def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
     ("size", "memory_mb"),
     [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024), ("1048577kb", 1025)],
 )
-def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
+def test_memory_sizes_are_read_with_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
     assert not config.cluster.is_this_machine
     assert config.cluster.memory_mb == memory_mb
 
 
-def test_keys_may_be_written_with_underscores(place: Path) -> None:
+def test_keys_in_snake_case_are_accepted(place: Path) -> None:
     text = OPENPAI
     for camel, snake in {
         "trialCommand": "trial_command",
@@ -145,7 +145,7 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("storage\n", "nowhere\n", 15, "trainingService.localStorageMountPoint", "there is no folder"),
     ],
 )  # fmt: skip
-def test_an_error_contains_its_line_and_the_key_of_v2(
+def test_an_error_contains_the_line_and_the_v2_key(
     place: Path, before: str, after: str, line: int | None, key: str, words: str
 ) -> None:
     text = OPENPAI.replace(before, after, 1)
@@ -181,12 +181,12 @@ def test_an_inline_search_space_is_checked_with_its_line(place: Path) -> None:
     assert "keep one of the two" in message
 
 
-def test_several_training_services_in_one_file_are_an_error(place: Path) -> None:
+def test_several_training_services_in_a_file_are_an_error(place: Path) -> None:
     text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
     assert any("several at once" in message for _, _, message in diagnostics(place, text))
 
 
-def test_keys_may_be_written_in_any_case_as_in_nni(place: Path) -> None:
+def test_keys_in_any_case_are_accepted_as_in_nni(place: Path) -> None:
     text = OPENPAI.replace("trialConcurrency", "TrialConcurrency").replace("trialGpuNumber", "trialGPUNumber")
     assert read(place, text) == read(place, OPENPAI)
     found = diagnostics(place, LOCAL + "trial_command: python3 other.py\n")
@@ -240,7 +240,7 @@ def test_a_search_space_file_may_be_yaml(place: Path) -> None:
     assert (line, key) == (1, "lr")
 
 
-def test_values_that_json_lacks_are_rejected_in_a_search_space(place: Path) -> None:
+def test_a_yaml_search_space_with_values_that_json_lacks_is_rejected(place: Path) -> None:
     text = LOCAL.replace(
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )

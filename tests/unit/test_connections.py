@@ -27,8 +27,8 @@ def test_a_peer_address_is_parsed_from_the_uri_of_grpc(uri, peer):
 
 
 @given(st.data())
-def test_only_unauthenticated_connections_are_closed_at_the_limit(data):
-    connection_table = Connections(80)  # the limit is 20 unauthenticated connections
+def test_only_unauthenticated_connections_are_closed_at_the_connection_limit(data):
+    connection_table = Connections(80)  # a limit of 80 allows at most 20 unauthenticated connections
     peer = st.tuples(st.sampled_from(["10.0.0.1", "10.0.0.2"]), st.integers(1, 99))
     first_seen, known = {}, {}
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,7 @@ def test_only_unauthenticated_connections_are_closed_at_the_limit(data):
                 assert max(ages) <= min((each[0] in hosts, first_seen[each]) for each in staying)
 
 
-def test_a_disconnected_keeper_counts_as_unauthenticated():
+def test_a_disconnected_keeper_counts_as_unauthenticated_and_keeps_its_host_entry():
     connection_table = Connections(8)
     with connection_table.authenticated("ipv4:10.0.0.1:1"), connection_table.authenticated("ipv4:10.0.0.1:1"):
         pass
@@ -63,7 +63,7 @@ def test_a_disconnected_keeper_counts_as_unauthenticated():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_only_connections_of_the_given_port_are_found(host):
+def test_only_connections_of_the_given_port_are_listed_and_closed(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         ours, others = (stack.enter_context(socket.create_server((host, 0), family=family)) for _ in range(2))
@@ -73,7 +73,7 @@ def test_only_connections_of_the_given_port_are_found(host):
             stack.enter_context(listener.accept()[0])
         found = list(connections._sockets_at(ours.getsockname()[1]))
         assert sorted(each.peer for each in found) == sorted(peer.getsockname()[:2] for peer in peers[:2])
-        # The descriptor number may belong to another file by then, so the function must close nothing.
+        # If the descriptor belongs to another socket by now, nothing is closed.
         first = next(each for each in found if each.peer == peers[0].getsockname()[:2])
         connections._shut_down(connections._Socket(peers[2].fileno(), first.peer))
         connections._shut_down(first)

@@ -19,7 +19,7 @@ def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(AttemptState, AttemptEvent)))
-def test_an_event_that_the_transition_table_lacks_raises(state: AttemptState, event: AttemptEvent) -> None:
+def test_an_event_without_a_transition_raises_an_error(state: AttemptState, event: AttemptEvent) -> None:
     attempt = an_attempt(state)
     if (state, event) in TRANSITIONS:
         attempt.apply(event)
@@ -30,7 +30,7 @@ def test_an_event_that_the_transition_table_lacks_raises(state: AttemptState, ev
 
 
 @pytest.mark.parametrize("state", AttemptState)
-def test_every_attempt_state_can_reach_the_final_state(state: AttemptState) -> None:
+def test_every_attempt_state_can_reach_the_last_state(state: AttemptState) -> None:
     reached = {state}
     while (
         wider := reached | {after for (before, _), after in TRANSITIONS.items() if before in reached}
@@ -39,7 +39,7 @@ def test_every_attempt_state_can_reach_the_final_state(state: AttemptState) -> N
     assert AttemptState.CLOSED in reached
 
 
-def test_no_transition_returns_to_an_earlier_state() -> None:
+def test_no_transition_of_an_attempt_returns_to_an_earlier_state() -> None:
     order = list(AttemptState)
     assert all(order.index(after) >= order.index(before) for (before, _), after in TRANSITIONS.items())
 

@@ -33,7 +33,7 @@ def test_a_trial_gets_the_variables_that_nni_documents() -> None:
     }
 
 
-def test_a_trial_of_this_manager_gets_a_seed() -> None:
+def test_a_trial_gets_a_seed_if_its_manager_sends_a_seed() -> None:
     trial = TrialDocument("abcde", 7, "python train.py", "/code/digits/", seed=2**32 - 1)
     assert trial_environ({"NNI_SEED": "1"}, "expABCDE", trial, FOLDER, WORKSPACE)["NNI_SEED"] == str(
         2**32 - 1
@@ -49,7 +49,7 @@ def test_the_code_of_a_trial_with_objectives_gets_the_names_of_their_metrics() -
     assert "NNI_RESULT_METRICS" not in environ(around)
 
 
-def test_variables_of_the_container_are_passed_to_the_trial_unchanged() -> None:
+def test_the_environment_keeps_the_variables_of_the_container() -> None:
     container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
     assert environ(container).items() >= container.items()
 
@@ -63,11 +63,11 @@ def test_variables_of_the_container_are_passed_to_the_trial_unchanged() -> None:
     ],
     ids=["set and empty", "one folder", "two folders"],
 )
-def test_the_sdk_is_the_last_entry_of_pythonpath(containers: str, expected: str) -> None:
+def test_the_sdk_comes_last_on_the_python_path(containers: str, expected: str) -> None:
     assert environ({"PYTHONPATH": containers})["PYTHONPATH"] == expected
 
 
-def test_variables_of_the_keeper_override_those_of_an_outer_trial() -> None:
+def test_variables_of_the_keeper_override_variables_of_an_outer_trial() -> None:
     assert environ({"NNI_TRIAL_JOB_ID": "outer", "NNI_PLATFORM": "remote"})["NNI_TRIAL_JOB_ID"] == "abcde"
 
 
@@ -89,7 +89,7 @@ def test_the_environment_of_the_keeper_itself_is_not_modified() -> None:
     [((0,), "0"), ((2, 3), "2,3"), ((), "-1")],
     ids=["one GPU", "two GPUs", "no GPU may be seen"],
 )
-def test_assigned_gpus_become_the_visible_devices_in_driver_order(
+def test_assigned_gpus_are_the_only_visible_gpus_in_the_drivers_order(
     gpu_indices: tuple[int, ...], expected: str
 ) -> None:
     made = environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)
@@ -98,6 +98,6 @@ def test_assigned_gpus_become_the_visible_devices_in_driver_order(
     assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-def test_without_an_assignment_the_trial_gets_the_containers_gpus() -> None:
+def test_a_trial_without_assigned_gpus_gets_the_gpus_of_the_container() -> None:
     assert environ({"CUDA_VISIBLE_DEVICES": "9"})["CUDA_VISIBLE_DEVICES"] == "9"
     assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} & environ().keys()

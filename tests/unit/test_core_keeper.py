@@ -1,4 +1,4 @@
-"""The keeper's decisions about an ordinary trial and its ends. No test waits, and nothing is mocked."""
+"""The keeper's decisions about a trial and its end. Events and the clock are simulated, so no test waits."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_an_ordinary_trial_is_started_replicated_and_ended(simulated: SimulatedKeeper) -> None:
+def test_a_trial_without_failures_is_started_replicated_and_ended(simulated: SimulatedKeeper) -> None:
     assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
     assert simulated.at(0, TrialSpawned(KEY, STARTED_AT_S)) == []
     assert simulated.at(1, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
@@ -54,7 +54,7 @@ def test_the_trial_starts_without_waiting_for_a_manager(simulated: SimulatedKeep
     assert simulated.at(0, TrialAssigned(KEY))[0] == SpawnTrial(KEY)
 
 
-def test_a_start_before_the_connection_is_reported_once_connected(simulated: SimulatedKeeper) -> None:
+def test_a_trial_start_before_the_connection_is_reported_after_connecting(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     simulated.at(0, grew(5))
     assert simulated.at(9, welcome({Stream.METRICS: 2})) == [
@@ -63,7 +63,7 @@ def test_a_start_before_the_connection_is_reported_once_connected(simulated: Sim
     ]
 
 
-def test_the_interpreter_of_a_running_trial_is_reported_and_repeated_with_its_start_and_end(
+def test_the_keeper_reports_a_trials_interpreter_and_repeats_it_with_start_and_end(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -103,7 +103,7 @@ def test_the_keeper_exits_with_the_exit_code_of_its_trial(
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(code)]
 
 
-def test_the_message_of_a_failed_trial_is_its_last_stderr_and_a_success_has_none(
+def test_a_failed_trial_has_its_last_stderr_as_message_and_a_success_no_message(
     simulated: SimulatedKeeper,
 ) -> None:
     assert end_in(simulated.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"
@@ -140,7 +140,9 @@ def test_processes_that_cannot_be_killed_are_named_in_the_log(simulated: Simulat
     ]
 
 
-def test_a_command_that_could_not_start_has_an_end_without_a_start(simulated: SimulatedKeeper) -> None:
+def test_a_command_that_could_not_start_is_reported_as_ended_without_a_start(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.at(0, TrialAssigned(KEY))
     end = TrialEnded(
         KEY, ExitReason.COULD_NOT_START, 104, 50.0, 50.0, {Stream.METRICS: 0}, "cannot start: no bash"
@@ -150,12 +152,12 @@ def test_a_command_that_could_not_start_has_an_end_without_a_start(simulated: Si
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(104)]
 
 
-def test_the_end_is_recorded_before_it_is_reported(simulated: SimulatedKeeper) -> None:
+def test_the_keeper_records_the_trial_end_before_the_report(simulated: SimulatedKeeper) -> None:
     effects = simulated.running().at(1, exited())
     assert [type(effect) for effect in effects] == [RecordExit, Send]
 
 
-def test_the_keeper_stays_until_the_manager_confirms_that_all_bytes_are_stored(
+def test_the_keeper_exits_after_the_manager_confirms_that_all_bytes_are_stored(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -164,7 +166,7 @@ def test_the_keeper_stays_until_the_manager_confirms_that_all_bytes_are_stored(
     assert simulated.at(31.5, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_silent_connected_manager_and_an_absent_manager_have_the_same_timeout(
+def test_a_keeper_exits_after_the_linger_time_if_no_acknowledgement_arrives(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -179,11 +181,11 @@ def test_the_keeper_does_not_exit_while_acknowledgements_arrive(simulated: Simul
     assert simulated.at(99 * 29 + 30, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_the_keeper_stops_a_running_trial_that_the_manager_has_closed(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_stops_a_running_trial_that_the_manager_closed(simulated: SimulatedKeeper) -> None:
     simulated.running()
     assert SignalTrial(KEY, kill=False) in simulated.at(5, durable(closed=True))
 
 
-def test_a_stop_of_another_trial_is_ignored(simulated: SimulatedKeeper) -> None:
+def test_a_stop_message_for_another_trial_is_ignored(simulated: SimulatedKeeper) -> None:
     simulated.running()
     assert simulated.at(5, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []

@@ -1,4 +1,4 @@
-"""The keeper's decisions about its connection: outages of hours take milliseconds."""
+"""The keeper's decisions about its connection, with a simulated clock."""
 
 import pytest
 from simulated_keeper import KEY, STARTED_AT_S, SimulatedKeeper, durable, ended, exited, grew, welcome
@@ -22,7 +22,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_reconnection_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
+def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     now_s, waits = 0.0, []
     for _ in range(11):
@@ -39,7 +39,7 @@ def test_reconnection_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -
     assert waits == pytest.approx([own * wait_s for wait_s in longest])
 
 
-def test_an_outage_of_any_length_logs_one_line(simulated: SimulatedKeeper) -> None:
+def test_a_connection_outage_of_any_length_is_logged_in_one_line(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     simulated.log.clear()
     for now_s in range(0, 3600 * 5, 60):
@@ -48,7 +48,7 @@ def test_an_outage_of_any_length_logs_one_line(simulated: SimulatedKeeper) -> No
     assert simulated.log == ["the link to the manager is down: nobody there"]
 
 
-def test_a_lost_connection_is_reopened_and_sending_resumes_at_the_managers_offset(
+def test_a_keeper_reconnects_and_resumes_sending_at_the_managers_offset(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, grew(100))
@@ -61,7 +61,7 @@ def test_a_lost_connection_is_reopened_and_sending_resumes_at_the_managers_offse
     ]
 
 
-def test_the_keeper_connects_at_once_to_a_new_manager_address(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_tries_the_new_address_of_a_moved_manager_at_once(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     for now_s in range(0, 600, 60):
         simulated.at(now_s, LinkLost("nobody there"))
@@ -73,7 +73,7 @@ def test_the_keeper_connects_at_once_to_a_new_manager_address(simulated: Simulat
     assert 601 < simulated.keeper.next_deadline_s <= 601 + FIRST_RETRY_S
 
 
-def test_a_connection_attempt_to_the_old_address_is_replaced_when_the_manager_moves(
+def test_a_keeper_replaces_a_pending_connection_attempt_when_the_manager_moves(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False)
@@ -82,11 +82,11 @@ def test_a_connection_attempt_to_the_old_address_is_replaced_when_the_manager_mo
     assert simulated.at(2, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
-def test_an_open_connection_is_kept_when_manager_json_changes(simulated: SimulatedKeeper) -> None:
+def test_an_open_connection_stays_open_after_manager_json_changes(simulated: SimulatedKeeper) -> None:
     assert simulated.running().at(1, ManagerMoved()) == []
 
 
-def test_the_trial_of_a_refused_keeper_keeps_running_without_reconnection(simulated: SimulatedKeeper) -> None:
+def test_a_refused_keeper_does_not_reconnect_and_its_trial_continues(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     assert simulated.at(1, LinkRefused("wrong token")) == []
     assert simulated.log[-1] == "the manager refused: wrong token"
@@ -114,7 +114,7 @@ def test_a_refused_keeper_connects_to_the_next_manager(simulated: SimulatedKeepe
     assert simulated.at(3, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
-def test_the_first_acknowledgement_after_an_outage_resets_the_reconnection_delay(
+def test_the_first_acknowledgement_after_an_outage_resets_the_reconnect_delay(
     simulated,
 ) -> None:
     simulated.running(linked=False)

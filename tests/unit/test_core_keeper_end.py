@@ -35,7 +35,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_the_end_is_reported_again_on_every_new_connection(simulated: SimulatedKeeper) -> None:
+def test_the_trial_end_is_reported_again_on_every_new_connection(simulated: SimulatedKeeper) -> None:
     end = ended(ExitReason.SUCCEEDED, 0, 10)
     simulated.running().at(1, exited(0, size=10))
     for now_s in (2, 4, 6):
@@ -49,7 +49,7 @@ def test_the_end_is_reported_again_on_every_new_connection(simulated: SimulatedK
     assert simulated.at(8, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_closed_attempt_in_the_welcome_ends_the_keeper_if_the_trial_has_ended(
+def test_a_welcome_with_a_closed_attempt_ends_a_keeper_whose_trial_has_ended(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -58,7 +58,7 @@ def test_a_closed_attempt_in_the_welcome_ends_the_keeper_if_the_trial_has_ended(
     assert simulated.at(4, welcome({Stream.METRICS: 10}, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_closed_attempt_in_the_welcome_stops_a_running_trial(simulated: SimulatedKeeper) -> None:
+def test_a_welcome_with_a_closed_attempt_stops_a_running_trial(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     effects = simulated.at(1, welcome(closed=True))
     assert effects == [SignalTrial(KEY, kill=False)]
@@ -78,7 +78,7 @@ def test_an_ack_for_another_attempt_is_ignored(simulated: SimulatedKeeper) -> No
     assert simulated.at(2, durable(5, closed=True, key=OTHER_KEY)) == []
 
 
-def test_an_event_of_another_attempt_raises(simulated: SimulatedKeeper) -> None:
+def test_an_event_of_another_attempt_raises_an_error(simulated: SimulatedKeeper) -> None:
     simulated.running()
     with pytest.raises(KeyError):
         simulated.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
@@ -104,7 +104,7 @@ def test_a_keeper_that_has_never_connected_lingers_only_briefly(simulated: Simul
     assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_keeper_that_cannot_record_the_end_lingers_for_the_full_time(
+def test_a_keeper_that_cannot_record_the_trial_end_lingers_for_the_full_time(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(1, LinkLost("nobody there"))
@@ -151,6 +151,6 @@ def test_a_shutdown_stops_the_trial_and_then_ends_the_keeper(simulated: Simulate
     assert effects[-1] == ExitKeeper(143)
 
 
-def test_a_shutdown_after_the_trial_ends_the_keeper_at_once(simulated: SimulatedKeeper) -> None:
+def test_a_shutdown_after_the_end_of_the_trial_ends_the_keeper_at_once(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(2))
     assert simulated.at(2, Shutdown("enough")) == [ExitKeeper(2)]

@@ -34,7 +34,7 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays(
+def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays_open(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -48,9 +48,7 @@ def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays(
     assert end_in(simulated.at(4, exited(0, size=200))) == end
 
 
-def test_a_truncation_found_after_the_trial_ended_is_recorded_and_reported(
-    simulated: SimulatedKeeper,
-) -> None:
+def test_a_truncation_found_after_the_trial_end_is_recorded_and_reported(simulated: SimulatedKeeper) -> None:
     simulated.running()
     simulated.at(1, exited(0, size=100))
     end = ended(ExitReason.SUCCEEDED, 0, 30, "", FileChange.TRUNCATED)
@@ -72,21 +70,21 @@ def test_a_file_that_becomes_shorter_causes_a_warning_in_the_end_report(simulate
     assert simulated.log.count(TRUNCATED) == 1
 
 
-def test_a_file_found_shorter_when_the_trial_ends_causes_a_warning(simulated: SimulatedKeeper) -> None:
+def test_a_file_that_is_shorter_at_the_trial_end_causes_a_warning(simulated: SimulatedKeeper) -> None:
     simulated.running()
     simulated.at(1, grew(100))
     simulated.at(2, durable(100))
     assert end_in(simulated.at(4, exited(0, size=90))).warnings == (TRUNCATED,)
 
 
-def test_growing_files_cause_no_warning(simulated: SimulatedKeeper) -> None:
+def test_stream_files_that_only_grow_cause_no_warning(simulated: SimulatedKeeper) -> None:
     simulated.running()
     for size in (0, 10, 10, 11):
         simulated.at(1, grew(size))
     assert end_in(simulated.at(4, exited(0, size=11))).warnings == ()
 
 
-def test_a_rewritten_file_found_after_the_trial_ended_is_recorded_and_reported(
+def test_a_rewritten_file_found_after_the_trial_end_is_recorded_and_reported(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -98,16 +96,14 @@ def test_a_rewritten_file_found_after_the_trial_ended_is_recorded_and_reported(
     assert simulated.log.count(REWRITTEN) == 1
 
 
-def test_only_the_first_rewrite_of_a_stream_is_reported(simulated: SimulatedKeeper) -> None:
+def test_only_the_first_change_of_a_stream_is_reported(simulated: SimulatedKeeper) -> None:
     simulated.running()
     simulated.at(1, StreamChanged(KEY, Stream.METRICS, FileChange.REWRITTEN))
     simulated.at(2, StreamChanged(KEY, Stream.METRICS, FileChange.REPLACED))
     assert end_in(simulated.at(4, exited(0))).warnings == (REWRITTEN,)
 
 
-def test_a_rewrite_of_an_uncollected_stream_or_a_closed_attempt_is_ignored(
-    simulated: SimulatedKeeper,
-) -> None:
+def test_a_change_of_an_uncollected_stream_or_a_closed_attempt_is_ignored(simulated: SimulatedKeeper) -> None:
     simulated.running()
     simulated.at(1, StreamChanged(KEY, Stream.STDOUT, FileChange.REPLACED))
     assert simulated.at(2, StreamChanged(OTHER_KEY, Stream.METRICS, FileChange.REPLACED)) == []
@@ -144,7 +140,9 @@ def test_a_trial_that_was_not_stopped_has_no_metrics_size_at_the_stop(simulated:
     assert end.metrics_size_at_stop is None
 
 
-def test_a_file_truncated_before_the_stop_counts_with_its_largest_size(simulated: SimulatedKeeper) -> None:
+def test_the_metrics_size_at_the_stop_is_the_largest_size_before_a_truncation(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     simulated.at(1, grew(100))
     simulated.metrics_size = 10

@@ -51,7 +51,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class KeeperLife(RuleBasedStateMachine):
-    """Every order of events that a host can produce."""
+    """Generates every order of events that the keeper's host can produce."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
 
 
-def test_a_task_stopped_because_the_trial_has_ended_exits_with_0(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_exits_with_0_if_its_task_is_stopped_after_the_trial_end(simulated: SimulatedKeeper) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
     end = end_in(simulated.at(101, exited(None, 15)))
     assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
@@ -38,7 +38,7 @@ def test_a_task_stopped_because_the_trial_has_ended_exits_with_0(simulated: Simu
 
 @pytest.mark.parametrize("is_linked", [True, False])
 @pytest.mark.parametrize(("succeeded", "code"), [(True, 0), (False, 143)])
-def test_a_task_running_when_a_succeeded_trial_is_closed_exits_with_0(
+def test_a_keeper_of_a_closed_running_task_exits_with_0_if_the_trial_succeeded(
     simulated: SimulatedKeeper, is_linked: bool, succeeded: bool, code: int
 ) -> None:
     closed = AttemptOffsets(KEY, {}, closed=True, trial_succeeded=succeeded)
@@ -54,7 +54,7 @@ def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: Sim
     assert simulated.at(120, TimerFired()) == []
 
 
-def test_code_that_polls_for_the_stop_notice_gets_sigterm_after_half_the_grace_period(
+def test_code_that_handles_stop_notices_gets_sigterm_after_half_the_grace_period(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -75,7 +75,7 @@ def test_code_that_exits_after_the_stop_notice_gets_no_signal(simulated: Simulat
     assert simulated.at(105, TimerFired()) == []
 
 
-def test_code_that_polls_for_the_stop_notice_is_killed_on_time_without_timers(
+def test_code_that_handles_stop_notices_is_killed_on_time_even_without_timer_events(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -83,7 +83,7 @@ def test_code_that_polls_for_the_stop_notice_is_killed_on_time_without_timers(
     assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
 
 
-def test_a_second_signal_kills_code_that_polls_for_the_stop_notice(simulated: SimulatedKeeper) -> None:
+def test_a_second_signal_kills_code_that_handles_stop_notices(simulated: SimulatedKeeper) -> None:
     simulated.running().awaits_notice = True
     assert simulated.at(100, SignalReceived(15)) == []
     assert simulated.at(101, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
@@ -109,7 +109,9 @@ def test_a_signal_after_a_stop_message_counts_as_the_first_signal(simulated: Sim
     assert simulated.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
 
 
-def test_a_second_stop_changes_neither_reason_nor_grace_period(simulated: SimulatedKeeper) -> None:
+def test_a_second_stop_does_not_change_the_stop_reason_or_the_grace_period(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
     assert simulated.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
     assert simulated.at(106, SignalReceived(15)) == []
@@ -117,7 +119,7 @@ def test_a_second_stop_changes_neither_reason_nor_grace_period(simulated: Simula
     assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.EARLY_STOPPED
 
 
-def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_exit_code(
+def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
@@ -126,18 +128,18 @@ def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_
     assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_stop_after_the_trial_ended_has_no_effect(simulated: SimulatedKeeper) -> None:
+def test_a_stop_after_the_trial_end_has_no_effect(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(1))
     assert simulated.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
     assert simulated.at(3, durable(closed=True)) == [ExitKeeper(1)]
 
 
-def test_a_signal_to_the_keeper_ends_the_job_as_lost(simulated: SimulatedKeeper) -> None:
+def test_a_signal_to_the_keeper_ends_the_trial_with_reason_job_lost(simulated: SimulatedKeeper) -> None:
     assert simulated.running().at(1, SignalReceived(15)) == [SignalTrial(KEY, kill=False)]
     assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
 
 
-def test_a_signal_after_a_preemption_message_does_not_count_as_a_second_signal(
+def test_a_cluster_signal_after_a_preemption_notice_does_not_count_as_second_signal(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -160,7 +162,7 @@ def test_a_keeper_without_a_trial_exits_on_a_signal() -> None:
     assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
 
 
-def test_stopping_works_without_a_connection(simulated: SimulatedKeeper) -> None:
+def test_a_stop_signal_ends_the_trial_without_a_connection(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     assert simulated.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
     assert simulated.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]

@@ -24,7 +24,7 @@ def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(LinkState, LinkEvent)))
-def test_an_event_that_the_transition_table_lacks_raises(state: LinkState, event: LinkEvent) -> None:
+def test_an_event_without_a_transition_raises_an_error(state: LinkState, event: LinkEvent) -> None:
     link = Link()
     link.state = state
     if (state, event) in TRANSITIONS:
@@ -57,7 +57,7 @@ def test_the_retry_delay_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, MAX_RETRY_S)
 
 
-def test_keepers_disconnected_together_reconnect_at_different_times() -> None:
+def test_keepers_that_lose_a_manager_together_reconnect_at_different_times() -> None:
     tries_s = []
     for number in range(1000):
         link = Link(jitter(f"env-{number}"))
@@ -72,7 +72,7 @@ def test_keepers_disconnected_together_reconnect_at_different_times() -> None:
     assert busiest < 150, "5 % of the interval has 10 % of the keepers, and with jitter at most 15 %"
 
 
-def test_the_retry_delay_stays_bounded_after_years_of_failures() -> None:
+def test_the_retry_delay_is_bounded_after_years_of_failures() -> None:
     link = Link()
     for _ in range(100_000):
         link.apply(LinkEvent.DUE, 0.0)
@@ -85,7 +85,7 @@ def test_a_manager_that_accepts_and_drops_connections_is_retried_with_growing_de
     assert link.retry_at_s == FIRST_RETRY_S * 2**4
 
 
-def test_an_acknowledged_connection_resets_the_retry_delay() -> None:
+def test_a_backoff_reset_after_a_connection_restores_the_first_retry_delay() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
     link.reset_backoff()
@@ -94,7 +94,7 @@ def test_an_acknowledged_connection_resets_the_retry_delay() -> None:
     assert link.retry_at_s == 50.0 + FIRST_RETRY_S
 
 
-def test_a_new_manager_address_is_tried_at_once() -> None:
+def test_the_link_retries_at_once_after_the_manager_moved() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5)
     assert not link.is_due(1.0)
     link.apply(LinkEvent.MANAGER_MOVED, 1.0)

@@ -1,4 +1,4 @@
-"""The keeper's half of replication, step by step. tests/contract/test_exactly_once.py tests the guarantee as a whole."""
+"""The keeper's half of replication, step by step. tests/contract/test_exactly_once.py tests both halves together."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def a_replication() -> Callable[..., Replication]:
     return make
 
 
-def test_the_window_of_metrics_fits_the_longest_record() -> None:
+def test_the_send_window_of_metrics_is_at_least_the_longest_record() -> None:
     assert module.METRICS_WINDOW_BYTES >= MAX_FRAME_BYTES
 
 
@@ -38,20 +38,20 @@ def test_no_bytes_are_sent_before_the_connection_is_open(a_replication) -> None:
     assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
-def test_bytes_in_the_file_are_sent_once(a_replication) -> None:
+def test_existing_bytes_of_a_stream_are_sent_once(a_replication) -> None:
     replication = a_replication(size=10)
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
     assert replication.next_chunks(KEY) == []
 
 
-def test_bytes_appended_to_the_file_are_sent_next(a_replication) -> None:
+def test_appended_bytes_of_a_stream_are_sent_next(a_replication) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 15})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 5)]
 
 
-def test_sending_starts_at_the_offset_that_the_manager_reports(a_replication) -> None:
+def test_sending_starts_at_the_offset_of_the_manager(a_replication) -> None:
     assert a_replication(size=10, durable=7).next_chunks(KEY) == [SendChunk(KEY, METRICS, 7, 3)]
 
 
@@ -72,14 +72,14 @@ def test_unacknowledged_bytes_are_sent_again_on_the_next_connection(a_replicatio
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 4, 6)]
 
 
-def test_a_manager_that_lost_its_store_gets_all_bytes_again(a_replication) -> None:
+def test_a_keeper_sends_all_bytes_again_to_a_manager_that_lost_its_store(a_replication) -> None:
     replication = a_replication(size=10, durable=10)
     replication.link_went_down()
     replication.link_came_up({})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_a_smaller_file_size_is_ignored(a_replication) -> None:
+def test_a_report_of_a_smaller_file_size_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
@@ -93,7 +93,7 @@ def test_bytes_that_the_manager_read_from_the_workspace_are_not_sent(a_replicati
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 8, 2)]
 
 
-def test_an_older_acknowledgement_is_ignored(a_replication) -> None:
+def test_an_older_acknowledgement_has_no_effect(a_replication) -> None:
     window_bytes = module.METRICS_WINDOW_BYTES
     replication = a_replication(size=window_bytes * 2)
     replication.next_chunks(KEY)
@@ -108,7 +108,7 @@ def test_an_acknowledgement_of_an_uncollected_stream_is_ignored(a_replication) -
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_bytes_that_the_manager_already_has_are_not_sent_before_the_file_is_measured(a_replication) -> None:
+def test_no_bytes_are_sent_until_the_file_exceeds_the_managers_offset(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
     assert replication.next_chunks(KEY) == []
     replication.grew({METRICS: 12})
@@ -141,22 +141,20 @@ def test_metrics_are_sent_before_logs() -> None:
     assert [chunk.stream for chunk in replication.next_chunks(KEY)] == [METRICS, STDOUT, STDERR]
 
 
-def test_bytes_appended_after_the_trial_ended_are_not_sent(a_replication) -> None:
+def test_bytes_written_after_the_trial_end_are_not_sent(a_replication) -> None:
     replication = a_replication(size=10)
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 12)]
 
 
-def test_the_final_size_of_every_stream_is_required() -> None:
+def test_a_trial_end_without_the_final_size_of_every_stream_raises_an_error() -> None:
     with pytest.raises(KeyError):
         Replication([METRICS, STDOUT]).ended({METRICS: 0})
 
 
 @pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
-def test_a_truncated_stream_ends_at_its_new_size_or_at_the_bytes_already_sent(
-    a_replication, size, end
-) -> None:
+def test_a_truncated_stream_ends_at_the_new_size_or_the_sent_offset(a_replication, size, end) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
@@ -169,7 +167,7 @@ def test_a_truncated_stream_ends_at_its_new_size_or_at_the_bytes_already_sent(
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
-def test_the_end_of_a_truncated_stream_moves_back_if_bytes_in_transit_are_lost_with_the_connection(
+def test_the_end_of_a_truncated_stream_moves_back_if_bytes_in_transit_are_lost(
     a_replication,
 ) -> None:
     replication = a_replication(size=10)
@@ -183,7 +181,7 @@ def test_the_end_of_a_truncated_stream_moves_back_if_bytes_in_transit_are_lost_w
     assert replication.final_sizes({METRICS: 2}) == {METRICS: 4}
 
 
-def test_a_truncation_leaves_the_other_streams_unchanged() -> None:
+def test_a_truncation_of_one_stream_leaves_other_streams_unchanged() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 5, STDOUT: 5})
     replication.link_came_up({})
@@ -211,7 +209,7 @@ def test_bytes_over_the_quota_are_never_sent_and_count_in_the_final_size(a_repli
 
 
 @pytest.mark.parametrize("link_is_up", [True, False])
-def test_truncated_bytes_that_the_manager_may_have_received_count_in_the_final_size(
+def test_the_final_size_includes_truncated_bytes_that_the_manager_may_have_received(
     a_replication, link_is_up
 ) -> None:
     replication = a_replication(size=10)
@@ -229,7 +227,7 @@ def test_truncated_bytes_that_the_manager_may_have_received_count_in_the_final_s
     ),
     st.sampled_from(list(Stream)),
 )
-def test_chunks_follow_each_other_without_gap_or_overlap(steps, stream) -> None:
+def test_chunks_are_consecutive_without_gap_or_overlap(steps, stream) -> None:
     replication = Replication([stream])
     replication.link_came_up({})
     size = sent = 0

@@ -1,4 +1,4 @@
-"""A keeper that runs one trial after another; hours pass in milliseconds."""
+"""A keeper that runs trials in sequence, with a simulated clock."""
 
 import pytest
 from attempts import attempt_id
@@ -103,7 +103,9 @@ def test_a_keeper_without_a_trial_connects_and_reports_that_it_is_idle() -> None
     assert simulated.at(0, Welcome("0.6.0")) == [IDLE]
 
 
-def test_the_next_trial_may_start_before_the_previous_one_is_closed(simulated: SimulatedReusedKeeper) -> None:
+def test_the_next_trial_may_start_before_the_previous_trial_is_closed(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first")
     effects = simulated.exits("first")
     assert [type(effect) for effect in effects] == [RecordExit, Send, Send]
@@ -113,7 +115,7 @@ def test_the_next_trial_may_start_before_the_previous_one_is_closed(simulated: S
     assert simulated.exits("second")[-1] == IDLE
 
 
-def test_the_bytes_of_a_closing_and_a_running_trial_are_both_sent(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_sends_bytes_of_a_closing_and_a_running_trial(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     simulated.at(1, StreamsGrew(key_of("first"), {Stream.METRICS: 10}))
     simulated.exits("first")
@@ -127,14 +129,14 @@ def test_the_bytes_of_a_closing_and_a_running_trial_are_both_sent(simulated: Sim
     assert IDLE not in again
 
 
-def test_a_trial_that_is_dispatched_twice_runs_once(simulated: SimulatedReusedKeeper) -> None:
+def test_a_trial_that_is_dispatched_twice_starts_once(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     assert simulated.at(1, RunTrial("first", attempt_id(0))) == []
     simulated.exits("first")
     assert simulated.at(2, RunTrial("first", attempt_id(0))) == []
 
 
-def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_one_ends(
+def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_trial_ends(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -148,7 +150,9 @@ def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_one_ends(
     assert simulated.exits("second", 3)[-1] == IDLE
 
 
-def test_the_next_queued_trial_is_prewarmed_while_another_one_runs(simulated: SimulatedReusedKeeper) -> None:
+def test_the_next_queued_trial_is_prewarmed_while_another_trial_runs(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first")
     for trial_id, effects in (
         ("second", [PrewarmTrial("second", attempt_id(0))]),
@@ -168,7 +172,9 @@ def test_the_next_queued_trial_is_prewarmed_while_another_one_runs(simulated: Si
     assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_messages_are_batched_while_several_trials_are_queued(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_reports_a_deep_queue_while_several_trials_are_queued(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first")
     for number in range(PLENTY):
         assert not simulated.keeper.queue_is_deep
@@ -223,9 +229,7 @@ def test_a_revoke_of_an_unknown_trial_is_acknowledged(simulated: SimulatedReused
     )
 
 
-def test_a_stop_of_an_unknown_trial_is_acknowledged_with_an_idle_message(
-    simulated: SimulatedReusedKeeper,
-) -> None:
+def test_a_keeper_reports_idle_after_a_stop_of_an_unknown_trial(simulated: SimulatedReusedKeeper) -> None:
     assert simulated.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
     simulated.runs("first")
     assert simulated.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
@@ -298,7 +302,7 @@ def test_a_keeper_exits_after_its_maximum_number_of_trials() -> None:
     assert simulated.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
 
 
-def test_a_job_runs_no_further_trial_if_processes_cannot_be_killed(
+def test_a_job_starts_no_trial_after_a_trial_with_unkillable_processes(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -309,14 +313,14 @@ def test_a_job_runs_no_further_trial_if_processes_cannot_be_killed(
     assert simulated.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_files_left_in_the_temporary_folder_are_only_logged(simulated: SimulatedReusedKeeper) -> None:
+def test_files_left_in_the_temporary_folder_cause_only_a_log_line(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     simulated.at(2, CleanupFinished(key_of("first"), (), "cache, model.bin"))
     assert "cache, model.bin" in simulated.log[-1]
     assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_job_runs_no_further_trial_after_a_failed_preparation(
+def test_a_failed_preparation_ends_the_trial_with_a_reason_and_then_the_job(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.at(1, RunTrial("first", attempt_id(0)))
@@ -328,7 +332,7 @@ def test_a_job_runs_no_further_trial_after_a_failed_preparation(
     assert simulated.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_a_stop_of_one_trial_does_not_end_the_job(simulated: SimulatedReusedKeeper) -> None:
+def test_a_stop_of_a_trial_does_not_end_its_job(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first")
     assert simulated.at(2, StopTrial("first", ExitReason.EARLY_STOPPED)) == [
         SignalTrial(key_of("first"), kill=False)

@@ -37,7 +37,7 @@ def outcomes(findings):
 # ---- all checks
 
 
-def test_without_settings_only_checks_that_need_none_run():
+def test_doctor_without_settings_lists_all_checks_and_runs_the_independent_checks():
     findings = list(doctor.examine({}))
     assert [finding.check for finding in findings] == CHECKS
     by_name = {finding.check: finding for finding in findings}
@@ -47,13 +47,13 @@ def test_without_settings_only_checks_that_need_none_run():
     assert {by_name[name].outcome for name in CHECKS[2:-1]} == {CheckResult.SKIP}
 
 
-def test_a_finding_is_one_line_that_ends_with_the_remedy():
+def test_a_doctor_finding_is_one_line_that_ends_with_the_remedy():
     finding = Finding("mount", CheckResult.FAIL, "cannot enter\n/mnt", "mount it")
     assert str(finding) == "FAIL  mount     cannot enter /mnt; mount it"
     assert str(Finding("tcp", CheckResult.OK, "fine")) == "OK    tcp       fine"
 
 
-def test_a_check_that_raises_does_not_hide_other_results():
+def test_a_check_that_raises_does_not_hide_other_checks():
     def broken():
         raise ZeroDivisionError("oops")
 
@@ -83,7 +83,7 @@ def test_a_check_that_hangs_fails_after_a_timeout():
         ([CheckResult.SKIP, CheckResult.FAIL], [CheckResult.SKIP, CheckResult.FAIL]),
     ],
 )
-def test_one_reachable_address_is_enough(answers, expected):
+def test_the_connection_check_passes_if_one_address_is_reachable(answers, expected):
     by_address = {f"host{number}:1": outcome for number, outcome in enumerate(answers)}
     findings = doctor.at_each(
         "tcp", lambda address, _: Finding("tcp", by_address[address], address), by_address, {}
@@ -123,12 +123,12 @@ def test_the_exit_code_is_1_if_a_check_failed(as_json):
         (40.0, CheckResult.WARN, "60.0 s ahead of"),
     ],
 )
-def test_the_clock_is_compared_with_the_clock_of_the_storage(written_s, outcome, words):
+def test_doctor_compares_the_clock_with_the_clock_of_the_storage(written_s, outcome, words):
     finding = doctor.clock_finding(100.0, written_s, 101.0)
     assert (finding.outcome, words in finding.found) == (outcome, True)
 
 
-def test_a_slow_storage_does_not_count_as_a_wrong_clock():
+def test_slow_storage_does_not_count_as_a_wrong_clock():
     assert doctor.clock_finding(100.0, 130.0, 140.0).found.startswith("0.0 s")
 
 
@@ -141,7 +141,7 @@ def test_a_slow_storage_does_not_count_as_a_wrong_clock():
         ("0.5.0", True, CheckResult.OK),
     ],
 )
-def test_the_version_check_uses_the_rule_of_the_keeper(manager, is_asked, outcome):
+def test_doctor_checks_the_version_with_the_rule_of_the_keeper(manager, is_asked, outcome):
     finding = doctor.check_version(manager, is_asked=is_asked)
     assert finding.outcome is outcome
     assert manager in finding.found
@@ -161,7 +161,7 @@ def test_an_ip_address_skips_the_name_check():
     assert doctor.check_name("localhost:80", {}).outcome is CheckResult.OK
 
 
-def test_the_workspace_checks_leave_no_file_behind(tmp_path):
+def test_the_workspace_checks_of_doctor_leave_no_files(tmp_path):
     workspace = Workspace(tmp_path)
     workspace.manager_json.touch()
     assert doctor.check_mount(tmp_path, workspace).outcome is CheckResult.OK

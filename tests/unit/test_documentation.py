@@ -24,7 +24,7 @@ def all_commands(group=main.cli, path=()):
 
 
 @pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
-def test_every_nnictl_command_is_documented_and_in_the_changelog(command):
+def test_every_nnictl_command_is_in_the_nnictl_page_and_the_changelog(command):
     *group, name = command
     # The commands of `openpai` have their own pages and share one line here.
     mention = (
@@ -37,14 +37,14 @@ def test_every_nnictl_command_is_documented_and_in_the_changelog(command):
     )
 
 
-def test_a_key_without_effect_is_documented_as_ineffective():
+def test_the_documentation_marks_every_key_without_effect():
     (row,) = [
         line for line in text_of("docs/experiment-file.md").splitlines() if "| `nniManagerIp` |" in line
     ]
     assert "without effect" in row
 
 
-def test_the_bash_options_of_a_command_are_documented_with_a_remedy():
+def test_the_documentation_describes_the_bash_options_of_commands_with_a_remedy():
     page = text_of("docs/experiment-file.md")
     assert "bash -e -o pipefail -c" in page
     assert "|| true" in page

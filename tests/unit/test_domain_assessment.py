@@ -38,7 +38,7 @@ def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> Si
     return search
 
 
-def test_an_assessor_receives_the_numbers_of_intermediate_results_and_the_end() -> None:
+def test_an_assessor_receives_intermediate_numbers_and_the_trial_end() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", "NaN", '"loss"', '{"default": 2, "other": 1}', final=False)
     search.report("t0", '"none"', final=False)
@@ -48,7 +48,7 @@ def test_an_assessor_receives_the_numbers_of_intermediate_results_and_the_end() 
     assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
 
 
-def test_without_an_assessor_no_result_is_assessed() -> None:
+def test_no_result_is_assessed_without_an_assessor() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5", final=False)
@@ -58,7 +58,7 @@ def test_without_an_assessor_no_result_is_assessed() -> None:
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_a_trial_that_the_assessor_rejects_is_stopped_early(
+def test_the_tuner_gets_the_last_result_of_an_early_stopped_trial_if_enabled(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -78,14 +78,14 @@ def test_a_trial_that_the_assessor_rejects_is_stopped_early(
     "reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT]
 )
 @pytest.mark.parametrize(("size", "succeeds"), [(None, False), (50, False), (51, True)])
-def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderboard(
+def test_the_tuner_and_the_leaderboard_receive_the_final_result_of_a_stopped_trial(
     reason: ExitReason, size: int | None, succeeds: bool
 ) -> None:
     search = assessed(new_search(concurrency=2))
     search.run(search.suggest(), "0.1")
     search.report("t0", "0.25", final=False)
     search.handle(TrialStopAsked("t0", reason, 40.0))
-    # The last bytes of a trial may arrive after its reported end.
+    # The bytes of the final result arrive after the report of the trial's end.
     search.end("t0", reason, metrics_size_at_stop=size)
     search.report("t0", "0.5", "0.9", offset=50)
     search.deliver("t0")
@@ -100,7 +100,7 @@ def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderbo
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_a_final_result_without_a_number_of_a_stopped_trial_is_not_reported_to_the_tuner(
+def test_the_tuner_gets_no_final_result_without_a_number_from_a_stopped_trial(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -113,7 +113,7 @@ def test_a_final_result_without_a_number_of_a_stopped_trial_is_not_reported_to_t
     assert search.experiment.leaderboard.best is None
 
 
-def test_the_last_result_of_an_early_stopped_trial_is_reported_even_if_its_record_is_long() -> None:
+def test_an_early_stopped_trials_last_result_is_reported_even_if_the_record_is_long() -> None:
     search = assessed(new_search(concurrency=1))
     search.experiment.feedback.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
@@ -139,7 +139,7 @@ def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored
 @pytest.mark.parametrize(
     "reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT]
 )
-def test_a_final_result_that_arrives_while_the_trial_stops_counts(reason: ExitReason) -> None:
+def test_a_final_result_counts_if_it_arrives_while_the_trial_stops(reason: ExitReason) -> None:
     search = assessed(new_search(concurrency=1))
     search.handle(TrialStopAsked("t0", reason, 40.0))
     assert search.trial("t0").state is TrialState.STOPPING
@@ -151,7 +151,7 @@ def test_a_final_result_that_arrives_while_the_trial_stops_counts(reason: ExitRe
     assert search.experiment.leaderboard.best is search.trial("t0")
 
 
-def test_the_tuner_receives_the_last_intermediate_result_that_arrives_while_a_trial_stops_early() -> None:
+def test_the_tuner_gets_the_last_intermediate_result_that_arrives_during_an_early_stop() -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=True)
     search.report("t0", "0.5", final=False)
     search.handle(EarlyStopRequested("t0", 0, 40.0))

@@ -24,7 +24,7 @@ def key_of(number: int, task: str = "main-0") -> AttemptKey:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, unique=True), st.sets(st.integers(0, 50)))
-def test_the_latest_start_that_is_not_lost_counts(order: list[int], lost: set[int]) -> None:
+def test_the_current_attempt_is_the_latest_attempt_that_is_not_lost(order: list[int], lost: set[int]) -> None:
     attempts = Attempts()
     for number in order:
         attempts.register(key_of(number))
@@ -63,7 +63,7 @@ def test_an_attempt_is_marked_as_lost_once() -> None:
     assert attempts.current("main-0") is None
 
 
-def test_a_new_attempt_counts_although_a_lost_one_seems_to_start_later() -> None:
+def test_a_new_attempt_replaces_a_lost_attempt_with_a_later_start_time() -> None:
     attempts = Attempts()
     attempts.register(key_of(9))
     attempts.mark_lost()
@@ -82,7 +82,7 @@ def test_only_attempt_ids_of_version_0_6_need_no_signature() -> None:
 
 
 @pytest.mark.parametrize(("phase", "report"), list(product(AttemptPhase, AttemptReport)))
-def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_phase(
+def test_an_event_without_a_transition_raises_an_error_and_keeps_the_phase(
     phase: AttemptPhase, report: AttemptReport
 ) -> None:
     end = TrialEnded(key_of(0), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {}, "") if phase in HAVE_ENDED else None

@@ -22,18 +22,18 @@ def test_the_end_of_the_only_task_ends_the_trial(succeeds) -> None:
     assert Completion().decisive([end]) is end
 
 
-def test_one_success_does_not_end_a_trial_whose_policy_requires_two() -> None:
+def test_a_trial_needs_two_successes_if_the_policy_requires_two() -> None:
     first, second = end_of("worker-1"), end_of("worker-0")
     assert PS_AND_WORKERS.decisive([first]) is None
     assert PS_AND_WORKERS.decisive([first, second]) is second
 
 
-def test_the_first_failure_ends_the_trial_if_the_policy_allows_none() -> None:
+def test_the_first_task_failure_ends_the_trial_if_the_policy_allows_no_failure() -> None:
     failure = end_of("ps-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure
 
 
-def test_later_task_ends_do_not_change_the_trials_result() -> None:
+def test_later_task_ends_do_not_change_the_decision() -> None:
     failure = end_of("worker-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([failure, end_of("worker-1"), end_of("ps-0")]) is failure
 
@@ -58,7 +58,7 @@ def test_a_role_name_may_contain_dashes() -> None:
     assert named.tasks == 2
 
 
-def test_repeated_reports_of_stopped_tasks_do_not_change_the_trials_result() -> None:
+def test_repeated_end_reports_of_stopped_tasks_do_not_change_the_decision() -> None:
     def stopped(task: str) -> TrialEnded:
         return TrialEnded(AttemptKey("abcde", attempt_id(0), task), ExitReason.TRIAL_OVER, 143, 1.0, 2.0)
 

@@ -34,7 +34,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(ExperimentState, ExperimentEvent)))
-def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(
+def test_an_event_without_a_transition_raises_an_error_and_keeps_the_state(
     state: ExperimentState, event: ExperimentEvent
 ) -> None:
     experiment = new_search(is_ready=False).experiment
@@ -55,7 +55,7 @@ def test_every_state_allows_a_stop_and_a_resume(state: ExperimentState) -> None:
 
 
 @pytest.mark.parametrize(("concurrency", "max_trials"), [(1, 1), (1, 4), (2, 5), (4, 5), (8, 3)])
-def test_a_run_creates_exactly_max_trials_trials_and_ends_as_done(concurrency, max_trials) -> None:
+def test_an_experiment_creates_exactly_max_trials_trials_and_ends_as_done(concurrency, max_trials) -> None:
     search = new_search(concurrency=concurrency, max_trials=max_trials)
     while search.requests or search.live:
         assert len(search.requests) + len(search.live) <= concurrency
@@ -69,7 +69,7 @@ def test_a_run_creates_exactly_max_trials_trials_and_ends_as_done(concurrency, m
     assert search.experiment.lifecycle.counts[TrialState.SUCCEEDED] == max_trials
 
 
-def test_a_new_experiment_requests_as_many_trials_as_the_concurrency() -> None:
+def test_a_new_experiment_requests_one_trial_for_each_slot_of_the_concurrency() -> None:
     search = new_search(concurrency=3, is_ready=False)
     assert search.handle(ManagerReady()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
 
@@ -86,7 +86,7 @@ def test_a_trial_is_stored_before_its_job_is_submitted() -> None:
     assert (trial.parameters, trial.metadata, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
 
 
-def test_a_concurrency_slot_is_freed_when_every_byte_of_the_trial_is_stored() -> None:
+def test_a_slot_is_freed_when_all_bytes_of_the_trial_are_stored() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")
@@ -96,7 +96,7 @@ def test_a_concurrency_slot_is_freed_when_every_byte_of_the_trial_is_stored() ->
     assert search.requests == [1]
 
 
-def test_a_trial_whose_start_was_never_reported_still_succeeds() -> None:
+def test_a_trial_without_a_start_report_succeeds() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.report("t0", "0.5")
@@ -145,7 +145,7 @@ def test_the_trial_limit_is_reached_when_the_last_trial_is_created() -> None:
     assert search.state is ExperimentState.DONE
 
 
-def test_a_concurrency_change_applies_to_the_next_requests() -> None:
+def test_a_lower_concurrency_leaves_slots_empty_and_a_higher_concurrency_fills_slots() -> None:
     search = new_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.suggest()
@@ -157,7 +157,7 @@ def test_a_concurrency_change_applies_to_the_next_requests() -> None:
     assert search.requests == [3, 4, 5]
 
 
-def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_ever_connected() -> None:
+def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_has_connected() -> None:
     search = new_search(concurrency=2)
     search.suggest()
     search.suggest()
@@ -168,7 +168,7 @@ def test_a_version_mismatch_fails_the_experiment_if_no_compatible_keeper_ever_co
     assert (search.requests, search.finishes) == ([], 1)
 
 
-def test_a_version_mismatch_fails_only_its_trial_after_a_compatible_keeper_connected() -> None:
+def test_a_version_mismatch_fails_only_the_trial_after_a_compatible_keeper_connected() -> None:
     search = new_search(concurrency=1)
     search.handle(KeeperConnected("J"))
     search.suggest()
@@ -192,7 +192,7 @@ def test_a_job_counts_as_silent_until_its_keeper_connects_or_its_trial_ends() ->
     assert transports.problem(1e6) == ""
 
 
-def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_ones() -> None:
+def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_trials() -> None:
     search = new_search(concurrency=2, max_trials=4)
     search.run(search.suggest(), "0.5")
     search.start(search.suggest())
@@ -210,13 +210,13 @@ def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_ones() -
     assert after.experiment.leaderboard.best is after.trial("t1")
 
 
-def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_after_the_resume() -> None:
+def test_a_result_that_was_unreported_at_a_manager_crash_is_reported_after_the_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")
     search.end("t0")
     trial = search.trial("t0")
-    trial.run.ended = None  # `ended` is not stored
+    trial.run.ended = None  # the store does not contain this field
     next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = search.resumed()
     after.handle(ManagerReady())
@@ -229,7 +229,7 @@ def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_a
 @pytest.mark.parametrize(
     "state", [ExperimentState.DONE, ExperimentState.STOPPED, ExperimentState.ERROR, ExperimentState.RUNNING]
 )
-def test_a_resumed_experiment_without_missing_trials_is_done_at_once(state) -> None:
+def test_a_resumed_experiment_that_has_reached_its_trial_limit_is_done_at_once(state) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.experiment.state = state

@@ -14,7 +14,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_the_time_limit_ends_requests_and_running_trials_continue() -> None:
+def test_no_trials_are_requested_after_the_time_limit_and_running_trials_finish() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.start(search.suggest())
     assert search.experiment.time_runs_out_at_s == 60
@@ -31,7 +31,7 @@ def test_the_time_limit_ends_requests_and_running_trials_continue() -> None:
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_no_timer_is_pending_without_a_time_limit_or_after_its_end() -> None:
+def test_no_time_limit_is_pending_without_a_limit_or_after_the_limit() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60
@@ -50,7 +50,7 @@ def test_a_request_that_is_open_at_the_time_limit_still_becomes_a_trial() -> Non
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_time_between_a_stop_and_a_resume_does_not_count() -> None:
+def test_the_time_limit_excludes_the_time_between_a_stop_and_a_resume() -> None:
     search = new_search(max_duration_s=100)
     search.now_s = 30
     search.handle(TunerFailed("boom", was_asked=True))
@@ -64,7 +64,7 @@ def test_time_between_a_stop_and_a_resume_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("raised", [{"max_trials": 4}, {"max_trials": None}])
-def test_a_higher_trial_limit_restarts_a_done_experiment(raised) -> None:
+def test_a_higher_trial_limit_restarts_an_experiment_that_is_done(raised) -> None:
     search = new_search(concurrency=1, max_trials=2)
     for trial_id in ("t0", "t1"):
         search.suggest()
@@ -79,7 +79,7 @@ def test_a_higher_trial_limit_restarts_a_done_experiment(raised) -> None:
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 
 
-def test_time_added_to_a_done_experiment_counts_from_the_change() -> None:
+def test_extra_time_that_is_added_after_the_end_counts_from_the_change() -> None:
     search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
     search.start(search.suggest())
     search.now_s = 70
@@ -113,7 +113,7 @@ def test_a_limit_change_does_not_restart_a_failed_or_stopped_experiment(state) -
     assert search.experiment.budget.limits.max_trials == 5
 
 
-def test_a_lower_trial_limit_ends_requests_and_running_trials_continue() -> None:
+def test_a_lower_trial_limit_stops_requests_and_running_trials_finish() -> None:
     search = new_search(concurrency=2, max_trials=10)
     search.start(search.suggest())
     search.start(search.suggest())
@@ -122,7 +122,7 @@ def test_a_lower_trial_limit_ends_requests_and_running_trials_continue() -> None
     assert search.canceled == []
 
 
-def test_a_new_search_space_restarts_an_exhausted_experiment() -> None:
+def test_a_new_search_space_restarts_an_experiment_with_an_exhausted_tuner() -> None:
     search = new_search(concurrency=1, max_trials=None)
     search.run(search.suggest())
     search.requests.clear()

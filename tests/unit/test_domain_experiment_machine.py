@@ -35,7 +35,7 @@ TRIALS = st.integers(0, 30)
 
 
 class ExperimentLife(RuleBasedStateMachine):
-    """Every order of events that tuner, cluster, keepers and user can produce."""
+    """Generates every order of events that tuner, cluster, keepers and user can produce."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = before.resumed()
         self.search.now_s = before.now_s
         for trial in self.search.live:
-            trial.run.ended = trial.run.latest_usage = None  # these fields are not stored
+            trial.run.ended = trial.run.latest_usage = None  # the store does not contain these fields
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()

@@ -19,7 +19,7 @@ from nni_manager.domain.trial import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_stopped_experiment_is_stopped_after_the_last_trial_ended() -> None:
+def test_a_stopped_experiment_cancels_all_trials_and_ends_after_the_last_trial() -> None:
     search = new_search(concurrency=3, max_trials=None)
     waiting, running, closing = search.suggest(), search.suggest(), search.suggest()
     search.start(running)
@@ -59,7 +59,7 @@ def test_an_experiment_without_trials_stops_at_once() -> None:
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
-def test_late_parameters_after_a_stop_become_a_canceled_trial_without_a_job() -> None:
+def test_parameters_that_arrive_after_a_stop_become_a_canceled_trial_without_a_job() -> None:
     search = new_search(concurrency=1)
     search.handle(ExperimentStopAsked(40.0))
     assert search.state is ExperimentState.STOPPING
@@ -69,7 +69,7 @@ def test_late_parameters_after_a_stop_become_a_canceled_trial_without_a_job() ->
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
-def test_late_parameters_after_an_error_become_a_failed_trial() -> None:
+def test_parameters_that_arrive_after_an_error_become_a_failed_trial_with_a_message() -> None:
     search = new_search(concurrency=2)
     search.suggest()
     search.handle(TunerFailed("cannot use the tuner: no", was_asked=False))
@@ -80,7 +80,7 @@ def test_late_parameters_after_an_error_become_a_failed_trial() -> None:
     assert search.submitted == ["t0"]
 
 
-def test_late_parameters_after_a_stop_and_a_tuner_failure_become_a_canceled_trial() -> None:
+def test_parameters_that_arrive_after_a_stop_and_a_tuner_failure_become_a_canceled_trial() -> None:
     search = new_search(concurrency=2)
     search.start(search.suggest())
     search.handle(ExperimentStopAsked(40.0))
@@ -91,7 +91,7 @@ def test_late_parameters_after_a_stop_and_a_tuner_failure_become_a_canceled_tria
     assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, "the experiment was stopped")
 
 
-def test_a_stopped_trial_frees_a_concurrency_slot() -> None:
+def test_a_stopped_trial_frees_its_slot_for_another_trial() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0))
@@ -109,7 +109,7 @@ def test_a_stop_of_a_terminal_trial_has_no_effect() -> None:
     assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0)) == []
 
 
-def test_a_new_attempt_of_a_stopping_trial_is_stopped_too() -> None:
+def test_a_new_attempt_of_a_stopping_trial_is_stopped() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
@@ -119,7 +119,7 @@ def test_a_new_attempt_of_a_stopping_trial_is_stopped_too() -> None:
     assert search.trial("t0").state is TrialState.STOPPING
 
 
-def test_a_new_attempt_during_the_stop_of_the_experiment_is_stopped_too() -> None:
+def test_a_new_attempt_is_stopped_while_the_experiment_stops() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.SIGNAL)
@@ -129,7 +129,7 @@ def test_a_new_attempt_during_the_stop_of_the_experiment_is_stopped_too() -> Non
     assert search.canceled == [("t0", ExitReason.STOPPED_BY_USER)]
 
 
-def test_a_trial_over_the_time_limit_is_stopped_and_frees_a_slot() -> None:
+def test_a_trial_over_its_time_limit_is_stopped_and_replaced_by_another_trial() -> None:
     search = new_search(concurrency=2, max_trials=3, max_trial_duration_s=30.0)
     search.start(search.suggest())
     search.now_s = 10
@@ -178,7 +178,7 @@ def test_the_time_limit_counts_from_the_start_of_the_current_attempt() -> None:
     assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
 
 
-def test_a_changed_trial_time_limit_applies_to_running_trials() -> None:
+def test_a_new_trial_time_limit_applies_to_running_trials_and_after_a_resume() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.now_s = 50
@@ -186,7 +186,7 @@ def test_a_changed_trial_time_limit_applies_to_running_trials() -> None:
     after = search.resumed()
     search.trial(
         "t0"
-    ).run.start_received_at_s = -50.0  # the next manager computes that the trial has run for 50 s already
+    ).run.start_received_at_s = -50.0  # the next manager computes that the trial has already run for 50 s
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10
     after.now_s = 10
@@ -209,7 +209,7 @@ def test_a_tuner_that_learns_from_early_stops_gets_results_of_timed_out_trials(
     assert search.tuner_results == [TellTuner(0, 0.25 if learns else None)]
 
 
-def test_a_trial_is_stopping_from_the_first_stop_request_until_the_end() -> None:
+def test_a_trial_is_stopping_from_the_first_stop_request_to_its_end() -> None:
     search = new_search(concurrency=1)
     trial_id = search.suggest()
     search.start(trial_id)

@@ -15,7 +15,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import ExperimentState
 
 
-def test_an_exhausted_tuner_ends_requests_and_running_trials_continue() -> None:
+def test_no_trials_are_requested_from_an_exhausted_tuner_and_running_trials_finish() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.requests.clear()
@@ -26,7 +26,7 @@ def test_an_exhausted_tuner_ends_requests_and_running_trials_continue() -> None:
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_a_deferred_request_is_repeated_when_a_trial_ends() -> None:
+def test_the_experiment_repeats_the_request_to_an_unready_tuner_when_a_trial_ends() -> None:
     search = new_search(concurrency=3)
     search.suggest()
     search.suggest()
@@ -60,11 +60,11 @@ def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
     assert other.requests == [1, 2]
 
 
-def test_a_deferral_older_than_a_trial_end_does_not_block_the_next_request() -> None:
+def test_a_late_not_ready_answer_does_not_block_the_request_after_a_trial_end() -> None:
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
-    search.run("t0")  # the tuner received the open request before this trial ended
+    search.run("t0")  # the open request is older than this trial's end
     search.decline()
     assert search.requests == [1]
 
@@ -77,20 +77,20 @@ def test_a_tuner_that_is_not_ready_while_no_trial_runs_ends_the_experiment() -> 
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_exhaustion_may_be_the_answer_to_every_open_request() -> None:
+def test_the_experiment_ends_once_if_the_tuner_answers_all_requests_with_exhausted() -> None:
     search = new_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.handle(TunerExhausted())
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_exhaustion_at_the_last_request_ends_the_experiment() -> None:
+def test_a_tuner_that_is_exhausted_at_the_last_request_ends_the_experiment() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.handle(TunerExhausted())
     assert search.state is ExperimentState.DONE
 
 
-def test_a_tuner_exception_ends_requests_and_running_trials_are_still_recorded() -> None:
+def test_no_trials_are_requested_after_a_tuner_exception_and_running_trials_are_recorded() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.start(search.suggest())
     search.start(search.suggest())
@@ -105,21 +105,21 @@ def test_a_tuner_exception_ends_requests_and_running_trials_are_still_recorded()
     assert search.canceled == []
 
 
-def test_only_the_first_error_is_shown() -> None:
+def test_the_experiment_shows_only_the_first_tuner_error() -> None:
     search = new_search(concurrency=2)
     search.handle(TunerFailed("first", was_asked=True))
     search.handle(TunerFailed("second", was_asked=True))
     assert (search.experiment.error, search.finishes) == ("first", 1)
 
 
-def test_a_tuner_exception_for_a_result_also_ends_requests() -> None:
+def test_no_trials_are_requested_after_a_tuner_exception_for_a_result() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.suggest()
     search.suggest()
     search.run("t0")
     search.handle(TunerFailed("cannot take it", was_asked=False))
     assert search.state is ExperimentState.ERROR
-    search.suggest()  # the tuner's response to the request before the failure
+    search.suggest()  # the answer to a request that was sent before the failure
     search.run("t1")
     assert search.finishes == 1
 
@@ -143,7 +143,7 @@ def test_a_tuner_exception_for_the_last_result_leaves_the_final_state_unchanged(
     [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
     ids=lambda answer: type(answer).__name__,
 )
-def test_any_answer_to_an_open_request_is_accepted_after_a_stop_or_an_error(
+def test_any_tuner_answer_finishes_the_experiment_after_a_stop_or_an_error(
     trouble: Event, answer: Event
 ) -> None:
     search = new_search(concurrency=1)

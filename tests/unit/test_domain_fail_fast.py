@@ -27,7 +27,7 @@ def a_trial(state=TrialState.FAILED, reason=ExitReason.NONZERO_EXIT, message=TRA
     return trial
 
 
-def test_the_last_failure_of_the_limit_ends_the_search_with_the_common_cause():
+def test_the_failure_that_reaches_the_limit_ends_the_search_with_the_common_cause():
     failures = FailFast()
     assert [failures.note(a_trial(), 3) for _ in range(2)] == ["", ""]
     error = failures.note(a_trial(), 3)
@@ -39,7 +39,7 @@ def test_the_last_failure_of_the_limit_ends_the_search_with_the_common_cause():
     assert failures.note(a_trial(), 3) == "", "the error is reported once"
 
 
-def test_the_most_frequent_of_several_causes_is_named_with_its_number():
+def test_the_error_names_the_most_frequent_failure_cause_with_its_count():
     failures = FailFast()
     for message in (TRACEBACK, "", TRACEBACK):
         error = failures.note(a_trial(message=message), 3)
@@ -47,7 +47,7 @@ def test_the_most_frequent_of_several_causes_is_named_with_its_number():
 
 
 @pytest.mark.parametrize("state", [TrialState.SUCCEEDED, TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED])
-def test_a_trial_that_worked_allows_any_number_of_failures(state):
+def test_fail_fast_allows_any_number_of_failures_after_a_success(state):
     failures = FailFast()
     failures.note(a_trial(), 2)
     failures.note(a_trial(state, ExitReason.SUCCEEDED), 2)
@@ -64,13 +64,13 @@ def test_a_trial_that_worked_allows_any_number_of_failures(state):
         (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER),
     ],
 )
-def test_a_failure_of_the_cluster_and_a_stop_by_a_user_do_not_count(state, reason):
+def test_fail_fast_ignores_cluster_failures_and_user_stops(state, reason):
     failures = FailFast()
     assert [failures.note(a_trial(state, reason), 1) for _ in range(3)] == [""] * 3
     assert failures.note(a_trial(), 1) != ""
 
 
-def test_the_count_starts_again_when_the_user_resumes_and_0_is_no_limit():
+def test_a_resume_resets_the_failure_count_and_0_disables_the_limit():
     failures = FailFast()
     failures.note(a_trial(), 2)
     failures.restart()
@@ -79,7 +79,7 @@ def test_the_count_starts_again_when_the_user_resumes_and_0_is_no_limit():
     assert [FailFast().note(a_trial(), 0) for _ in range(3)] == [""] * 3
 
 
-def test_an_experiment_ends_with_the_error_and_asks_again_when_it_is_resumed():
+def test_an_experiment_ends_at_the_failure_limit_and_requests_trials_after_a_resume():
     search = new_search(concurrency=1, max_trials=9, fail_fast=2)
     for state in (ExperimentState.RUNNING, ExperimentState.ERROR):
         search.run(search.suggest(), None, ExitReason.NONZERO_EXIT)
@@ -93,7 +93,7 @@ def test_an_experiment_ends_with_the_error_and_asks_again_when_it_is_resumed():
         assert resumed.state is state
 
 
-def test_a_success_before_a_restart_counts():
+def test_fail_fast_counts_a_success_before_a_restart():
     search = new_search(concurrency=1, max_trials=9, fail_fast=2)
     search.run(search.suggest())
     resumed = search.resumed()
@@ -113,5 +113,5 @@ def test_a_success_before_a_restart_counts():
         ("", ""),
     ],
 )
-def test_the_place_of_an_exception_is_in_the_users_own_code(stderr, place):
+def test_the_reported_line_of_an_exception_is_in_the_users_code(stderr, place):
     assert raised_at(stderr) == place

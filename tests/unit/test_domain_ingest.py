@@ -1,4 +1,4 @@
-"""The manager's half of replication, step by step. tests/contract/test_exactly_once.py tests the guarantee as a whole."""
+"""The manager's half of replication, step by step. tests/contract/test_exactly_once.py tests both halves together."""
 
 from collections.abc import Callable
 
@@ -39,14 +39,14 @@ def test_log_bytes_are_committed_on_arrival(new_ingest) -> None:
     assert new_ingest().take(STDOUT, 0, b"hello") == [StreamWrite(KEY, STDOUT, 0, 5, data=b"hello")]
 
 
-def test_records_are_committed_with_the_offset_after_them(new_ingest) -> None:
+def test_records_are_committed_with_the_offset_of_the_last_records_end(new_ingest) -> None:
     (commit,) = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert (commit.offset, commit.new_offset) == (0, len(FIRST + SECOND))
     assert values([commit]) == ["0.0", "0.1"]
     assert commit.data == b""
 
 
-def test_bytes_are_durable_only_after_their_commit(new_ingest) -> None:
+def test_received_bytes_are_durable_after_their_commit(new_ingest) -> None:
     receiver = new_ingest()
     commits = receiver.take(METRICS, 0, FIRST)
     assert (receiver.durable, receiver.received(METRICS)) == ({METRICS: 0}, len(FIRST))
@@ -54,7 +54,7 @@ def test_bytes_are_durable_only_after_their_commit(new_ingest) -> None:
     assert receiver.durable == {METRICS: len(FIRST)}
 
 
-def test_bytes_received_before_are_dropped(new_ingest) -> None:
+def test_bytes_that_are_received_again_are_dropped(new_ingest) -> None:
     receiver = new_ingest()
     receiver.take(STDOUT, 0, b"hello")
     assert receiver.take(STDOUT, 0, b"hello") == []
@@ -66,7 +66,7 @@ def test_only_the_new_part_of_an_overlapping_chunk_is_committed(new_ingest) -> N
     assert receiver.take(STDOUT, 1, b"ello") == [StreamWrite(KEY, STDOUT, 3, 5, data=b"lo")]
 
 
-def test_a_gap_raises_an_error_that_names_the_missing_offset(new_ingest) -> None:
+def test_a_gap_in_a_stream_raises_an_error_with_the_missing_offset(new_ingest) -> None:
     receiver = new_ingest(stdout=3)
     with pytest.raises(OffsetGap, match="from offset 4: only 3 bytes have arrived"):
         receiver.take(STDOUT, 4, b"o")
@@ -106,7 +106,7 @@ def test_a_partial_record_is_discarded_when_the_attempt_ends(new_ingest) -> None
     assert receiver.is_complete
 
 
-def test_a_partial_record_that_arrives_after_the_end_is_discarded(new_ingest) -> None:
+def test_a_partial_record_that_arrives_after_the_attempts_end_is_discarded(new_ingest) -> None:
     receiver = new_ingest()
     assert receiver.end({METRICS: len(FIRST) + 5}) == []
     commits = receiver.take(METRICS, 0, FIRST + SECOND[:5])
@@ -116,7 +116,7 @@ def test_a_partial_record_that_arrives_after_the_end_is_discarded(new_ingest) ->
     assert receiver.durable == {METRICS: len(FIRST) + 5}
 
 
-def test_a_repeated_end_report_has_no_effect(new_ingest) -> None:
+def test_a_repeated_end_report_of_an_attempt_has_no_effect(new_ingest) -> None:
     receiver = new_ingest()
     receiver.take(METRICS, 0, FIRST[:20])
     assert len(receiver.end({METRICS: 20})) == 1
@@ -134,7 +134,7 @@ def test_an_attempt_is_complete_when_it_has_ended_and_every_stream_is_durable(ne
     assert receiver.is_complete
 
 
-def test_an_attempt_with_uncommitted_bytes_is_incomplete_even_if_its_reported_size_omits_them(
+def test_an_attempt_with_uncommitted_bytes_is_incomplete_even_if_the_reported_size_is_smaller(
     new_ingest,
 ) -> None:
     receiver = new_ingest()
@@ -145,7 +145,7 @@ def test_an_attempt_with_uncommitted_bytes_is_incomplete_even_if_its_reported_si
     assert receiver.is_complete
 
 
-def test_an_attempt_that_wrote_nothing_is_complete_when_it_ends(new_ingest) -> None:
+def test_an_attempt_without_output_is_complete_when_it_ends(new_ingest) -> None:
     receiver = new_ingest()
     assert receiver.end({METRICS: 0, STDOUT: 0}) == []
     assert receiver.is_complete
@@ -164,14 +164,16 @@ def test_streams_are_received_independently(new_ingest) -> None:
     assert values(receiver.take(METRICS, 20, FIRST[20:])) == ["0.0"]
 
 
-def test_bytes_that_are_no_record_are_skipped_and_reported(new_ingest) -> None:
+def test_bytes_that_are_not_a_record_are_skipped_and_reported(new_ingest) -> None:
     (commit,) = new_ingest().take(METRICS, 0, b"not a record\n" + FIRST)
     assert values([commit]) == ["0.0"]
     assert sum(span.length for span in commit.garbage) == 13
 
 
 @given(st.lists(st.integers(0, len(FIRST + SECOND)), max_size=8), st.lists(st.integers(0, 60), max_size=20))
-def test_any_chunking_and_repetition_gives_the_same_records(cuts: list[int], repeats: list[int]) -> None:
+def test_any_chunking_and_repetition_of_a_stream_produces_the_same_records(
+    cuts: list[int], repeats: list[int]
+) -> None:
     whole = FIRST + SECOND
     receiver, commits = AttemptIngest(KEY), []
     borders = [*sorted(cuts), len(whole)]
@@ -194,7 +196,7 @@ def test_bytes_beyond_the_reported_end_are_dropped(new_ingest) -> None:
     assert receiver.take(METRICS, len(FIRST), SECOND) == []
 
 
-def test_many_records_become_several_consecutive_commits(new_ingest) -> None:
+def test_many_records_are_committed_in_several_consecutive_commits(new_ingest) -> None:
     garbage = b"not a record\n"
     one = FIRST * (RECORDS_AT_ONCE // 2) + garbage
     commits = new_ingest().take(METRICS, 0, garbage + one * 5)
@@ -239,7 +241,7 @@ def small_limits(monkeypatch) -> None:
         monkeypatch.setitem(QUOTA_BYTES, stream, len(FIRST) + 20)
 
 
-def test_bytes_beyond_the_quota_are_dropped_and_not_waited_for(new_ingest, small_limits) -> None:
+def test_bytes_over_the_quota_are_dropped_and_do_not_delay_completion(new_ingest, small_limits) -> None:
     limit = QUOTA_BYTES[STDOUT]
     receiver = new_ingest()
     (commit,) = receiver.take(STDOUT, 0, b"x" * 500)
@@ -252,7 +254,9 @@ def test_bytes_beyond_the_quota_are_dropped_and_not_waited_for(new_ingest, small
     assert receiver.is_complete
 
 
-def test_a_record_across_the_quota_is_dropped_and_the_offset_stays_correct(new_ingest, small_limits) -> None:
+def test_a_record_that_exceeds_the_quota_is_dropped_and_the_offset_stays_correct(
+    new_ingest, small_limits
+) -> None:
     receiver = new_ingest()
     whole, torn = receiver.take(METRICS, 0, FIRST + SECOND)
     assert values([whole, torn]) == ["0.0"]
@@ -265,12 +269,12 @@ def test_a_record_across_the_quota_is_dropped_and_the_offset_stays_correct(new_i
     assert restarted.take(METRICS, 0, FIRST + SECOND) == []
 
 
-def test_a_stream_that_just_fits_the_quota_is_not_marked_as_truncated(new_ingest, small_limits) -> None:
+def test_a_stream_of_exactly_the_quota_is_not_marked_as_truncated(new_ingest, small_limits) -> None:
     (commit,) = new_ingest().take(STDOUT, 0, b"x" * (QUOTA_BYTES[STDOUT] - 1))
     assert not commit.is_last_collected
 
 
-def test_the_reason_of_a_partial_record_is_its_writer_or_the_quota(new_ingest, small_limits) -> None:
+def test_a_partial_record_is_reported_with_its_cause(new_ingest, small_limits) -> None:
     _, torn = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert [span.reason for span in torn.garbage] == ["the metrics are truncated inside this record"]
     for ends_first in (False, True):

@@ -11,7 +11,7 @@ from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, Jobs, JobSta
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(JobState, JobTrigger)))
-def test_an_event_that_the_transition_table_lacks_raises(state, event) -> None:
+def test_an_event_without_a_transition_raises_an_error(state, event) -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0", state))
     if (state, event) in TRANSITIONS:
@@ -32,7 +32,7 @@ def test_a_job_is_idle_once_the_keepers_of_all_its_tasks_are_idle() -> None:
     assert jobs.next_idle() is job
 
 
-def test_the_next_trial_goes_to_the_job_that_was_idle_longest() -> None:
+def test_the_longest_idle_job_gets_the_next_trial() -> None:
     jobs = Jobs()
     first, second = jobs.add(Job("env-0")), jobs.add(Job("env-1"))
     jobs.note_idle(second, "main-0")
@@ -53,7 +53,7 @@ def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -
     assert jobs.next_idle() is job
 
 
-def test_a_trial_that_a_job_will_run_soon_causes_no_job_shortfall() -> None:
+def test_a_pending_job_that_can_run_a_queued_trial_leaves_no_shortfall() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -104,7 +104,7 @@ def test_the_last_prefetched_trial_is_revoked_once_for_each_idle_job(jobs: Jobs)
     assert job.trial_ids == ("t0", "t1", "t2", "t3"), "they stay assigned until they are reclaimed"
 
 
-def test_queued_and_requested_trials_reduce_the_number_of_revokes(jobs: Jobs) -> None:
+def test_queued_and_requested_trials_reduce_the_revokes(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(2) == []
     jobs.queue.append("t4")
@@ -126,7 +126,7 @@ def test_the_job_with_the_most_prefetched_trials_is_revoked_first(jobs: Jobs) ->
     assert jobs.revoke(0) == [(few, "t6")]
 
 
-def test_a_started_trial_is_not_revoked_and_its_start_ends_a_revoke_in_progress(jobs: Jobs) -> None:
+def test_a_started_trial_is_not_revoked_and_a_revoke_in_progress_ends(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     for trial_id in ("t0", "t1", "t2", "t3"):
@@ -157,7 +157,7 @@ def test_no_trial_is_revoked_for_an_idle_job_whose_keeper_is_disconnected(jobs: 
     assert jobs.revoke(0) == [(job, "t2")]
 
 
-def test_a_disconnected_keeper_gets_its_revoke_after_it_reconnects(jobs: Jobs) -> None:
+def test_a_disconnected_keeper_receives_its_revoke_after_reconnecting(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     jobs.note_link(job, is_up=False)
@@ -166,12 +166,12 @@ def test_a_disconnected_keeper_gets_its_revoke_after_it_reconnects(jobs: Jobs) -
     assert jobs.revoke(1) == [(job, "t3")]
 
 
-def test_a_keeper_without_revoke_support_receives_no_revoke(jobs: Jobs) -> None:
+def test_no_trial_is_revoked_from_a_keeper_without_revoke_support(jobs: Jobs) -> None:
     jobs.note_link(jobs.live["env-0"], is_up=True, supports_revoke=False)
     assert jobs.revoke(0) == []
 
 
-def test_the_job_surplus_is_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
+def test_the_surplus_is_the_number_of_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
     assert jobs.surplus == 2 - 3
     jobs.revoke(0)
     assert jobs.surplus == 2 - 3, "trials with a revoke in progress still count"
@@ -201,7 +201,7 @@ def test_prefetch_respects_the_limit_of_trials_per_job() -> None:
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None
 
 
-def test_a_job_id_is_never_reused_even_after_a_restart() -> None:
+def test_job_ids_stay_unique_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
     jobs.remember("aBcDe")  # a job of an experiment without reuse is named after its trial
@@ -307,7 +307,7 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(trial_id)  # the scheduler makes the same two calls
+        self.jobs.queue.appendleft(trial_id)  # as the scheduler does
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)
@@ -330,7 +330,7 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # The job's only keeper disconnected after it had reported that it is idle.
+        # A job with a single task stays IDLE when its keeper disconnects, and has no idle task then.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)

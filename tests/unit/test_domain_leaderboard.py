@@ -14,7 +14,9 @@ def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float 
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, [9, 8]), (False, [0, 1])])
-def test_the_leaderboard_has_a_bounded_number_of_best_results(maximize: bool, best: list[int]) -> None:
+def test_the_leaderboard_lists_a_bounded_number_of_results_best_first(
+    maximize: bool, best: list[int]
+) -> None:
     leaderboard = Leaderboard(MAXIMIZE if maximize else MINIMIZE)
     for number in range(2 * TOP_TRIALS):
         leaderboard.add(a_trial(number, value=float(number % 10)))
@@ -26,7 +28,7 @@ def test_the_leaderboard_has_a_bounded_number_of_best_results(maximize: bool, be
     )
 
 
-def test_the_latest_failures_are_the_newest_ones() -> None:
+def test_the_leaderboard_lists_the_newest_failures() -> None:
     leaderboard = Leaderboard(MAXIMIZE)
     for number in range(LATEST_FAILURES + 2):
         leaderboard.add(a_trial(number, TrialState.FAILED))
@@ -34,14 +36,14 @@ def test_the_latest_failures_are_the_newest_ones() -> None:
     assert leaderboard.best is None
 
 
-def test_a_success_without_a_usable_number_is_listed_separately() -> None:
+def test_the_leaderboard_lists_successes_without_a_number_separately() -> None:
     leaderboard = Leaderboard(MAXIMIZE)
     trial = a_trial(0)
     leaderboard.add(trial)
     assert (leaderboard.latest_without_result, leaderboard.top) == (trial, [])
 
 
-def test_a_trial_that_is_not_terminal_is_ignored() -> None:
+def test_the_leaderboard_ignores_a_trial_that_is_not_terminal() -> None:
     leaderboard = Leaderboard(MAXIMIZE)
     leaderboard.add(a_trial(0, TrialState.RUNNING, 1.0))
     assert (leaderboard.top, leaderboard.latest_without_result, len(leaderboard.latest_failures)) == (

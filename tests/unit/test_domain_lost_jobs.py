@@ -35,13 +35,13 @@ def given_up(search, at_s):
     return [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)]
 
 
-def test_the_transition_tables_have_every_pair_of_state_and_event_once():
+def test_the_transition_tables_cover_every_stage_and_event_except_given_up_and_overdue():
     pairs = {(stage, event) for stage in LossStage for event in LossEvent}
     assert pairs - TRANSITIONS.keys() == {(LossStage.GIVEN_UP, LossEvent.OVERDUE)}
     assert not CHANGES.keys() & IGNORED
 
 
-def test_a_job_without_a_reason_from_the_cluster_is_given_up_after_the_deadline():
+def test_a_job_is_given_up_once_if_the_cluster_reports_no_reason_in_time():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -63,7 +63,7 @@ def test_a_job_that_has_ended_in_time_is_not_given_up():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_a_new_keeper_of_the_job_ends_the_wait_for_the_reason():
+def test_a_new_keeper_of_a_job_ends_the_wait_for_the_clusters_reason():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -71,12 +71,12 @@ def test_a_new_keeper_of_the_job_ends_the_wait_for_the_reason():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_a_job_that_the_cluster_restarts_has_no_deadline():
+def test_the_manager_waits_without_a_deadline_for_a_job_that_the_cluster_restarts():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
     assert given_up(search, search.now_s + END_REASON_TIMEOUT_S) == ["t0"]
-    search.handle(JobRequeued("t0"))  # the result that the training service returns
+    search.handle(JobRequeued("t0"))  # the training service reports that the cluster restarts the job
     assert given_up(search, search.now_s + 1e6) == []
     assert search.trial("t0").state is TrialState.CLOSING
     search.start("t0", attempt=1)
@@ -117,7 +117,7 @@ def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
     trial = search.trial("t0")
     if max_retries:
         assert (trial.state, search.submitted) == (TrialState.WAITING, ["t0", "t0-1"])
-        # The keeper on the lost node reconnects. Its attempt must stay lost.
+        # The keeper on the lost node reconnects. Results of its attempt are ignored.
         search.report("t0", "0.1")
         assert trial.run.final is None
     else:
@@ -127,7 +127,7 @@ def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
         )
 
 
-def test_an_unknown_job_is_not_tracked():
+def test_an_unknown_job_is_not_tracked_as_lost():
     search = a_search()
     search.handle(NodeReadinessChanged("other", is_ready=False))
     assert given_up(search, search.now_s + 1e6) == []

@@ -24,7 +24,7 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # these results have no number to compare
+        # values without a finite number, at the top level or under `default`
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),
@@ -39,7 +39,7 @@ JSON = st.recursive(
         ("null", None),
         ('"0.93"', None),
         ("[0.93]", None),
-        # what a broken or malicious program may report
+        # values of broken or malicious programs
         ("", None),
         ("0.9 0.8", None),
         ("9" * 400, None),
@@ -48,23 +48,23 @@ JSON = st.recursive(
         ('{"default": ' * 20_000, None),
     ],
 )
-def test_the_reward_is_the_metric_or_its_default(value: str, expected: float | None) -> None:
+def test_the_reward_is_the_metric_or_its_default_entry(value: str, expected: float | None) -> None:
     assert reward(value) == expected
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_finite_number_is_its_own_reward(number: float) -> None:
+def test_the_reward_of_a_finite_number_is_the_number(number: float) -> None:
     assert reward(json.dumps(number)) == number
     assert reward(json.dumps({"default": number})) == number
 
 
 @given(st.text() | JSON.map(json.dumps))
-def test_any_text_gives_a_finite_float_or_none(value: str) -> None:
+def test_the_reward_of_any_text_is_a_finite_float_or_none(value: str) -> None:
     number = reward(value)
     assert number is None or (type(number) is float and math.isfinite(number))
 
 
-def test_a_long_result_is_shortened_to_its_number() -> None:
+def test_a_long_result_dict_is_shortened_to_its_number() -> None:
     assert truncate_for_display("x" * 4096) == "x" * 4096
     assert truncate_for_display(json.dumps("x" * 5000)) is None
     assert truncate_for_display(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"
@@ -86,11 +86,11 @@ def test_a_long_result_is_shortened_to_its_number() -> None:
         ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
     ],
 )
-def test_the_error_for_a_non_numeric_result_names_its_type(value, reason):
+def test_the_reason_for_a_result_without_a_number_names_the_type(value, reason):
     assert reason_without_reward(value) == reason
 
 
 @given(JSON.map(json.dumps) | st.text())
-def test_the_error_for_a_result_is_short_whatever_was_reported(value):
+def test_the_reason_for_an_unusable_result_is_short_for_any_value(value):
     if reward(value) is None:
         assert len(reason_without_reward(value)) < 150

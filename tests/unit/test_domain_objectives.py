@@ -1,4 +1,4 @@
-"""Objectives, constraints, and which results are the best; the front beside a brute-force computation."""
+"""Objectives, constraints and best results. A brute-force computation checks the Pareto front."""
 
 import json
 import time
@@ -26,7 +26,7 @@ TWO = Objectives(
     (Objective("accuracy", "maximize"), Objective("latency_ms", "minimize")),
     (Constraint("size_mb", at_most=50.0),),
 )
-# Only few different values are drawn, so that many losses are equal.
+# With few values, many losses are equal.
 LOSSES = st.integers(0, 6).map(float)
 
 
@@ -37,7 +37,9 @@ def results_of(*rows: tuple[float, float, float]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @given(data=st.data())
-def test_the_pareto_front_always_equals_a_brute_force_computation(width: int, data: st.DataObject) -> None:
+def test_the_pareto_front_matches_a_brute_force_computation_after_every_result(
+    width: int, data: st.DataObject
+) -> None:
     points = data.draw(st.lists(st.tuples(*[LOSSES] * width), max_size=40))
     front: ParetoFront[int] = ParetoFront()
     for number, point in enumerate(points):
@@ -53,14 +55,14 @@ def test_the_pareto_front_always_equals_a_brute_force_computation(width: int, da
         assert len(front) == len(expected)
 
 
-def test_a_pareto_front_of_100_000_results_is_computed_fast() -> None:
+def test_a_pareto_front_of_a_hundred_thousand_results_is_computed_quickly() -> None:
     count = 100_000
     front: ParetoFront[int] = ParetoFront()
     began_s = time.process_time()
     for number in range(count):
         place = number * 7919 % count
         front.add((float(place), float(-place)), number)
-    # This takes 0.3 s on an idle machine. Comparing each result with all others would take an hour.
+    # Measured: 0.3 s on an idle machine. Comparing each result with all others would take an hour.
     assert time.process_time() - began_s < 20
     assert len(front) == count
 
@@ -74,7 +76,7 @@ def test_the_best_results_are_feasible_and_not_dominated() -> None:
     assert MAXIMIZE.ranked([(0, "0.5"), (1, "0.9"), (2, '{"default": 0.9}')]) == [1, 2, 0]
 
 
-def test_a_result_without_a_metric_of_an_objective_does_not_count() -> None:
+def test_a_result_without_a_number_for_every_metric_is_rejected_with_a_reason() -> None:
     assert TWO.outcome('{"accuracy": 1, "latency_ms": 2.5, "size_mb": 53}') == Outcome((1.0, 2.5), (3.0,))
     assert TWO.metrics == ("accuracy", "latency_ms", "size_mb")
     for text, reason in {
@@ -88,7 +90,7 @@ def test_a_result_without_a_metric_of_an_objective_does_not_count() -> None:
         assert TWO.reason_against(text) == reason
 
 
-def test_a_plain_number_counts_for_the_default_objective_unless_a_constraint_exists() -> None:
+def test_a_bare_number_is_valid_for_the_default_objective_without_other_constraints() -> None:
     assert MAXIMIZE.outcome("0.5") == Outcome((0.5,))
     sized = Objectives(MAXIMIZE.all, TWO.constraints)
     assert sized.outcome("0.5") is None
@@ -106,7 +108,7 @@ def test_a_constraint_is_violated_outside_its_bounds(value: float, low: float, h
     assert (Constraint("m", high, low).violation(value) <= 0) is (low <= value <= high)
 
 
-def test_a_violated_constraint_is_named() -> None:
+def test_the_message_for_a_violated_constraint_names_the_constraint() -> None:
     assert violated(TWO, '{"accuracy": 1, "latency_ms": 2, "size_mb": 51}') == ["size_mb ≤ 50"]
     assert violated(TWO, '{"accuracy": 1, "latency_ms": 2, "size_mb": 50}') == []
     assert violated(TWO, "1") == []
@@ -119,7 +121,7 @@ def ended(number: int, text: str, objectives: Objectives) -> Trial:
     return trial
 
 
-def test_with_several_objectives_the_leaderboard_has_a_pareto_front() -> None:
+def test_the_leaderboard_of_several_objectives_has_a_pareto_front_and_no_best_trial() -> None:
     leaderboard = Leaderboard(TWO)
     for number, text in results_of((0.9, 20, 40), (0.95, 30, 40), (0.9, 21, 40), (0.99, 1, 51)):
         leaderboard.add(ended(number, text, TWO))
@@ -141,7 +143,7 @@ def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
     assert (trials[0].run.value, trials[0].run.is_feasible) == (0.9, False)
 
 
-def test_the_message_of_a_trial_names_the_missing_metrics() -> None:
+def test_the_message_of_a_trial_names_missing_metrics() -> None:
     trial = ended(0, '{"accuracy": 0.9}', TWO)
     assert trial.is_without_result
     assert trial.run.unusable == (
@@ -150,7 +152,7 @@ def test_the_message_of_a_trial_names_the_missing_metrics() -> None:
     )
 
 
-def test_assessors_and_lists_read_the_objective_metric_of_intermediate_results() -> None:
+def test_assessors_and_lists_use_the_objectives_metric_of_intermediate_results() -> None:
     search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
     feedback = search.experiment.feedback
     feedback.is_assessed = True
@@ -163,7 +165,7 @@ def test_assessors_and_lists_read_the_objective_metric_of_intermediate_results()
         assert row_view(trial)["latest"] == latest
 
 
-def test_feasibility_is_restored_with_a_trial() -> None:
+def test_a_restored_trial_is_marked_infeasible_if_it_violates_a_constraint() -> None:
     experiment = new_search(objectives=TWO).experiment
     trials = [
         Trial(

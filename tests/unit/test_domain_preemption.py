@@ -24,7 +24,7 @@ def a_search(**options):
 
 
 @pytest.mark.parametrize("reason_of_keeper", [None, JOB_LOST, PREEMPTED])
-def test_a_preempted_trial_starts_again_without_counting_as_a_retry(reason_of_keeper):
+def test_a_preempted_trial_restarts_without_counting_as_a_retry(reason_of_keeper):
     search = a_search(max_retries=0)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -45,7 +45,7 @@ def test_a_preempted_trial_starts_again_without_counting_as_a_retry(reason_of_ke
     assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
-def test_a_preemption_reported_only_by_the_keeper_causes_no_restart():
+def test_a_preemption_that_only_the_keeper_reports_restarts_no_trial():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -67,7 +67,7 @@ def test_a_deleted_job_does_not_count_as_preempted():
     assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, JOB_LOST, 0)
 
 
-def test_a_trial_ended_by_the_clusters_signal_has_the_clusters_message():
+def test_a_trial_that_ended_on_the_clusters_signal_has_the_message_of_the_cluster():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -79,7 +79,7 @@ def test_a_trial_ended_by_the_clusters_signal_has_the_clusters_message():
     assert trial.run.message == "pod t0 was evicted: the node was low on memory"
 
 
-def test_a_trial_ended_by_the_clusters_signal_is_retried():
+def test_a_trial_that_ended_on_the_clusters_signal_is_retried_after_the_job_loss():
     search = a_search(max_retries=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -94,7 +94,7 @@ def test_a_trial_ended_by_the_clusters_signal_is_retried():
     assert trial.state is TrialState.SUCCEEDED
 
 
-def test_trial_ends_are_not_delayed_on_clusters_that_report_no_preemption():
+def test_trials_on_a_cluster_without_preemption_reports_end_without_delay():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -104,7 +104,7 @@ def test_trial_ends_are_not_delayed_on_clusters_that_report_no_preemption():
 
 
 @given(most=st.integers(0, 5), retries=st.integers(0, 2))
-def test_a_trial_is_restarted_at_most_max_preemptions_times(most, retries):
+def test_a_preempted_trial_is_restarted_at_most_max_preemptions_times(most, retries):
     search = a_search(max_preemptions=most, max_retries=retries)
     trial_id = search.suggest()
     for attempt in range(most + 1):
@@ -118,7 +118,7 @@ def test_a_trial_is_restarted_at_most_max_preemptions_times(most, retries):
 
 
 @given(st.lists(st.sampled_from([PREEMPTED, JOB_LOST]), max_size=8))
-def test_each_restart_has_a_new_job_and_counts_as_retry_or_preemption(losses):
+def test_every_restart_gets_a_new_job_and_counts_as_preemption_or_retry(losses):
     search = a_search(max_retries=99)
     trial_id = search.suggest()
     for attempt, reason in enumerate(losses):
@@ -130,7 +130,7 @@ def test_each_restart_has_a_new_job_and_counts_as_retry_or_preemption(losses):
 
 
 @pytest.mark.parametrize("reason", [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT])
-def test_a_trial_that_exited_before_the_preemption_is_not_restarted(reason):
+def test_a_trial_that_ended_before_the_preemption_is_not_restarted(reason):
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -143,7 +143,7 @@ def test_a_trial_that_exited_before_the_preemption_is_not_restarted(reason):
     assert (search.trial(trial_id).state, len(search.submitted)) == (state, 1)
 
 
-def test_a_final_result_reported_before_the_signal_is_kept():
+def test_a_trial_with_a_final_result_before_the_clusters_signal_succeeds():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -153,7 +153,7 @@ def test_a_final_result_reported_before_the_signal_is_kept():
     assert search.trial(trial_id).state is TrialState.SUCCEEDED
 
 
-def test_a_user_may_stop_a_trial_while_the_end_of_its_job_is_awaited():
+def test_a_user_stop_ends_a_trial_that_waits_for_its_jobs_end():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -173,20 +173,20 @@ def test_a_stopped_experiment_restarts_no_preempted_trial():
     assert search.trial(trial_id).state is TrialState.USER_CANCELED
 
 
-def test_the_next_manager_also_waits_for_the_end_of_the_job():
+def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(trial_id).run.ended = None  # the pending end of the job is not stored
+    search.trial(trial_id).run.ended = None  # the store does not contain this field
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)
 
 
-def test_a_new_pod_of_the_same_job_continues_the_trial():
+def test_a_replacement_pod_of_the_job_continues_the_trial():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)

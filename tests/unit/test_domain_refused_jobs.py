@@ -32,7 +32,7 @@ REFUSED = "cannot submit the job: the cluster says no"
 
 
 class SearchWithRefusals:
-    """A search whose tuner answers at once, on a cluster whose answers the test decides. Trials are named t0, t1, …"""
+    """A search with a tuner that answers at once. The test decides whether the cluster accepts a job. Trials are t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
         self.experiment = ExperimentCore(
@@ -80,7 +80,7 @@ class SearchWithRefusals:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_three_consecutive_refused_jobs_fail_the_experiment(reuse):
+def test_every_refusal_fails_a_trial_and_three_in_a_row_fail_the_experiment(reuse):
     search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
@@ -96,7 +96,7 @@ def test_three_consecutive_refused_jobs_fail_the_experiment(reuse):
     )
 
 
-def test_a_job_that_fails_to_start_does_not_count_as_refused():
+def test_a_job_that_is_lost_or_fails_to_start_does_not_count_as_refused():
     search = SearchWithRefusals()
     for number in range(2 * MAX_REFUSALS_IN_A_ROW):
         search.handle(JobTerminated(search.submitted[number], ExitReason.COULD_NOT_START, "no bash", 2.0))
@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refused_job_without_a_waiting_trial_fails_no_trial():
+def test_a_refusal_of_an_unneeded_job_is_counted_and_fails_no_trial():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
@@ -134,7 +134,7 @@ def test_a_refused_job_without_a_waiting_trial_fails_no_trial():
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_a_resume_resets_the_count_of_consecutive_refusals():
+def test_a_resume_resets_the_count_of_refusals_in_a_row():
     search = SearchWithRefusals()
     for number in range(MAX_REFUSALS_IN_A_ROW):
         search.refuse(search.submitted[number])
@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_consecutive_refusals():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_any_order_of_refused_jobs_ends_the_experiment_with_the_refusal_as_error(
+def test_every_search_ends_and_reports_the_refusal_in_any_order_of_refusals(
     reuse, concurrency, max_trials, data
 ):
     search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)

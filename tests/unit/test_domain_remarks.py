@@ -45,7 +45,7 @@ def test_a_tag_may_have_letters_digits_and_five_punctuation_characters(tag):
     "text",
     ["", " ", "two words", "-x", "/x", "a,b", "<b>", "a\n", "a\x1b", "a\u202e", "x" * 65, "\ud800", None, 5],
 )
-def test_an_invalid_tag_is_refused_with_an_example(text):
+def test_the_error_for_an_invalid_tag_contains_the_form_and_an_example(text):
     with pytest.raises(
         RemarksInvalid, match=r"^cannot use tag .*: a tag has 1 to 64 letters.*such as keep$"
     ) as refused:
@@ -55,7 +55,7 @@ def test_an_invalid_tag_is_refused_with_an_example(text):
 
 
 @given(st.text())
-def test_any_text_is_accepted_unchanged_as_a_tag_or_refused(text):
+def test_normalising_a_valid_tag_again_does_not_change_the_tag(text):
     try:
         tag = tag_of(text)
     except RemarksInvalid:
@@ -65,7 +65,7 @@ def test_any_text_is_accepted_unchanged_as_a_tag_or_refused(text):
     assert "," not in tag
 
 
-def test_equal_tags_in_different_unicode_forms_are_one_tag():
+def test_tags_that_differ_only_in_unicode_normalisation_are_equal():
     composed = "é"
     assert tag_of(unicodedata.normalize("NFD", composed)) == composed
     once = RemarksChange.of(add=["é"]).applied_to(NO_REMARKS)
@@ -73,7 +73,7 @@ def test_equal_tags_in_different_unicode_forms_are_one_tag():
 
 
 @given(CHANGES, CHANGES)
-def test_a_repeated_change_has_no_further_effect_and_tags_are_a_sorted_set(first, change):
+def test_a_change_is_idempotent_and_keeps_tags_sorted_and_unique(first, change):
     before = first.applied_to(NO_REMARKS)
     after = change.applied_to(before)
     assert change.applied_to(after) == after
@@ -82,7 +82,7 @@ def test_a_repeated_change_has_no_further_effect_and_tags_are_a_sorted_set(first
 
 
 @given(CHANGES)
-def test_a_remarks_change_survives_a_round_trip_through_json(change):
+def test_a_change_of_remarks_survives_a_round_trip_through_json(change):
     assert RemarksChange.from_json(json.loads(json.dumps(change.to_json()))) == change
 
 
@@ -95,7 +95,7 @@ def test_a_remarks_change_survives_a_round_trip_through_json(change):
         ),
     )
 )
-def test_any_json_document_is_applied_as_a_change_or_refused(document):
+def test_any_json_document_is_applied_as_a_change_of_remarks_or_refused(document):
     with contextlib.suppress(RemarksInvalid):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
@@ -116,23 +116,23 @@ def test_any_json_document_is_applied_as_a_change_or_refused(document):
         ({"note": "\ud800"}, "a note with the character"),
     ],
 )
-def test_an_invalid_remarks_change_is_refused_with_the_limit_or_the_form(document, says):
+def test_the_error_for_an_invalid_change_of_remarks_contains_the_limit_or_form(document, says):
     with pytest.raises(RemarksInvalid, match=says):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
 
-def test_surrounding_blank_lines_of_a_note_are_removed():
+def test_a_note_keeps_its_lines_and_loses_surrounding_blank_lines():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
-def test_at_the_tag_limit_tags_may_be_removed_or_repeated():
+def test_a_full_set_of_tags_accepts_repeated_tags_and_replacements():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full
     assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS
 
 
 @pytest.mark.parametrize("state", ExperimentState)
-def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
+def test_tags_and_notes_change_and_are_stored_in_every_experiment_state(state):
     experiment = ExperimentCore("TESTEXPT", Limits(1, 0, None, None, 0), MAXIMIZE, state=state)
     experiment.lifecycle.restore([Trial("aaaaa", 0, {}, {}, 0.0, "aaaaa")])
     ours, its = Remarks(("baseline",), ""), Remarks((), "late")
@@ -148,6 +148,6 @@ def test_remarks_change_in_every_state_of_an_experiment_and_are_stored(state):
     assert list(experiment.change_log.since(seen)) == ["aaaaa"]
 
 
-def test_a_note_of_another_type_than_text_is_refused():
+def test_a_note_that_is_not_a_string_is_refused():
     with pytest.raises(RemarksInvalid, match="cannot use note 5: it is no text; write a text"):
         RemarksChange.of(note=5)

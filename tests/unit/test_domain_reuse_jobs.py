@@ -32,7 +32,7 @@ def test_a_lower_concurrency_drains_jobs_once_their_trials_have_ended() -> None:
     assert len(search.experiment.trials) == 3
 
 
-def test_queued_trials_do_not_keep_surplus_jobs() -> None:
+def test_surplus_jobs_are_drained_although_trials_are_queued() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2)
     for number in range(2):
         search.idle(f"env-{number}")
@@ -41,7 +41,7 @@ def test_queued_trials_do_not_keep_surplus_jobs() -> None:
         search.handle(TrialProposed(f"mine{number}", {}, 1.0))
     search.handle(LimitsChanged(Limits(1, 2, None)))
     search.end("t0")
-    search.idle("env-0")  # a keeper may report this before its last bytes are stored
+    search.idle("env-0")  # a keeper may report idle before the trial's last bytes are stored
     search.deliver("t0")
     assert [each[1] for each in search.dispatched] == ["t0", "t1"], "the concurrency of one belongs to t1"
     assert search.drained == ["env-0"]
@@ -64,7 +64,7 @@ def test_a_proposed_trial_waits_for_an_idle_job() -> None:
     assert search.submitted == ["env-0", "env-1"], "the first job has been drained"
 
 
-def test_a_trial_of_a_lost_job_is_the_next_to_be_dispatched() -> None:
+def test_the_next_job_first_gets_the_trial_of_a_lost_job() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2, max_retries=1)
     for job_id, trial_id in (("env-0", "t0"), ("env-1", "t1")):
         search.idle(job_id)
@@ -80,7 +80,7 @@ def test_a_trial_of_a_lost_job_is_the_next_to_be_dispatched() -> None:
     assert search.trial("t0").state is TrialState.FAILED
 
 
-def test_one_job_runs_all_trials_in_sequence_and_is_then_drained() -> None:
+def test_a_reused_job_runs_all_trials_in_sequence_and_drains_after_the_last_trial() -> None:
     search = SimulatedReuse(max_trials=3)
     assert (search.submitted, search.dispatched) == (["env-0"], [])
     for number in range(3):
@@ -93,7 +93,7 @@ def test_one_job_runs_all_trials_in_sequence_and_is_then_drained() -> None:
     assert len(search.all_of(Finish)) == 1
 
 
-def test_an_idle_keeper_gets_the_next_trial_after_the_previous_trial_is_stored() -> None:
+def test_an_idle_keeper_gets_the_next_trial_after_the_previous_trials_last_bytes() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -104,7 +104,7 @@ def test_an_idle_keeper_gets_the_next_trial_after_the_previous_trial_is_stored()
     assert search.dispatched == [("env-0", "t0", None), ("env-0", "t1", None)]
 
 
-def test_as_many_jobs_are_submitted_as_the_concurrency() -> None:
+def test_the_number_of_submitted_jobs_equals_the_concurrency() -> None:
     search = SimulatedReuse(concurrency=3, max_trials=10)
     assert search.submitted == ["env-0", "env-1", "env-2"]
     search.idle("env-1")
@@ -112,7 +112,7 @@ def test_as_many_jobs_are_submitted_as_the_concurrency() -> None:
     assert search.submitted == ["env-0", "env-1", "env-2"]
 
 
-def test_jobs_that_never_connected_are_drained_when_no_trial_is_left() -> None:
+def test_jobs_that_never_connected_are_drained_when_no_trials_remain() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2)
     for number in range(2):
         search.idle("env-0")
@@ -120,7 +120,7 @@ def test_jobs_that_never_connected_are_drained_when_no_trial_is_left() -> None:
     assert search.drained in (["env-1", "env-0"], ["env-0", "env-1"])
 
 
-def test_start_and_end_times_of_a_trial_differ_from_those_of_its_job() -> None:
+def test_a_reused_jobs_trial_has_start_and_end_times_of_the_trial_itself() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -173,7 +173,7 @@ def test_a_job_lost_during_a_trial_fails_only_that_trial() -> None:
     assert search.dispatched[-1] == ("env-1", "t1", None)
 
 
-def test_a_trial_dispatched_to_an_exited_job_is_dispatched_to_the_next_job() -> None:
+def test_a_trial_that_was_dispatched_to_an_exited_job_goes_to_the_next_job() -> None:
     search = SimulatedReuse()
     search.idle()
     search.lose("env-0", is_clean=True)
@@ -191,7 +191,7 @@ def test_a_job_that_exits_while_idle_fails_no_trial() -> None:
     assert search.submitted == ["env-0", "env-1"]
 
 
-def test_a_job_that_is_lost_before_its_first_connection_fails_one_queued_trial() -> None:
+def test_a_job_that_dies_before_connecting_fails_one_queued_trial() -> None:
     search = SimulatedReuse(max_trials=2)
     search.lose("env-0")
     assert (search.trial("t0").state, search.trial("t0").run.message) == (
@@ -202,7 +202,7 @@ def test_a_job_that_is_lost_before_its_first_connection_fails_one_queued_trial()
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_an_idle_job_that_is_lost_after_its_first_connection_fails_no_trial() -> None:
+def test_a_connected_job_that_dies_while_idle_fails_no_trial() -> None:
     search = SimulatedReuse()
     search.idle()
     search.run("t0")
@@ -210,7 +210,7 @@ def test_an_idle_job_that_is_lost_after_its_first_connection_fails_no_trial() ->
     assert search.trial("t1").state is TrialState.WAITING
 
 
-def test_a_dispatch_that_was_lost_with_the_connection_is_sent_again() -> None:
+def test_a_dispatch_message_that_was_lost_with_the_connection_is_sent_again() -> None:
     search = SimulatedReuse()
     search.idle()
     search.idle()
@@ -220,7 +220,7 @@ def test_a_dispatch_that_was_lost_with_the_connection_is_sent_again() -> None:
     assert len(search.dispatched) == 2
 
 
-def test_a_trial_fails_after_two_jobs_were_lost_before_they_started_it() -> None:
+def test_an_unstarted_trial_survives_one_job_crash_and_fails_after_two_crashes() -> None:
     search = SimulatedReuse()
     search.idle("env-0")
     search.lose("env-0", "t0")
@@ -234,7 +234,7 @@ def test_a_trial_fails_after_two_jobs_were_lost_before_they_started_it() -> None
     )
 
 
-def test_a_job_that_exits_with_0_before_its_first_connection_fails_one_queued_trial() -> None:
+def test_a_job_that_exits_cleanly_without_ever_connecting_fails_one_queued_trial() -> None:
     search = SimulatedReuse()
     search.lose("env-0", is_clean=True)
     assert search.trial("t0").state is TrialState.FAILED, "the number of submitted jobs is bounded"
@@ -250,7 +250,7 @@ def test_a_job_whose_end_was_not_observed_fails_no_trial() -> None:
     assert search.submitted == ["env-0", "env-1"]
 
 
-def test_a_drain_that_was_lost_with_the_connection_is_sent_again() -> None:
+def test_a_drain_message_that_was_lost_with_the_connection_is_sent_again() -> None:
     search = SimulatedReuse(max_trials=1)
     search.idle()
     search.run("t0")

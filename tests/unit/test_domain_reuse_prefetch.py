@@ -1,4 +1,4 @@
-"""Prefetched trials: how many a job gets, in which order it runs them, and what happens when it is lost."""
+"""Prefetched trials: the number per job, the order of execution, and the loss of the job."""
 
 import pytest
 from simulated_search import SimulatedReuse
@@ -30,7 +30,7 @@ def prefetched() -> SimulatedReuse:
     return search
 
 
-def test_nothing_is_prefetched_if_the_tuner_learns_or_trials_may_be_long() -> None:
+def test_no_trials_are_prefetched_if_the_tuner_learns_or_trials_may_be_long() -> None:
     for search in (SimulatedReuse(may_prefetch=True), SimulatedReuse()):
         search.idle()
         search.start("t0")
@@ -60,14 +60,16 @@ def test_a_prefetched_trial_starts_while_the_previous_trial_is_closing(
     assert prefetched.submitted == ["env-0"]
 
 
-def test_one_job_runs_all_prefetched_trials_and_is_then_drained(prefetched: SimulatedReuse) -> None:
+def test_a_prefetching_job_gets_all_trials_and_drains_after_the_last_trial(
+    prefetched: SimulatedReuse,
+) -> None:
     for name in ("t1", "t2", "t3", "t4", "t5"):
         prefetched.run(name)
     assert [each[1] for each in prefetched.dispatched] == [f"t{number}" for number in range(6)]
     assert (prefetched.experiment.state, prefetched.drained) == (ExperimentState.DONE, ["env-0"])
 
 
-def test_a_prefetched_trial_may_end_before_the_previous_trial_is_stored(
+def test_a_prefetched_trial_may_end_before_the_previous_trial_is_delivered(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")
@@ -78,7 +80,7 @@ def test_a_prefetched_trial_may_end_before_the_previous_trial_is_stored(
     assert prefetched.dispatched[3:] == [("env-0", "t3", None), ("env-0", "t4", None)]
 
 
-def test_a_prefetched_trial_is_dispatched_again_if_the_idle_keeper_lacks_it(
+def test_an_idle_keeper_gets_a_prefetched_trial_again_if_the_dispatch_was_lost(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")
@@ -98,7 +100,7 @@ def reclaim(search: SimulatedReuse, name: str) -> None:
     search.handle(TrialReclaimed("env-0", name, 16.0))
 
 
-def test_a_stopped_prefetched_trial_ends_when_its_keeper_has_not_started_it(
+def test_a_stopped_prefetched_trial_ends_if_its_keeper_never_started_the_trial(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -112,7 +114,7 @@ def test_a_stopped_prefetched_trial_ends_when_its_keeper_has_not_started_it(
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
 
 
-def test_a_stopped_prefetched_trial_that_its_keeper_had_started_is_canceled(
+def test_a_prefetched_trial_that_starts_after_its_stop_is_canceled(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -125,7 +127,7 @@ def test_a_stopped_prefetched_trial_that_its_keeper_had_started_is_canceled(
     assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
 
 
-def test_a_prefetched_trial_that_ended_before_its_stop_keeps_its_result(
+def test_results_of_a_stopped_prefetched_trial_count_if_the_stop_arrives_after_the_end(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -151,7 +153,7 @@ def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_r
     assert prefetched.trial("t2").run.message == STOPPED_BEFORE_START
 
 
-def test_an_idle_keeper_gets_the_next_trial_if_it_never_received_a_stopped_trial() -> None:
+def test_an_idle_keeper_gets_the_next_trial_after_a_stopped_undelivered_trial() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -163,7 +165,7 @@ def test_an_idle_keeper_gets_the_next_trial_if_it_never_received_a_stopped_trial
     assert search.dispatched[-1] == ("env-0", "t2", "main-0")
 
 
-def test_a_stopped_prefetched_trial_ends_with_the_job_that_has_not_started_it(
+def test_an_unstarted_stopped_trial_ends_when_its_job_ends(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -183,7 +185,7 @@ def test_the_next_manager_revokes_a_prefetched_trial_that_was_stopped_before(
     assert search.revoked == [("env-0", "t2")]
 
 
-def test_a_prefetched_trial_of_a_lost_job_is_dispatched_to_another_job(prefetched: SimulatedReuse) -> None:
+def test_a_prefetched_trial_of_a_lost_job_goes_to_another_job(prefetched: SimulatedReuse) -> None:
     prefetched.lose("env-0", "t2")
     assert [prefetched.trial(name).state.value for name in ("t1", "t2")] == ["FAILED", "WAITING"]
     assert prefetched.submitted == ["env-0", "env-1"]
@@ -191,7 +193,7 @@ def test_a_prefetched_trial_of_a_lost_job_is_dispatched_to_another_job(prefetche
     assert prefetched.dispatched[3:] == [("env-1", "t2", None), ("env-1", "t3", None)]
 
 
-def test_the_running_and_the_prefetched_trial_of_an_exited_job_return_to_the_queue() -> None:
+def test_the_unstarted_trials_of_an_exited_job_return_to_the_queue_in_order() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -235,7 +237,7 @@ def test_a_job_prefetches_several_very_short_trials_and_runs_them_in_order() -> 
     assert search.submitted == ["env-0"]
 
 
-def test_failed_trials_do_not_change_the_prefetch_depth() -> None:
+def test_the_prefetch_number_ignores_the_duration_of_failed_trials() -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
     for number in range(2):
@@ -316,7 +318,7 @@ def test_a_job_crash_during_a_trial_is_charged_to_no_prefetched_trial(
     assert not any(trial.was_returned for trial in four_prefetched.experiment.trials.values())
 
 
-def test_a_clean_job_exit_does_not_change_charged_crashes(
+def test_a_clean_job_exit_keeps_the_crash_counts_of_trials(
     four_prefetched: SimulatedReuse,
 ) -> None:
     four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
@@ -332,7 +334,7 @@ def test_a_clean_job_exit_does_not_change_charged_crashes(
     )
 
 
-def test_after_a_restart_a_job_keeps_its_running_and_prefetched_trials(prefetched: SimulatedReuse) -> None:
+def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefetched: SimulatedReuse) -> None:
     after = prefetched.resumed()
     after.handle(KeeperConnected("env-0"))
     after.start("t1")
@@ -345,7 +347,7 @@ def test_after_a_restart_a_job_keeps_its_running_and_prefetched_trials(prefetche
     assert after.submitted == []
 
 
-def test_prefetch_respects_the_trial_limit_per_job_after_a_restart() -> None:
+def test_prefetch_respects_the_limit_of_trials_per_job_after_a_restart() -> None:
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.experiment.jobs.max_trials = 4
     search.idle()

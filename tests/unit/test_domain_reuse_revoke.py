@@ -1,4 +1,4 @@
-"""Revoked trials: which prefetched trial returns to which idle job, and races of the revoke."""
+"""Revoked trials: the choice of the trial and of the idle job, and races of the revoke."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def search_with_revocable_trials(**options: Any) -> SimulatedReuse:
     return search
 
 
-def test_one_revoke_moves_one_of_twelve_prefetched_trials_to_each_idle_job() -> None:
+def test_each_idle_job_gets_one_of_twelve_prefetched_trials_after_a_single_revoke() -> None:
     search = SimulatedReuse(concurrency=4, max_trials=1 + 1 + 12 + 3, may_prefetch=True)
     search.idle("env-0")
     search.start("t0")
@@ -98,21 +98,21 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert len(revocable.dispatched) == 6 + 2
 
 
-def test_no_trial_is_revoked_for_a_job_that_an_open_request_will_serve(
+def test_no_trial_is_revoked_twice_or_while_an_open_request_can_serve_the_job(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
     revocable.idle("env-1")
     assert len(revocable.revoked) == 1
     search = search_with_revocable_trials()
-    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not responded yet
+    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not answered yet
     search.idle("env-1")
     assert search.revoked == []
     search.handle(ParametersSuggested("t6", 6, {}, {}, 1.0))
     assert search.dispatched[-1] == ("env-1", "t6", None)
 
 
-def test_a_trial_that_starts_during_its_revoke_stays_with_its_job(
+def test_a_trial_that_starts_during_its_revoke_keeps_running_and_the_idle_job_drains(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -136,7 +136,7 @@ def test_a_revoke_is_sent_again_after_the_keeper_reconnects(revocable: Simulated
     assert revocable.dispatched[-1] == ("env-1", "t4", None)
 
 
-def test_a_trial_is_dispatched_again_if_the_acknowledgement_of_its_revoke_was_lost(
+def test_an_idle_keeper_gets_a_trial_again_if_the_reclaim_message_was_lost(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -175,7 +175,7 @@ def test_a_reclaim_of_a_terminal_or_reassigned_trial_is_ignored(revocable: Simul
     assert revocable.trial("t3").job_id == "env-1"
 
 
-def test_a_trial_stopped_during_its_revoke_is_canceled_when_it_is_reclaimed(
+def test_a_trial_that_is_stopped_during_its_revoke_is_canceled_after_the_reclaim(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -188,7 +188,7 @@ def test_a_trial_stopped_during_its_revoke_is_canceled_when_it_is_reclaimed(
     assert revocable.experiment.state is ExperimentState.DONE
 
 
-def test_a_revoke_ends_when_its_job_is_lost(
+def test_a_revoked_trial_of_a_lost_job_is_dispatched_with_the_jobs_other_trials(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -213,7 +213,7 @@ def test_a_keeper_without_revoke_support_receives_no_revoke() -> None:
     assert (search.revoked, search.drained[0]) == ([], "env-1")
 
 
-def test_the_next_manager_repeats_a_revoke_when_the_keeper_connects(revocable: SimulatedReuse) -> None:
+def test_the_next_manager_revokes_again_after_the_keeper_connects(revocable: SimulatedReuse) -> None:
     revocable.idle("env-1")
     after = revocable.resumed()
     after.idle("env-1")

@@ -33,7 +33,7 @@ def running() -> SimulatedReuse:
     return search
 
 
-def test_an_orphaned_attempt_is_drained_and_restarted_if_its_end_is_not_found(
+def test_an_orphaned_attempt_without_a_recorded_end_is_drained_and_restarted(
     running: SimulatedReuse,
 ) -> None:
     running.report("t0", "1")
@@ -47,7 +47,7 @@ def test_an_orphaned_attempt_is_drained_and_restarted_if_its_end_is_not_found(
     assert (trial.state, trial.run.attempt, trial.run.final) == (TrialState.RUNNING, 1, None)
 
 
-def test_the_job_of_an_orphaned_attempt_with_a_known_end_gets_the_next_trial(
+def test_a_job_gets_the_next_trial_after_an_orphaned_attempts_end_is_found(
     running: SimulatedReuse,
 ) -> None:
     running.handle(AttemptOrphaned(T0))
@@ -66,7 +66,7 @@ def test_an_orphaned_attempt_of_a_stopping_trial_cancels_the_trial(running: Simu
 
 
 @pytest.mark.parametrize("reuses_jobs", [True, False])
-def test_no_attempt_of_a_terminal_trial_or_restarting_job_is_drained(
+def test_no_orphaned_attempt_is_drained_after_the_trials_end_or_without_reuse(
     reuses_jobs: bool,
 ) -> None:
     search = SimulatedReuse()
@@ -98,7 +98,7 @@ def test_a_trial_is_dispatched_when_all_tasks_of_a_job_are_idle(team: SimulatedR
     assert team.dispatched == [("env-0", "t0", None)]
 
 
-def test_metrics_of_a_second_reporting_task_cause_a_warning(
+def test_metrics_come_from_the_first_reporting_task_and_another_reporter_causes_a_warning(
     team: SimulatedReuse,
 ) -> None:
     team.report("t0", "0.5", "worker-1")
@@ -120,13 +120,13 @@ def test_the_completion_policy_ends_the_trial_and_stops_the_other_tasks(team: Si
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_each_task_is_closed_when_all_its_bytes_are_stored(team: SimulatedReuse) -> None:
+def test_each_task_is_closed_when_its_own_bytes_are_delivered(team: SimulatedReuse) -> None:
     team.end("t0", "worker-0")
     team.deliver("t0", "worker-0")
     assert team.all_of(CloseAttempt) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "worker-0"))]
 
 
-def test_one_failed_task_ends_the_trial_for_all_tasks(team: SimulatedReuse) -> None:
+def test_a_failed_task_ends_the_trial_for_all_tasks(team: SimulatedReuse) -> None:
     team.end("t0", "worker-1", succeeds=False)
     team.deliver("t0", "worker-1")
     for task in ("ps-0", "worker-0"):
@@ -145,7 +145,7 @@ def test_a_task_that_starts_after_the_end_of_the_trial_is_stopped() -> None:
     assert len(search.all_of(CancelTrial)) == 1
 
 
-def test_an_ended_trial_keeps_its_result_when_a_silent_task_is_lost(
+def test_an_ended_trial_succeeds_although_a_task_is_lost_without_an_end_report(
     team: SimulatedReuse,
 ) -> None:
     for task in ("worker-0", "worker-1"):
@@ -178,7 +178,7 @@ def test_a_trial_that_needs_all_tasks_ends_with_the_last_task() -> None:
     assert (search.trial("t0").state, search.trial("t0").run.ended_at_s) == (TrialState.SUCCEEDED, 120.0)
 
 
-def test_a_restarted_task_does_not_change_the_results_of_other_tasks(team: SimulatedReuse) -> None:
+def test_a_restarted_task_leaves_the_results_of_other_tasks_unchanged(team: SimulatedReuse) -> None:
     team.report("t0", "0.5", "worker-0")
     team.end("t0", "worker-0")
     team.start("t0", "ps-0", attempt=1)
@@ -198,7 +198,7 @@ def test_a_restarted_task_does_not_change_the_results_of_other_tasks(team: Simul
     assert trial.state is TrialState.CLOSING
 
 
-def test_a_restart_of_the_reporting_task_discards_its_results(team: SimulatedReuse) -> None:
+def test_a_restart_of_the_reporting_task_resets_the_results(team: SimulatedReuse) -> None:
     team.report("t0", "0.5", "worker-0")
     team.end("t0", "worker-1")
     team.start("t0", "worker-0", attempt=1)
@@ -210,7 +210,7 @@ def test_a_restart_of_the_reporting_task_discards_its_results(team: SimulatedReu
     )
 
 
-def test_an_orphaned_task_that_the_policy_ignores_does_not_delay_the_trial(team: SimulatedReuse) -> None:
+def test_an_orphaned_task_that_the_policy_does_not_need_delays_no_trial_end(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
         team.deliver("t0", task)
@@ -220,10 +220,10 @@ def test_an_orphaned_task_that_the_policy_ignores_does_not_delay_the_trial(team:
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: SimulatedReuse) -> None:
+def test_task_ends_that_were_reported_before_a_restart_count_after_the_restart(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # the rows as they were stored before the second task ended
+    team.trial("t0").state = TrialState.RUNNING  # the stored state before the second task end
     team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)

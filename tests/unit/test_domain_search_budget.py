@@ -10,7 +10,7 @@ from nni_manager.domain.search_budget import Limits, SearchBudget
 LIMITS = Limits(concurrency=3, max_trials=5, max_duration_s=None)
 
 
-def test_each_free_concurrency_slot_becomes_a_request() -> None:
+def test_the_search_requests_a_trial_for_every_free_slot() -> None:
     budget = SearchBudget(LIMITS)
     assert budget.ask(0) == [0, 1, 2]
     assert budget.ask(0) == []
@@ -35,14 +35,14 @@ def test_a_request_that_the_tuner_deferred_keeps_its_sequence_id() -> None:
     assert budget.ask(0) == [1, 3]
 
 
-def test_a_tuner_that_is_not_ready_while_nothing_runs_is_exhausted() -> None:
+def test_a_tuner_that_is_not_ready_while_no_trial_runs_counts_as_exhausted() -> None:
     budget = SearchBudget(replace(LIMITS, concurrency=1))
     budget.ask(0)
     budget.note_not_ready(0)
     assert budget.is_exhausted
 
 
-def test_the_duration_grows_only_while_the_experiment_runs() -> None:
+def test_the_experiment_duration_grows_only_while_time_counts() -> None:
     budget = SearchBudget(replace(LIMITS, max_duration_s=10.0))
     budget.count_time(100.0, counts=True)
     assert budget.time_runs_out_at_s == 110.0

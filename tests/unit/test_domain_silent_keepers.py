@@ -23,16 +23,16 @@ def test_a_job_whose_keeper_does_not_connect_for_a_minute_is_a_problem(transport
     assert "run `trial-keeper doctor` in its container" in problem
 
 
-def test_the_problem_names_all_addresses(transports: TransportTracker) -> None:
+def test_the_problem_report_names_all_manager_addresses(transports: TransportTracker) -> None:
     transports.addresses = ("manager:8081", "10.0.0.7:8081")
     assert "keepers use manager:8081 or 10.0.0.7:8081;" in transports.problem(100 + LATE)
 
 
-def test_the_message_stays_the_same_while_the_problem_lasts(transports: TransportTracker) -> None:
+def test_the_problem_report_stays_unchanged_while_the_problem_lasts(transports: TransportTracker) -> None:
     assert transports.problem(100 + LATE) == transports.problem(1e6)
 
 
-def test_a_keeper_that_connects_ends_the_problem_of_its_job_only(transports: TransportTracker) -> None:
+def test_a_connecting_keeper_ends_only_the_problem_of_its_job(transports: TransportTracker) -> None:
     transports.forget("first")
     assert transports.problem(100 + LATE) == ""
     assert "job second" in transports.problem(110 + LATE)
@@ -40,7 +40,7 @@ def test_a_keeper_that_connects_ends_the_problem_of_its_job_only(transports: Tra
     assert transports.problem(1e6) == ""
 
 
-def test_the_message_names_the_job_that_has_waited_longest(transports: TransportTracker) -> None:
+def test_the_problem_report_names_the_longest_waiting_job(transports: TransportTracker) -> None:
     assert "job first" in transports.problem(1e6)
 
 
@@ -49,12 +49,12 @@ def test_a_job_that_is_tracked_again_keeps_its_start_time(transports: TransportT
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_the_connection_of_an_unknown_keeper_has_no_effect(transports: TransportTracker) -> None:
+def test_a_connection_of_an_unknown_keeper_has_no_effect(transports: TransportTracker) -> None:
     transports.forget("unknown")
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_each_problem_is_reported_once(transports: TransportTracker) -> None:
+def test_every_problem_is_reported_as_new_once(transports: TransportTracker) -> None:
     assert transports.new_problem(100 + SOON) == ""
     assert "job first" in transports.new_problem(100 + LATE)
     assert transports.new_problem(1e6) == ""
@@ -66,7 +66,7 @@ def test_each_problem_is_reported_once(transports: TransportTracker) -> None:
     assert "job first" in transports.new_problem(1e6 + LATE), "a problem that returns is new again"
 
 
-def test_jobs_seen_only_on_shared_storage_have_a_separate_message(
+def test_jobs_seen_only_on_shared_storage_are_reported_after_silent_jobs(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
@@ -86,7 +86,7 @@ def test_jobs_seen_only_on_shared_storage_have_a_separate_message(
     assert transports.problem(1e6) == ""
 
 
-def test_a_job_seen_on_storage_is_not_silent_again_and_a_forgotten_job_is_not_tracked(
+def test_a_job_seen_on_storage_never_becomes_silent_and_removed_jobs_stay_untracked(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
@@ -98,6 +98,8 @@ def test_a_job_seen_on_storage_is_not_silent_again_and_a_forgotten_job_is_not_tr
     assert transports.problem(1e6) == ""
 
 
-def test_the_message_for_jobs_that_need_the_network_names_the_setting(transports: TransportTracker) -> None:
+def test_the_problem_report_for_jobs_that_need_a_connection_names_the_setting(
+    transports: TransportTracker,
+) -> None:
     transports.needs_network = True
     assert "set reuse: false" in transports.problem(100 + LATE)

@@ -1,4 +1,4 @@
-"""The transport of each task, and the schedule of storage polls; hours of it in a millisecond."""
+"""The transport of each task, and the schedule of storage polls, with a simulated clock."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def transports() -> TransportTracker:
 
 
 def polls(transports: TransportTracker, from_s: float, to_s: float) -> list[tuple[float, str]]:
-    """All polls that are due in that time, each of them finished at once."""
+    """All polls that become due in this period. Every poll finishes at once."""
     found, now_s = [], from_s
     while now_s < to_s:
         job_id = transports.next_poll(now_s)
@@ -42,7 +42,7 @@ def polls(transports: TransportTracker, from_s: float, to_s: float) -> list[tupl
     return found
 
 
-def test_the_transition_table_has_exactly_these_rows() -> None:
+def test_the_transport_transition_table_has_exactly_the_expected_rows() -> None:
     words = [f"{before.value} {event.value} {after.value}" for (before, event), after in TRANSITIONS.items()]
     assert sorted(words) == [
         "grpc connected grpc",
@@ -55,7 +55,7 @@ def test_the_transition_table_has_exactly_these_rows() -> None:
     ]
 
 
-def test_a_job_whose_keeper_never_connects_is_polled_regularly_after_the_reconnect_grace(
+def test_a_never_connected_job_is_polled_regularly_after_the_reconnect_grace_period(
     transports,
 ) -> None:
     assert transports.next_poll_at_s() == 100 + RECONNECT_GRACE_S
@@ -91,7 +91,7 @@ def test_a_keeper_that_stays_disconnected_is_polled_until_it_reconnects(transpor
     transports.connected(JOB, TASK, 211)
     assert not transports.polls_storage(JOB, TASK, 1e6)
     assert polls(transports, 211, 10_000) == []
-    transports.found(JOB, TASK, 212, has_new_data=True)  # a poll that had started earlier returns these bytes
+    transports.found(JOB, TASK, 212, has_new_data=True)  # by a poll that started before the connection
     assert transports.last_seen(JOB).transport is Transport.GRPC
 
 
@@ -104,7 +104,7 @@ def test_each_job_has_at_most_one_poll_in_progress(transports) -> None:
     assert transports.next_poll(200 + POLL_INTERVAL_S) == JOB
 
 
-def test_reports_of_a_forgotten_job_are_ignored(transports) -> None:
+def test_reports_of_a_removed_job_are_ignored(transports) -> None:
     assert transports.next_poll(110) == JOB
     transports.forget(JOB)
     transports.polled(JOB, 111)
@@ -143,7 +143,7 @@ def test_the_last_contact_is_the_time_of_the_last_new_data(transports) -> None:
     assert transports.last_seen(JOB) == LastSeen(Transport.GRPC, 140)
 
 
-def test_polls_of_a_thousand_silent_jobs_stay_within_the_rate_limit_and_take_turns() -> None:
+def test_polls_of_a_thousand_silent_jobs_alternate_within_the_rate_limit() -> None:
     transports = TransportTracker()
     for number in range(1000):
         transports.track(f"job{number}", 0.0)
@@ -168,7 +168,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_exactly_the_silent_jobs_are_polled(steps) -> None:
+def test_only_silent_jobs_are_polled(steps) -> None:
     transports, now_s = TransportTracker(tasks=2), 0.0
     connected: dict[str, set[str]] = {}
     for passed_s, what, number, task_number in steps:

@@ -55,7 +55,7 @@ def an_end(
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TrialState, TrialEvent)))
-def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(
+def test_an_event_without_a_transition_raises_an_error_and_keeps_the_state(
     a_trial, state: TrialState, event: TrialEvent
 ) -> None:
     trial = a_trial(state=state, run={"reason": ExitReason.SUCCEEDED})
@@ -83,7 +83,7 @@ def test_every_live_state_can_reach_a_terminal_state(state: TrialState) -> None:
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_every_exit_reason_has_one_terminal_state(a_trial, reason: ExitReason) -> None:
+def test_every_exit_reason_maps_to_one_terminal_state(a_trial, reason: ExitReason) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(reason, 1))
     assert trial.state is C
@@ -98,9 +98,7 @@ def test_a_trial_cannot_be_closed_without_a_reason(a_trial) -> None:
 
 
 @pytest.mark.parametrize(("state", "word"), [(W, "WAITING"), (R, "RUNNING"), (S, "RUNNING"), (C, "RUNNING")])
-def test_states_between_running_and_terminal_are_shown_as_running_to_nni(
-    state: TrialState, word: str
-) -> None:
+def test_states_between_running_and_terminal_are_running_in_nni_output(state: TrialState, word: str) -> None:
     assert state.nni_status == word
 
 
@@ -114,7 +112,7 @@ def test_terminal_states_have_the_names_of_nni() -> None:
     }
 
 
-def test_a_trial_is_started_ended_and_closed(a_trial) -> None:
+def test_a_trial_changes_state_at_start_end_and_close(a_trial) -> None:
     trial = a_trial()
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.state, trial.run.attempt, trial.run.started_at_s) == (R, 0, 110.0)
@@ -129,14 +127,14 @@ def test_a_trial_is_started_ended_and_closed(a_trial) -> None:
     assert trial.state is TrialState.FAILED
 
 
-def test_a_requested_stop_is_the_exit_reason_of_the_trial(a_trial) -> None:
+def test_the_end_reason_of_a_stopped_trial_is_the_requested_stop(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
     trial.apply(TrialEvent.CLOSED)
     assert (trial.run.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
-def test_a_command_that_exits_with_0_before_the_stop_arrives_succeeds(a_trial) -> None:
+def test_a_trial_that_exits_with_0_before_the_stop_arrives_succeeds(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.STOPPED_BY_USER)
     trial.finished(an_end(ExitReason.SUCCEEDED))
     trial.apply(TrialEvent.CLOSED)
@@ -161,9 +159,7 @@ def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | Non
 
 @pytest.mark.parametrize("reason", STOPPED)
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
-def test_a_final_record_before_the_stop_makes_the_trial_succeed(
-    a_trial, reason: ExitReason, code: int
-) -> None:
+def test_a_trial_with_a_final_result_before_the_stop_succeeds(a_trial, reason: ExitReason, code: int) -> None:
     trial = with_result(a_trial, reason)
     trial.finished(an_end(reason, code, metrics_size_at_stop=101))
     trial.apply(TrialEvent.CLOSED)
@@ -179,7 +175,7 @@ def test_a_final_record_before_the_stop_makes_the_trial_succeed(
 
 @pytest.mark.parametrize(("reason", "state"), STOPPED.items())
 @pytest.mark.parametrize("size", [None, 0, 100])
-def test_a_final_record_after_the_stop_is_the_result_of_a_stopped_trial(
+def test_a_final_result_after_the_stop_is_kept_for_a_stopped_trial(
     a_trial, reason: ExitReason, state: TrialState, size: int | None
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -190,14 +186,14 @@ def test_a_final_record_after_the_stop_is_the_result_of_a_stopped_trial(
 
 
 @pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
-def test_a_trial_that_the_cluster_stops_after_the_final_record_succeeds(a_trial, size, state) -> None:
+def test_a_trial_that_the_cluster_stops_after_the_final_result_succeeds(a_trial, size, state) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)
     assert trial.state is state
 
 
-def test_a_trial_that_failed_has_no_result(a_trial) -> None:
+def test_a_failed_trial_has_no_result(a_trial) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 1))
     trial.apply(TrialEvent.CLOSED)
@@ -222,7 +218,7 @@ def test_the_metrics_size_at_the_stop_comes_from_the_reporting_task(a_trial) -> 
         assert trial.state is state
 
 
-def test_a_trial_fails_if_another_task_failed_before_the_reporting_task_was_stopped(a_trial) -> None:
+def test_a_final_result_does_not_make_a_trial_succeed_if_another_task_failed(a_trial) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 1, AttemptKey("abcde", attempt_id(0), "other")))
     trial.ended_in(an_end(ExitReason.TRIAL_OVER, 143, metrics_size_at_stop=101))
@@ -247,7 +243,7 @@ def test_the_number_of_warnings_per_trial_is_bounded(a_trial) -> None:
     assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
 
 
-def test_the_message_of_a_trial_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
+def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
@@ -278,7 +274,7 @@ def test_a_lost_trial_counts_as_stopped_if_a_stop_was_requested(a_trial) -> None
     start_received_at_s=st.none() | st.floats(0, 1e6),
     lasted_s=st.floats(0, 1e6),
 )
-def test_a_trial_never_ends_before_its_start_whatever_the_clocks_say(
+def test_a_trial_never_ends_before_its_start_with_any_clock_readings(
     started_at_s, reported_at_s, start_received_at_s, lasted_s
 ) -> None:
     runs = (TrialRun(started_at_s=started_at_s, start_received_at_s=start_received_at_s) for _ in range(2))
@@ -320,7 +316,7 @@ SPENT = {
 WARNED = "a second task reports as well"
 
 
-def test_a_new_attempt_resets_all_fields_of_the_previous_one(a_trial) -> None:
+def test_a_new_attempt_resets_all_fields_of_the_previous_attempt(a_trial) -> None:
     trial = a_trial(0, SPENT | {"ended": an_end(ExitReason.SIGNAL, 137)}, state=C, warning=WARNED)
     trial.registered.register(SECOND)
     trial.began(SECOND, 130.0, 30.0)
@@ -329,7 +325,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_one(a_trial) -> None:
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_start_resets_all_fields(a_trial) -> None:
+def test_an_attempt_that_could_not_start_resets_the_previous_fields(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
@@ -359,7 +355,7 @@ def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stor
     assert trial.phase_of(SECOND) is not AttemptPhase.DELIVERED
 
 
-def test_after_a_resume_the_successor_of_a_lost_attempt_resets_all_fields(a_trial) -> None:
+def test_the_attempt_after_a_lost_attempt_resets_the_fields_after_a_resume(a_trial) -> None:
     stored = a_trial(0, SPENT | {"started_at_s": 110.0}, state=R)
     registered = stored.registered
     registered.mark_lost(FIRST)
@@ -377,7 +373,7 @@ def test_after_a_resume_the_successor_of_a_lost_attempt_resets_all_fields(a_tria
     assert stored.run.started_at_s == 130.0
 
 
-def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(a_trial) -> None:
+def test_an_attempt_with_a_slow_clock_resets_the_fields_of_a_lost_attempt(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered = Attempts()
     trial.attempts = {"main": trial.registered.add(SECOND)}
@@ -392,7 +388,7 @@ def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(
     )
 
 
-def test_task_ends_are_ordered_by_their_reports(a_trial) -> None:
+def test_task_ends_are_stored_in_the_order_of_their_reports(a_trial) -> None:
     trial = a_trial()
     first, second = (AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1"))
     for key in (first, second):

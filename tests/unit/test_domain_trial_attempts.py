@@ -1,4 +1,4 @@
-"""Attempts of a trial: old and new ones, retries after lost jobs, and resource usage."""
+"""Attempts of a trial: old and new attempts, retries after lost jobs, and resource usage."""
 
 import pytest
 from attempts import attempt_id
@@ -37,7 +37,7 @@ def test_a_new_attempt_resets_the_results() -> None:
     assert search.tuner_results == [TellTuner(0, 0.4)]
 
 
-def test_metrics_of_an_old_attempt_do_not_count() -> None:
+def test_metrics_of_an_old_attempt_are_ignored() -> None:
     search = new_search(concurrency=1)
     search.suggest()
     search.start("t0", attempt=1)
@@ -47,7 +47,7 @@ def test_metrics_of_an_old_attempt_do_not_count() -> None:
     assert (trial.run.final, trial.run.intermediate_count) == (None, 0)
 
 
-def test_the_end_of_an_old_attempt_does_not_end_the_trial() -> None:
+def test_an_ended_old_attempt_is_closed_and_the_trial_keeps_running() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)
@@ -56,7 +56,7 @@ def test_the_end_of_an_old_attempt_does_not_end_the_trial() -> None:
     assert search.trial("t0").state is TrialState.RUNNING
 
 
-def test_stored_bytes_of_an_old_attempt_do_not_close_the_new_attempt() -> None:
+def test_the_delivery_of_an_old_attempt_does_not_close_the_new_attempt() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.start("t0", attempt=1)
@@ -77,7 +77,7 @@ def test_a_retry_that_starts_before_the_first_attempt_is_closed_keeps_the_trial_
     assert search.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_a_retry_that_could_not_start_fails_the_trial() -> None:
+def test_a_retry_that_could_not_start_ends_the_trial() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -92,7 +92,7 @@ def test_a_retry_that_could_not_start_fails_the_trial() -> None:
     )
 
 
-def test_reports_repeated_after_a_reconnection_have_no_effect() -> None:
+def test_repeated_reports_after_a_lost_connection_have_no_effect() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.9")
@@ -114,7 +114,7 @@ def test_reports_repeated_after_a_reconnection_have_no_effect() -> None:
 
 def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # the keeper's clock shows 20 s
+    search.start(search.suggest())  # the keeper's clock shows 20
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
@@ -148,7 +148,7 @@ def test_a_trial_is_stored_when_its_peak_usage_rises() -> None:
     assert (trial.run.peak_usage.rss_bytes, trial.run.latest_usage.rss_bytes) == (11, 11)
 
 
-def test_only_the_usage_of_the_current_attempt_counts() -> None:
+def test_the_peak_usage_counts_only_the_current_attempt() -> None:
     search = new_search(concurrency=1)
     trial = search.trial(search.suggest())
     assert used(search, 10) == [], "no attempt of it has started"
@@ -205,14 +205,14 @@ def test_a_trial_is_retried_at_most_max_retries_times() -> None:
         - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED, ExitReason.SUCCEEDED}
     ),
 )
-def test_an_end_that_the_cluster_did_not_cause_is_not_retried(reason: ExitReason) -> None:
+def test_a_trial_end_that_the_cluster_did_not_cause_is_not_retried(reason: ExitReason) -> None:
     search = new_search(concurrency=1, max_retries=3)
     search.start(search.suggest())
     search.lose_job("t0", reason)
     assert search.trial("t0").state is TERMINAL_STATE[reason]
 
 
-def test_a_trial_that_failed_or_was_stopped_is_not_retried_when_its_job_is_lost() -> None:
+def test_a_failed_or_stopped_trial_is_not_retried_when_its_job_is_lost() -> None:
     search = new_search(concurrency=2, max_retries=3)
     search.start(search.suggest())
     search.start(search.suggest())

@@ -14,7 +14,7 @@ from nni_manager.domain.trial_run import NO_FINAL_RESULT, NO_NUMBER_IN_FINAL_RES
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_final_result_that_arrives_after_the_end_still_counts() -> None:
+def test_a_final_result_that_arrives_after_the_trial_end_counts() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")
@@ -35,7 +35,7 @@ def test_a_terminal_trial_keeps_only_its_stored_fields_in_memory() -> None:
     assert (trial.registered.registered, trial.attempts, trial.ends, trial.run.ended) == ([], {}, [], None)
 
 
-def test_a_warning_that_arrives_after_the_end_is_stored() -> None:
+def test_a_warning_that_arrives_after_the_trial_end_is_stored() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", warnings=("its metrics file was truncated",))
@@ -46,7 +46,7 @@ def test_a_warning_that_arrives_after_the_end_is_stored() -> None:
     assert search.end("t0", warnings=both) == []
 
 
-def test_only_the_first_final_result_counts() -> None:
+def test_only_the_first_final_result_of_a_trial_counts() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     assert len(search.report("t0", "0.5", "0.9")) == 1
@@ -82,7 +82,7 @@ def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner
     assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
-def test_the_message_for_a_dict_without_a_default_explains_objectives() -> None:
+def test_the_message_for_a_result_dict_without_a_default_suggests_an_objective() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), '{"note": "x", "loss": 1}')
     search.run(search.suggest(), '{"note": "x"}')
@@ -91,7 +91,7 @@ def test_the_message_for_a_dict_without_a_default_explains_objectives() -> None:
     assert search.trial("t1").run.message.endswith('"default"')
 
 
-def test_a_succeeded_trial_without_a_final_result_has_a_message() -> None:
+def test_a_success_without_a_final_result_keeps_its_message_after_a_restart() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), None)
     search.run(search.suggest(), "0.5")
@@ -115,7 +115,7 @@ def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, bes
 
 
 @pytest.mark.parametrize("maximize", [True, False])
-def test_the_leaderboard_keeps_the_ten_best_trials_and_ranks_equal_trials_by_age(
+def test_the_leaderboard_keeps_ten_best_trials_with_earlier_equal_trials_first(
     maximize: bool,
 ) -> None:
     search = new_search(concurrency=1, max_trials=None, objectives=MAXIMIZE if maximize else MINIMIZE)
@@ -135,14 +135,14 @@ def test_the_latest_failures_are_kept_newest_first() -> None:
     assert [trial.trial_id for trial in search.experiment.leaderboard.latest_failures] == ["t4", "t2", "t1"]
 
 
-def test_the_result_of_a_failed_trial_never_counts_as_the_best() -> None:
+def test_the_result_of_a_failed_trial_is_not_the_best() -> None:
     search = new_search(concurrency=1)
     search.run(search.suggest(), "0.5")
     search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)
     assert search.experiment.leaderboard.best is search.trial("t0")
 
 
-def test_a_problem_of_a_trial_is_stored_as_a_warning_once() -> None:
+def test_every_problem_of_a_trial_is_stored_as_a_warning_once() -> None:
     search = new_search(concurrency=1)
     trial = search.trial(search.suggest())
     problem = ProblemFound("t0", "ignored an attempt: it has no attempt.json")

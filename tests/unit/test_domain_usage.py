@@ -24,7 +24,7 @@ def peak_of(usages: list[Usage]) -> PeakUsage:
 
 
 @given(USAGES)
-def test_the_peak_of_each_resource_is_its_highest_sample(usages: list[Usage]) -> None:
+def test_the_peak_usage_of_a_resource_is_the_highest_sample(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert peak.cpu_percent == max(usage.cpu_percent for usage in usages)
     assert peak.rss_bytes == max(usage.rss_bytes for usage in usages)
@@ -38,7 +38,7 @@ def test_the_peak_of_each_resource_is_its_highest_sample(usages: list[Usage]) ->
 
 
 @given(USAGES)
-def test_repeated_usage_samples_do_not_raise_the_peak(usages: list[Usage]) -> None:
+def test_repeated_usage_does_not_raise_the_peak(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert all(peak.merge_max(usage) == peak for usage in usages)
 

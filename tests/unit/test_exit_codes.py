@@ -24,7 +24,7 @@ def test_the_exit_code_page_has_the_meaning_and_remedy_of_every_code(code: Keepe
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_a_keeper_exit_code_is_in_the_range_that_clusters_and_shells_do_not_use(code: KeeperExit):
+def test_keeper_exit_codes_are_outside_the_range_of_clusters_and_shells(code: KeeperExit):
     assert 100 <= code <= 119
 
 
@@ -37,7 +37,7 @@ def test_a_keeper_exit_code_has_a_one_line_description(code: KeeperExit):
 
 
 @pytest.mark.parametrize("code", [0, 1, 99, 119, 127, 137, 255, -9])
-def test_a_code_of_the_command_has_no_description(code: int):
+def test_an_exit_code_outside_the_keepers_range_has_no_description(code: int):
     assert known(code) is None
 
 
@@ -50,7 +50,7 @@ def test_a_code_of_the_command_has_no_description(code: int):
         (errors.CommandNotStarted, ExitReason.COULD_NOT_START),
     ],
 )
-def test_an_error_code_maps_to_the_exit_reason_of_the_trial(
+def test_a_keeper_exit_code_maps_to_the_exit_reason_of_the_trial(
     kind: type[errors.KeeperError], reason: ExitReason
 ):
     assert KeeperExit(kind.exit_code).reason is reason
@@ -61,18 +61,18 @@ def test_the_exit_code_of_a_signal_is_128_plus_its_number():
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_has_one_of_the_keeper_exit_codes(kind: type[errors.KeeperError]):
+def test_every_keeper_error_has_a_keeper_exit_code(kind: type[errors.KeeperError]):
     assert kind.exit_code in set(KeeperExit)
 
 
-def test_every_exit_code_has_an_error_class():
-    # A keeper exits with these codes without an error.
+def test_every_keeper_exit_code_has_an_error_class():
+    # The keeper exits with these codes without an exception.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the job's script run.sh exits with this code
+    without_a_keeper = {KeeperExit.MISSING}  # the job's script exits with this code
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
-def test_every_error_class_belongs_to_one_of_three_kinds():
+def test_every_error_except_the_base_class_belongs_to_one_of_three_kinds():
     kinds = (errors.KeeperUserError, errors.KeeperRetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 

@@ -16,7 +16,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# The timeout is far longer than the interval of the slow poll, so a timeout is distinguishable from a wake-up.
+# Far longer than the slow poll, so a wait that ends early was ended by a write and not by a timeout.
 NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 
@@ -63,7 +63,7 @@ def loop():
 
 @pytest.fixture
 def wait(loop):
-    """Waits once; returns the seconds it took."""
+    """Waits once and returns the duration in seconds."""
 
     def wait(watcher, *, grew=False, longest_s=NEVER_S):
         begin = time.monotonic()
@@ -84,7 +84,7 @@ def test_a_write_between_a_poll_and_the_wait_ends_the_wait(watcher, file, wait):
     wait(watcher)
 
 
-def test_a_write_of_another_process_ends_the_wait(watcher, file, loop):
+def test_a_write_by_another_process_ends_the_wait(watcher, file, loop):
     async def waiting():
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
@@ -94,7 +94,7 @@ def test_a_write_of_another_process_ends_the_wait(watcher, file, loop):
     loop.run_until_complete(waiting())
 
 
-def test_one_write_is_reported_once(watcher, file, wait):
+def test_a_file_write_is_reported_once(watcher, file, wait):
     append(file)
     wait(watcher)
     assert wait(watcher, longest_s=0.05) >= 0.05
@@ -140,14 +140,14 @@ def test_many_writes_cause_one_poll_per_cooldown(watcher, file, loop):
     assert 2 <= polls <= took_s / COOLDOWN_S + 1
 
 
-def test_the_cooldown_of_one_file_does_not_delay_reports_of_another_file(watcher, file, tmp_path, loop):
+def test_a_file_in_its_cooldown_does_not_delay_reports_of_another_file(watcher, file, tmp_path, loop):
     flooded = tmp_path / "stdout"
     flooded.touch()
     watcher.add(flooded, cooldown_s=NEVER_S)
 
     async def waiting():
         append(flooded)
-        await watcher.wait(grew=False, longest_s=0)  # the file was just added, so its cooldown is running
+        await watcher.wait(grew=False, longest_s=0)  # the file is in its cooldown, because it was just added
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         append(flooded)
@@ -162,7 +162,7 @@ def test_a_thousand_writes_queue_one_inotify_event(watcher, file):
         append(file)
     waiting_bytes = array.array("i", [0])
     fcntl.ioctl(watcher._descriptor, termios.FIONREAD, waiting_bytes)
-    assert waiting_bytes[0] == 2 * 16  # the write, and the removal of the watch
+    assert waiting_bytes[0] == 2 * 16  # two events: the write and the removal of the watch
 
 
 def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_path, wait):
@@ -185,7 +185,7 @@ def test_a_memory_mapped_write_is_found_by_the_slow_poll(watcher, file, wait):
         assert 0.5 * SLOW_POLL_S <= wait(watcher, longest_s=SLOW_POLL_S) <= 10
 
 
-def test_poll_now_ends_a_wait(watcher, loop):
+def test_poll_now_ends_a_pending_wait(watcher, loop):
     async def waiting():
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
@@ -208,7 +208,7 @@ def test_a_cancelled_wait_removes_its_reader_from_the_event_loop(watcher, file, 
     wait(watcher)
 
 
-def test_without_inotify_files_are_polled_with_growing_delays(polling_watcher, loop):
+def test_files_are_polled_with_growing_delays_if_inotify_is_missing(polling_watcher, loop):
     async def delays_s():
         delays = []
         for _ in range(10):
