@@ -11,6 +11,7 @@ from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
+from nni_manager.domain.trial import TrialState
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
 from nni_manager.engine import commits, job_submission, profiles, serializers
 from nni_manager.engine import engine as engine_module
@@ -813,6 +814,42 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
         assert (restored.run.intermediate_count, restored.run.intermediate) == (3, "3")
         curves = engine.history.learning_curves([restored])
         assert [list(curve.learning_curve) for curve in curves] == [[1.0, 2.0, 3.0]]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_continued_attempt_that_ends_at_once_keeps_the_results_before_its_checkpoint(a_real_experiment):
+    """Its keeper delivers everything before the manager has read the metrics of the earlier attempt."""
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    def frames(*records):
+        return b"".join(
+            frame(frame_head(0, "t", type_), number, json.dumps(value))
+            for number, (type_, value) in enumerate(records)
+        )
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        trial, lost, keeper = await a_connected_keeper(engine, service)
+        sign_attempt(experiment.folder, lost)
+        path = experiment.folder.workspace.attempt(lost).stream(Stream.METRICS)
+        path.parent.mkdir()
+        path.write_bytes(frames(("PERIODICAL", 1), ("CHECKPOINT", "000001"), ("PERIODICAL", 30)))
+        keeper.send(TrialStarted(lost, 10.0))
+
+        key = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
+        source = {"trial_id": trial.trial_id, "attempt_id": lost.attempt_id, "task": "main-0"}
+        source |= {"checkpoint": "000001", "load": "a"}
+        metrics = frames(("CONTINUED", source), ("PERIODICAL", 2), ("FINAL", 2))
+        keeper.send(TrialStarted(key, 11.0))
+        keeper.send(Chunk(key, Stream.METRICS, 0, metrics))
+        sizes = dict.fromkeys(Stream, 0) | {Stream.METRICS: len(metrics)}
+        keeper.send(TrialEnded(key, ExitReason.SUCCEEDED, 0, 11.0, 11.5, sizes))
+        await until(lambda: trial.state is TrialState.SUCCEEDED)
+        await engine.runtime.durable()
+        assert values(experiment.rows(trial.trial_id)) == [1, 2, 2]
+        assert trial.run.intermediate_count == 2
         await engine.close()
 
     play(scenario)

@@ -354,7 +354,7 @@ class Engine:
             case events.DrainAttempt():
                 self.runtime.spawn(self.recovery.drain_orphaned(effect.key))
             case events.DrainSource():
-                self.runtime.spawn(self.recovery.drain_source(effect.key))
+                self.recovery.drain_source(effect.key)
             case events.DetachTrial():
                 self.ingest.forget_trial(effect.trial, effect.job_id)
             case events.Finish():

@@ -49,6 +49,8 @@ class JobRecovery:
     """
     _recovering: set[str] = field(default_factory=set)
     """The ended jobs whose files are being read. Only the recovery reports their end to the experiment."""
+    _sources: dict[AttemptKey, asyncio.Task[None]] = field(default_factory=dict)
+    """The tasks that read the metrics before a checkpoint, by the attempt that saved it."""
 
     # ---- ends of jobs
 
@@ -204,6 +206,8 @@ class JobRecovery:
         for each in left:
             if each.ended is not None:
                 self.ingest.end(each.ended)
+        while sources := [task for key, task in self._sources.items() if key.trial_id == trial.trial_id]:
+            await asyncio.wait(sources)
         return left
 
     # ---- single attempts
@@ -225,8 +229,15 @@ class JobRecovery:
         else:
             self.ingest.end(found.ended)
 
-    async def drain_source(self, key: AttemptKey) -> None:
-        """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues."""
+    def drain_source(self, key: AttemptKey) -> None:
+        """Read what is missing of the metrics of an ended attempt, from whose checkpoint a later one continues.
+
+        The later attempt is delivered only then: a trial that ends at once would otherwise lose these results.
+        """
+        self.ingest.begin_source(key)
+        self._sources[key] = self.runtime.spawn(self._drain_source(key))
+
+    async def _drain_source(self, key: AttemptKey) -> None:
         trial = self.experiment.trials[key.trial_id]
         try:
             await self.storage_poller.drain_source(trial, key)
@@ -237,6 +248,8 @@ class JobRecovery:
             log.warning(
                 "trial %s: its results before the checkpoint are missing: they are not in the workspace", key
             )
+        del self._sources[key]
+        self.ingest.end_source(key)
 
     # ---- what is left on the cluster
 

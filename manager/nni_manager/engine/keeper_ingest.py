@@ -63,6 +63,8 @@ class KeeperIngest:
     _garbage_lines: dict[AttemptKey, int] = field(default_factory=dict)
     _awaiting: dict[AttemptKey, AttemptKey] = field(default_factory=dict)
     """Attempts that continue from a checkpoint whose mark is not stored yet, by the attempt that saved it."""
+    _reading: set[AttemptKey] = field(default_factory=set)
+    """Those of the attempts that saved it whose metrics are being read from the workspace."""
 
     # ---- messages of keepers
 
@@ -154,8 +156,8 @@ class KeeperIngest:
         ingest = self._ingest_of(ended.key)
         commits = ingest.end(ended.final_sizes)
         self._store(ingest, commits)
-        if not commits and ingest.is_complete:
-            self.runtime.post(events.AttemptDelivered(ended.key))
+        if not commits:
+            self._report_delivered(ingest)
 
     def close(self, key: AttemptKey) -> None:
         """Close an attempt whose data is stored completely, so that its keeper may discard the data."""
@@ -218,10 +220,25 @@ class KeeperIngest:
         if records:
             final_offset = next((record.offset for record in counted if record.type == "FINAL"), None)
             self.runtime.post(events.MetricsStored(key, records, final_offset))
-        if ingest.is_complete:
+        self._report_delivered(ingest)
+
+    def _report_delivered(self, ingest: AttemptIngest) -> None:
+        """Report a completely stored attempt, unless the results before its checkpoint are still being read."""
+        key = ingest.key
+        if ingest.is_complete and not any(self._awaiting.get(source) == key for source in self._reading):
             self.runtime.post(events.AttemptDelivered(key))
 
     # ---- checkpoints
+
+    def begin_source(self, source: AttemptKey) -> None:
+        """Delay the delivery of the attempt that continues from this one until `end_source`."""
+        self._reading.add(source)
+
+    def end_source(self, source: AttemptKey) -> None:
+        """Note that the workspace has no further metrics of the attempt."""
+        self._reading.discard(source)
+        if (successor := self._awaiting.get(source)) in self._open:
+            self._report_delivered(self._open[successor])
 
     def is_awaited(self, source: AttemptKey) -> bool:
         """True if an attempt continues from a checkpoint of this one whose mark is not stored."""
@@ -244,6 +261,8 @@ class KeeperIngest:
             if curve.missing != key:
                 del self._awaiting[key]
                 self._report_continuation(successor, curve, is_late=True)
+                if successor in self._open:
+                    self._report_delivered(self._open[successor])
         return first or 0
 
     def _report_continuation(self, key: AttemptKey, curve: LearningCurve, *, is_late: bool = False) -> None:
