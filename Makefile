@@ -64,7 +64,7 @@ test: .venv/.installed-test ## the tests of single parts, and of parts together;
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
 	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/integration tests/unit; fi
 
-e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, a wheel, the nni package
+e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, and real packages of others
 	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
 
 test-images: .venv/.installed-test ## build the images that tests run in podman, instead of in the first test that needs them

@@ -1,4 +1,4 @@
-"""The contract of the callbacks of all frameworks, with real trainings in a Python that has the framework installed."""
+"""All callbacks behave alike, in real trainings in a Python that has the framework installed."""
 
 import contextlib
 import json
