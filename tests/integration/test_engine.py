@@ -772,6 +772,14 @@ def test_results_of_a_running_trial_count_although_its_keeper_has_no_connection(
 # ---- checkpoints
 
 
+def frames(*records):
+    """The metrics of an attempt; each record is its type and value."""
+    return b"".join(
+        frame(frame_head(0, "t", type_), number, json.dumps(value))
+        for number, (type_, value) in enumerate(records)
+    )
+
+
 @pytest.mark.parametrize("was_delivered", [True, False], ids=["delivered", "only in the workspace"])
 def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
     a_real_experiment, was_delivered
@@ -779,12 +787,6 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
     experiment = a_real_experiment(
         NOTHING, trialConcurrency=1, maxTrialNum=1, assessor={"builtinAssessorName": "Medianstop"}
     )
-
-    def frames(*records):
-        return b"".join(
-            frame(frame_head(0, "t", type_), number, json.dumps(value))
-            for number, (type_, value) in enumerate(records)
-        )
 
     async def scenario():
         engine, service = an_engine(experiment)
@@ -822,12 +824,6 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
 def test_a_continued_attempt_that_ends_at_once_keeps_the_results_before_its_checkpoint(a_real_experiment):
     """Its keeper delivers everything before the manager has read the metrics of the earlier attempt."""
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
-
-    def frames(*records):
-        return b"".join(
-            frame(frame_head(0, "t", type_), number, json.dumps(value))
-            for number, (type_, value) in enumerate(records)
-        )
 
     async def scenario():
         engine, service = an_engine(experiment)

@@ -41,19 +41,15 @@ def _write(folder: Path, events: Iterable[Event]) -> None:
         raise UserError(
             f"cannot replace {folder}: it has files other than TensorBoard's; remove it, or choose another folder"
         )
-    written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as partial:
+        written = Path(partial, folder.name)
         writer = EventFileWriter(str(written))
         for event in events:
             writer.add_event(event)
         writer.close()
-        written.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
         written.rename(folder)
-    except BaseException:
-        shutil.rmtree(written)
-        raise
 
 
 def _events(run: Run) -> Iterator[Event]:

@@ -5,6 +5,7 @@ Nothing is sent. A repeated export writes only the runs that had not ended in th
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,10 @@ _SETTINGS = wandb.Settings(
 )
 
 
+# W&B refuses these characters in the name of a project.
+_REFUSED = re.compile(r"[/\\#?%:]")
+
+
 class RunMissing(RetryableError):
     """cannot export to W&B: it has not written a run; repeat the command, which continues"""
 
@@ -38,7 +43,7 @@ def export(source: Source, runs: Iterable[Run], target: str) -> None:
     """Write the runs to `target`/wandb, in the project with the experiment's name and a group with its id.
 
     Raises:
-        RunMissing: W&B has not written a run.
+        RunMissing: W&B has not written a run, or refuses it.
         OSError: `target` cannot be written.
     """
     folder = Path(target)
@@ -54,6 +59,8 @@ def export(source: Source, runs: Iterable[Run], target: str) -> None:
             for each in earlier:
                 shutil.rmtree(each)
             written.append((_write(source, run, run_id, folder), run.state.is_terminal))
+    except wandb.Error as error:
+        raise RunMissing(f"cannot export to W&B: {error}; repeat the command, which continues") from error
     finally:
         # Only this waits until W&B's own process has written the files.
         wandb.teardown()
@@ -70,7 +77,7 @@ def _write(source: Source, run: Run, run_id: str, folder: Path) -> Path:
     """Write a run; returns its folder."""
     written = wandb.init(
         mode="offline",
-        project=source.name,
+        project=_REFUSED.sub("_", source.name),
         group=source.experiment_id,
         id=run_id,
         name=run.name,
