@@ -105,7 +105,7 @@ def _add_class_args(algorithm: Json, section: str) -> None:
     known, key = _ALGORITHMS[section], f"builtin{section.capitalize()}Name"
     name_key = key if key in algorithm["properties"] else "name"
     conditions = algorithm.setdefault("allOf", [])
-    if "className" in algorithm["properties"]:
+    if "className" in algorithm["properties"] and section != "tuner":  # a tuner has a default
         is_text = {"type": "string"}
         conditions.append({"anyOf": [_has(name_key, is_text), _has("className", is_text)]})
     for name, args in known.items():
@@ -166,7 +166,6 @@ def _root(version: Version, definitions: dict[str, Json]) -> Json:
         "additionalProperties": False,
         "allOf": [
             _is_on(version, is_known),
-            {"anyOf": [_has("tuner", not_null), _has("advisor", not_null)]},
             {"anyOf": [_has("useAnnotation", {"const": True}), *(_has(space, not_null) for space in spaces)]},
             *branches,
         ],
