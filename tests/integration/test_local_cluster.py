@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import http.server
 import json
 import os
 import re
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from real_cluster import (
     summary,
     until,
 )
+from webhook import a_webhook
 
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.policies import RetryCounts
@@ -568,56 +567,23 @@ def test_an_unknown_log_name_or_a_path_is_refused(play, name):
     play(scenario)
 
 
-class Hook(http.server.ThreadingHTTPServer):
-    """A webhook that records its requests, and refuses the first request."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), HookHandler)
-        self.told = []
-        self.refused = False
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/"
-
-
-class HookHandler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        is_first, self.server.refused = not self.server.refused, True
-        if not is_first:
-            self.server.told.append(body)
-        self.send_response(503 if is_first else 204)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Log no request."""
-
-
 def test_requested_state_changes_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
-    hook = Hook()
-
     async def scenario(cluster):
         wanted = {"running": True, "succeeded": True, "retried": True}
         again = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ]'
         text = commands(again, jobRetryCount=1, extras={"jobStatusChangeNotification": wanted})
         await run(cluster, text)
         await run(cluster, commands("true", name="silent"))
+        return [await asyncio.to_thread(webhook.next) for _ in range(4)]
 
-        async def is_notified():
-            return len(hook.told) >= 4
-
-        await until(is_notified)
-
-    play(scenario, notification_url=hook.url, notification_file=tmp_path / "told")
-    hook.shutdown()
-    hook.server_close()
+    with a_webhook(503) as webhook:
+        sent = play(scenario, notification_url=webhook.url, notification_file=tmp_path / "sent")
+        assert webhook.accepted.empty()
     changes = ["running", "retried", "running", "succeeded"]
-    assert [told["change"] for told in hook.told] == changes
-    assert {told["job"] for told in hook.told} == {"job"}
-    in_file = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert [told["change"] for told in in_file] == changes
+    assert [each["change"] for each in sent] == changes
+    assert {each["job"] for each in sent} == {"job"}
+    in_file = [json.loads(line) for line in (tmp_path / "sent").read_text().splitlines()]
+    assert [each["change"] for each in in_file] == changes
     assert (in_file[-1]["user"], in_file[-1]["exit_code"]) == ("alice", 0)
 
 

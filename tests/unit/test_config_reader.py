@@ -191,7 +191,7 @@ def test_all_errors_of_experiment_file_and_search_space_are_reported_in_line_ord
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "maxTrialDuration, maxTrialRetry, maxPreemptions, lostNodeTimeout, failFast, nniManagerIp, debug, "
         "versionCheck, logLevel, logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, "
-        "objectives, constraints, searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, "
+        "objectives, constraints, notify, searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, "
         "advisor, trial, trainingServicePlatform, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "

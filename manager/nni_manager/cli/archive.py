@@ -97,7 +97,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        public = config.replace(cluster=cluster.without_login())
+        # Whoever loads the archive is not to run commands of `notify`, or to send to its addresses.
+        public = config.replace(cluster=cluster.without_login(), notify=[])
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
         (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))

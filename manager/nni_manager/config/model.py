@@ -150,7 +150,9 @@ class ExperimentSpec(SharedKeys):
 
     def without_secrets(self) -> ExperimentSpec:
         """A copy for display, without logins and the text of job descriptions; file names stay."""
-        return self.replace(cluster=self.cluster.without_secrets())
+        return self.replace(
+            cluster=self.cluster.without_secrets(), notify=[each.without_secrets() for each in self.notify]
+        )
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""

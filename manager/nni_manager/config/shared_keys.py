@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
@@ -25,6 +26,8 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
 REUSE_IDLE_TIMEOUT_S = 600.0
+_NOT_BLANK = r"[^\x00-\x20\x7f]"
+_MAIL_ADDRESS = r"^[^\x00-\x20\x7f@<>,;:\"]+@[^\x00-\x20\x7f@<>,;:\"]+$"
 
 
 def _seconds(value: Any, info: ValidationInfo) -> float | None:
@@ -108,6 +111,66 @@ class ConstraintKeys(Schema):
         return self
 
 
+class NotificationKeys(Schema):
+    """One of `notify`: a recipient, and what it is notified of. Webhook and mail server may contain logins."""
+
+    # fmt: off
+    command: str | None = line("a shell command", "./notify.sh", None, since="0.7",
+        about="run by bash in the folder of the experiment file, with the notification as JSON at its standard input")
+    webhook: str | None = must_be("an address with http:// or https://", "https://hooks.example.com/T0/B0", None, since="0.7",
+        pattern=rf"^https?://{_NOT_BLANK}+$", repr=False, about="receives the notification as JSON, by POST")
+    email: str | None = must_be("an e-mail address", "me@example.com", None, since="0.7",
+        pattern=_MAIL_ADDRESS, about="receives the notification as an e-mail")
+    smtp: str | None = must_be("an address with smtp:// or smtps://", "smtps://me:secret@mail.example.com", None, since="0.7",
+        pattern=rf"^smtps?://{_NOT_BLANK}+$", repr=False, unset="`smtp://localhost`", about="the mail server for `email`")
+    sender: str | None = must_be("an e-mail address", "me@example.com", None, since="0.7", pattern=_MAIL_ADDRESS,
+        unset="the login of `smtp` if it is an address, else your name at this machine", about="the sender of the e-mail")
+    events: list[Literal["end", "error"]] = must_be("a list of end and error", "[error]", ["end", "error"], since="0.7",
+        unset="`[end, error]`",
+        about="`end`: all trials have ended, or you have stopped the experiment. `error`: it cannot continue")
+    failures: int | None = whole(1, 99999, "5", None, since="0.7", unset="not notified",
+        about="notified as soon as so many trials have failed one after another")
+    # fmt: on
+
+    @field_validator("webhook", "smtp")
+    @classmethod
+    def _has_a_host(cls, url: str | None) -> str | None:
+        if url is not None:
+            parts = urlsplit(url)
+            if not parts.hostname or parts.port == 0:  # `port` raises ValueError for an invalid number
+                raise ValueError(url)
+        return url
+
+    @model_validator(mode="after")
+    def _has_one_recipient(self) -> NotificationKeys:
+        named = [name for name in ("command", "webhook", "email") if getattr(self, name) is not None]
+        if len(named) != 1:
+            found = f"it has {' and '.join(named)}" if named else "it has no recipient"
+            raise refusal(
+                f"cannot use an entry of notify: {found}; write one of command, webhook and email in each entry"
+            )
+        if self.email is None and (self.sender is not None or self.smtp is not None):
+            raise refusal(
+                "cannot use an entry of notify: smtp and sender are keys of an e-mail; remove them, or write email"
+            )
+        return self
+
+    @property
+    def recipient(self) -> str:
+        """The recipient for messages, without secrets: the command, the webhook's host, or the e-mail address."""
+        return self.command or self.email or f"the webhook at {urlsplit(self.webhook or '').hostname}"
+
+    def without_secrets(self) -> NotificationKeys:
+        """A copy for display, in which only the host of webhook and mail server is left."""
+        urls = {name: url for name in ("webhook", "smtp") if (url := getattr(self, name)) is not None}
+        return self.model_copy(update={name: _without_login(url) for name, url in urls.items()})
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}"
+
+
 class SharedKeys(Schema):
     """What an experiment file says about every experiment. Durations are in seconds; `fail_fast` 0 starts all trials."""
 
@@ -160,6 +223,8 @@ class SharedKeys(Schema):
         about="what the search is for, see [several objectives](objectives.md)")
     constraints: list[ConstraintKeys] = must_be("a list of constraints", "[{metric: size_mb, at_most: 50}]", [], since="0.7",
         about="bounds of metrics; a trial outside is [never the best](objectives.md#constraints)")
+    notify: list[NotificationKeys] = must_be("a list of recipients", "[{email: me@example.com}]", [], since="0.7",
+        about="recipients of [notifications](notifications.md) about the experiment's end, an error, or failed trials in a row")
     # fmt: on
 
     @field_validator("nni_manager_ip")

@@ -24,6 +24,8 @@ from nni_manager.engine.job_recovery import JobRecovery
 from nni_manager.engine.job_submission import JobSubmission
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
+from nni_manager.engine.notifier import Notifier
+from nni_manager.engine.profiles import metadata_view
 from nni_manager.engine.provenance import ProvenanceRecorder
 from nni_manager.engine.shared_files import STORAGE_LAG_S, SharedFiles
 from nni_manager.engine.snapshot import ExperimentSnapshot, snapshot_from_stored
@@ -121,6 +123,14 @@ class Engine:
             self.history,
             lambda trial: files.find_checkpoints(trial, admission.signer_of(trial)),
             self.new_trial_id,
+        )
+        self.notifier = Notifier(
+            config,
+            experiment.state,
+            folder.notifications_log,
+            lambda: metadata_view(self.snapshot()),
+            runtime.after_save,
+            runtime.spawn,
         )
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
@@ -234,6 +244,7 @@ class Engine:
         if self.experiment.state.is_terminal:
             # Wait until the last keepers have shut down, so that no process outlives the manager.
             await _wait_at_most(self._no_jobs, _LAST_KEEPERS_S)
+        await self.notifier.close()
         await self.runtime.cancel_tasks()
         self.admission.close()
         await self.service.close()
@@ -271,6 +282,7 @@ class Engine:
             self.submission.problem,
             *self.recovery.leftovers.values(),
             self.service.problem,
+            self.notifier.problem,
             *self.storage_poller.problems,
             *self.experiment.transports.problems(time.monotonic()),
         )
@@ -371,6 +383,7 @@ class Engine:
                 experiment.scheduler.any_compatible_keeper,
             )
         )
+        self.notifier.note_state(experiment.state, experiment.error)
 
     def _finish(self, *, is_recorded: bool) -> None:
         if is_recorded:
@@ -394,6 +407,7 @@ class Engine:
             return
         self._logged[trial.trial_id] = trial.state
         if trial.state.is_terminal:
+            self.notifier.note_end(trial)
             log.info(
                 "trial %s: %s, %s %s",
                 trial.trial_id,

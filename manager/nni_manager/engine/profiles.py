@@ -90,7 +90,8 @@ def _params_of_v2(config: ExperimentSpec) -> dict[str, Any]:
 
 def _shared_keys(config: ExperimentSpec, name_of: Callable[[Key], str | None]) -> dict[str, Any]:
     """The keys of all platforms with their values, by the names of one schema. Durations are in seconds."""
-    document = config.model_dump(by_alias=True, exclude_none=True, include={*SharedKeys.model_fields})
+    public = config.without_secrets()
+    document = public.model_dump(by_alias=True, exclude_none=True, include={*SharedKeys.model_fields})
     document["failFast"] = config.fail_fast or False
     names = {key.path[-1]: name_of(key) for key in keys_in(SharedKeys) if len(key.path) == 1}
     return {

@@ -414,6 +414,7 @@ class ExperimentFields(ConfigBase):
         and they count in the number of trials. Values outside the search space are used, with a warning.
     objectives: What the search is for, see several objectives.
     constraints: Bounds of metrics; a trial outside is never the best.
+    notify: Recipients of notifications about the experiment's end, an error, or failed trials in a row.
     experiment_type: `hpo`, hyper-parameter optimization, is the only supported type.
     search_space_file: A JSON file, or a YAML file (`.yml`, `.yaml`), see search space.
     search_space: The search space itself.
@@ -496,6 +497,9 @@ class ExperimentFields(ConfigBase):
     in the tuner's `optimize_mode`."""
     constraints: list[dict[str, Any]] | None = None
     """Bounds of metrics; a trial outside is never the best. Since 0.7, not in NNI."""
+    notify: list[dict[str, Any]] | None = None
+    """Recipients of notifications about the experiment's end, an error, or failed trials in a row. Since 0.7, not in
+    NNI."""
     experiment_type: str | None = None
     """`hpo`, hyper-parameter optimization, is the only supported type. Value: hpo."""
     search_space_file: PathOrText | None = None

@@ -15,10 +15,10 @@ from nni_manager.local_openpai.errors import StateBusy
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore, StoreThread
 from nni_manager.support.backoff import delays_s
+from nni_manager.support.webhook import post_json
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 10.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 1.0, 60.0
 # After this time without delivery, a notification is dropped.
 _MAX_RETRY_S = 3600.0
@@ -82,10 +82,8 @@ def _append(file: Path, body: str) -> None:
 
 
 def _post(url: str, body: str) -> bool:
-    headers = {"Content-Type": "application/json"}
     try:
-        answer = requests.post(url, data=body.encode(), headers=headers, timeout=_TIMEOUT_S)
+        return post_json(url, body) < 400
     except requests.RequestException as error:
         logger.info("cannot reach %s: %s", url, error)
         return False
-    return answer.ok

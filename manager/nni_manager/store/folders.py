@@ -102,6 +102,8 @@ class ExperimentFolder:
     """The manager's stderr when it runs in the background."""
     view_stderr = _Inside("log", "view_stderr.log")
     """The stderr of the process that serves a view of the experiment."""
+    notifications_log = _Inside("log", "notifications.log")
+    """The output of the commands of `notify`."""
     ended_sessions = _Inside("ended-sessions.json")
     """Record of the web sessions that were ended before they expired."""
     collected_logs = _Inside("log", "trials")
@@ -157,7 +159,7 @@ class ExperimentFolder:
         workspace, remedy = self.workspace, "move it away, and the manager creates a new one"
         for path in (workspace.trials, workspace.sdk, *workspace.sdk_packages):
             _refuse(why_no_folder(path, remedy))
-        logs = (self.manager_log, self.manager_stdout, self.manager_stderr)
+        logs = (self.manager_log, self.manager_stdout, self.manager_stderr, self.notifications_log)
         replaced = (
             workspace.manager_json,
             workspace.run_sh,

@@ -1,0 +1,316 @@
+"""Notifications of an experiment: real managers, a real mail server, and commands of the user."""
+
+import json
+import os
+import queue
+import shutil
+import socket
+import ssl
+from contextlib import contextmanager
+from email import message_from_bytes, policy
+
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, AuthResult
+from deadlines import DEADLINE_S
+from real_experiment import wait_until
+from webhook import a_webhook
+
+from nni_manager.cli.archive import save
+from nni_manager.engine.profiles import configuration_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.store.certificate import Certificate
+
+# A trial with a result above 1 fails.
+TRAIN = """
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+if x > 1:
+    raise SystemExit(f"x is {x}")
+nni.report_final_result(x)
+"""
+ENDLESS = "import time; time.sleep(600)"
+
+
+def an_experiment(make, xs, notify, **options):
+    return make(
+        TRAIN,
+        **{"trialConcurrency": 1, "maxTrialNum": len(xs), "failFast": False, "notify": notify}
+        | {"initialTrials": [{"x": x} for x in xs]}
+        | options,
+    )
+
+
+def problem(experiment):
+    return wait_until(lambda: experiment.summary().get("problems"), "the manager reports a problem")[0]
+
+
+def test_a_webhook_receives_failures_in_a_row_and_the_end(a_real_experiment):
+    with a_webhook() as webhook:
+        experiment = an_experiment(
+            a_real_experiment, [2, 0.5, 3, 4, 5, 0.75], [{"webhook": webhook.url, "failures": 2}]
+        )
+        experiment.start()
+        failures, end = webhook.next(), webhook.next()
+        experiment.close()
+        assert webhook.accepted.empty()
+    assert failures["event"] == "failures"
+    assert "Experiment tests (TESTEXPT) continues, but 2 trials in a row have failed" in failures["text"]
+    assert "x is 4" in failures["text"]
+    assert failures["experiment"]["status"] in ("RUNNING", "NO_MORE_TRIAL")
+    assert end["event"] == "end"
+    assert end["text"] == (
+        "Experiment tests (TESTEXPT) is done. 2 of 6 trials succeeded, 4 failed, best result 0.75."
+    )
+    assert (end["experiment"]["id"], end["experiment"]["bestValue"]) == ("TESTEXPT", 0.75)
+
+
+def test_an_error_of_the_experiment_is_notified_and_no_other_event(a_real_experiment):
+    with a_webhook() as errors, a_webhook() as ends:
+        experiment = an_experiment(
+            a_real_experiment,
+            [2, 3],
+            [{"webhook": errors.url, "events": ["error"]}, {"webhook": ends.url, "events": ["end"]}],
+            failFast=1,
+        )
+        experiment.start()
+        error = errors.next()
+        assert error["event"] == "error"
+        assert "has failed: cannot continue the search: the first trial failed" in error["text"]
+        experiment.close()
+        assert ends.accepted.empty()
+
+
+def test_a_stop_is_notified_before_the_manager_exits(a_real_experiment):
+    with a_webhook() as webhook:
+        experiment = a_real_experiment(ENDLESS, trialConcurrency=1, notify=[{"webhook": webhook.url}])
+        experiment.start()
+        experiment.delete("/experiment")
+        experiment.manager.wait(DEADLINE_S)
+        assert webhook.accepted.get_nowait()["text"].startswith("Experiment tests (TESTEXPT) was stopped. ")
+
+
+def test_a_webhook_that_is_unavailable_is_tried_again(a_real_experiment):
+    with a_webhook(503, 429) as webhook:
+        an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}]).start()
+        assert webhook.next()["event"] == "end"
+        assert webhook.refusals == 2
+
+
+def test_a_webhook_that_refuses_is_not_tried_again_and_named_without_its_path(a_real_experiment):
+    with a_webhook(404) as webhook:
+        experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}])
+        experiment.start()
+        assert problem(experiment) == (
+            "cannot notify the webhook at 127.0.0.1: it answered with HTTP status 404; check the address"
+        )
+        log = experiment.folder.manager_log.read_text()
+        assert (
+            "dropped a notification for the webhook at 127.0.0.1: Experiment tests (TESTEXPT) is done." in log
+        )
+        assert "secret-path" not in log
+        assert webhook.accepted.empty()
+
+
+def test_a_manager_exits_although_a_webhook_does_not_answer(a_real_experiment):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/secret-path"
+        experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": url}])
+        experiment.start()
+        connection, _ = silent.accept()
+        with connection:
+            experiment.delete("/experiment")
+            experiment.manager.wait(DEADLINE_S)
+    log = experiment.folder.manager_log.read_text()
+    assert "cannot notify the webhook at 127.0.0.1: there is no answer (ReadTimeout)" in log
+    assert "secret-path" not in log
+
+
+def test_a_command_receives_the_notification_in_the_folder_of_the_experiment_file(a_real_experiment):
+    experiment = an_experiment(
+        a_real_experiment, [0.5], [{"command": "cat > received && mv received note.json"}]
+    )
+    experiment.start()
+    path = experiment.code / "note.json"
+    wait_until(path.exists, "the command has run")
+    assert json.loads(path.read_text())["event"] == "end"
+
+
+def test_a_failed_command_is_a_problem_that_names_its_output(a_real_experiment):
+    experiment = an_experiment(a_real_experiment, [0.5], [{"command": "echo no such channel >&2; exit 3"}])
+    experiment.start()
+    output = experiment.folder.notifications_log
+    assert problem(experiment) == (
+        "cannot notify echo no such channel >&2; exit 3: the command ended with exit code 3; its output is in "
+        f"{output}"
+    )
+    assert output.read_text() == "no such channel\n"
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_processes(a_real_experiment, tmp_path):
+    """The command holds a lock until all its processes have ended."""
+    fifo = tmp_path / "held"
+    experiment = an_experiment(
+        a_real_experiment, [0.5], [{"command": f"exec 3> {fifo}; echo started >&3; sleep 600 & sleep 600"}]
+    )
+    os.mkfifo(fifo)
+    experiment.program = [
+        "-c",
+        "import sys; from nni_manager.engine import notifier; notifier.COMMAND_TIMEOUT_S = 0.5\n"
+        "from nni_manager.__main__ import main; sys.exit(main())",
+    ]
+    experiment.start()
+    with fifo.open() as held:
+        assert held.read() == "started\n"  # up to the end of the last process that can write
+    assert "the command has not ended within 0.5 s and was killed" in problem(experiment)
+
+
+# ---- e-mail
+
+
+class Mails:
+    """Receives e-mails."""
+
+    def __init__(self):
+        self.received = queue.Queue()
+        self.logins = []
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802 - aiosmtpd's name
+        self.received.put(envelope)
+        return "250 OK"
+
+    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802 - aiosmtpd's name
+        if address.startswith("nobody@"):
+            return "550 no such user"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    def authenticate(self, server, session, envelope, mechanism, auth_data):
+        self.logins.append((auth_data.login, auth_data.password))
+        return AuthResult(success=auth_data.password == b"p:w", handled=False)
+
+
+class MailServer(Controller):
+    """Counts the open connections, because `stop` leaves these open."""
+
+    connections = 0
+
+    def factory(self):
+        controller = self
+
+        class Connection(SMTP):
+            def connection_made(self, transport):
+                controller.connections += 1
+                super().connection_made(transport)
+
+            def connection_lost(self, error):
+                super().connection_lost(error)
+                controller.connections -= 1
+
+        return Connection(self.handler, **self.SMTP_kwargs)
+
+
+@contextmanager
+def a_mail_server(host="127.0.0.1", context=None):
+    mails = Mails()
+    with socket.create_server((host, 0)) as probe:
+        port = probe.getsockname()[1]
+    controller = MailServer(
+        mails,
+        hostname=host,
+        port=port,
+        ssl_context=context,
+        authenticator=mails.authenticate,
+        auth_require_tls=False,
+    )
+    controller.start()
+    try:
+        yield mails, port
+    finally:
+        wait_until(lambda: controller.connections == 0, "the managers have disconnected")
+        controller.stop()
+
+
+def test_an_email_has_the_end_as_its_subject(a_real_experiment):
+    with a_mail_server() as (mails, port):
+        notify = [{"email": "me@example.com", "smtp": f"smtp://me%40example.com:p%3Aw@127.0.0.1:{port}"}]
+        an_experiment(a_real_experiment, [0.5], notify, experimentName="größte Suche").start()
+        envelope = mails.received.get(timeout=DEADLINE_S)
+    assert mails.logins == [(b"me@example.com", b"p:w")]
+    assert (envelope.mail_from, envelope.rcpt_tos) == ("me@example.com", ["me@example.com"])
+    message = message_from_bytes(envelope.content, policy=policy.default)
+    assert message["subject"] == "Experiment größte Suche (TESTEXPT) is done"
+    assert "1 of 1 trials succeeded, 0 failed, best result 0.5." in message.get_content()
+    assert "nnictl trial ls TESTEXPT" in message.get_content()
+
+
+def test_an_email_is_sent_over_tls_to_a_server_with_a_valid_certificate(a_real_experiment, tmp_path):
+    certificate = Certificate.of(tmp_path / "tls.pem", {"127.0.0.1", "localhost"})
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.path)
+    with a_mail_server(context=context) as (mails, port):
+        notify = [
+            {"email": "me@example.com", "sender": "it@example.com", "smtp": f"smtps://127.0.0.1:{port}"}
+        ]
+        untrusted = an_experiment(a_real_experiment, [0.5], notify)
+        untrusted.start()
+        assert "certificate verify failed" in problem(untrusted)
+        untrusted.close()
+        assert mails.received.empty()
+        trusted = an_experiment(a_real_experiment, [0.5], notify)
+        trusted.environ["SSL_CERT_FILE"] = str(certificate.path)
+        trusted.start()
+        envelope = mails.received.get(timeout=DEADLINE_S)
+        assert (envelope.mail_from, envelope.rcpt_tos) == ("it@example.com", ["me@example.com"])
+
+
+@pytest.mark.parametrize(
+    ("host", "login", "email", "why"),
+    [
+        (
+            "127.0.0.1",
+            "me:wrong@",
+            "me@example.com",
+            "refused the login (535); check the name and password in smtp",
+        ),
+        ("127.0.0.1", "", "nobody@example.com", "refused the recipient (550 no such user); check email"),
+        (
+            "127.0.0.2",
+            "me:p%3Aw@",
+            "me@example.com",
+            "127.0.0.2 has no STARTTLS, which a login needs; write smtps:// in smtp",
+        ),
+    ],
+)
+def test_a_refused_email_is_a_problem_with_a_remedy(a_real_experiment, host, login, email, why):
+    with a_mail_server(host) as (mails, port):
+        notify = [{"email": email, "smtp": f"smtp://{login}{host}:{port}"}]
+        experiment = an_experiment(a_real_experiment, [0.5], notify)
+        experiment.start()
+        assert why in problem(experiment)
+        assert mails.received.empty()
+    if host != "127.0.0.1":
+        assert mails.logins == []
+
+
+# ---- secrets
+
+
+def test_addresses_with_logins_are_neither_shown_nor_saved(a_real_experiment, tmp_path):
+    notify = [
+        {"webhook": "https://hooks.example.com/T0/secret-path", "events": ["error"]},
+        {"email": "me@example.com", "smtp": "smtps://me:secret-login@mail.example.com", "events": ["error"]},
+    ]
+    experiment = an_experiment(a_real_experiment, [0.5], notify)
+    experiment.start()
+    experiment.wait_for_status("DONE", is_stored=True)
+    shown = json.dumps([experiment.get(path) for path in ("/experiment", "/configuration", "/summary")])
+    assert "hooks.example.com" in shown
+    assert "secret-" not in shown
+    experiment.close()
+    assert "secret-" not in configuration_view(ExperimentSnapshot.stored(experiment.folder))["text"]
+    save(experiment.folder, tmp_path / "saved.tgz", has_code=False)
+    shutil.unpack_archive(tmp_path / "saved.tgz", tmp_path / "unpacked", "gztar")
+    for path in (tmp_path / "unpacked").rglob("*"):
+        assert not path.is_file() or b"secret-" not in path.read_bytes(), path
+        assert not path.is_file() or b"hooks.example.com" not in path.read_bytes(), path
