@@ -31,6 +31,7 @@ from nni_manager.engine.shared_files import STORAGE_LAG_S, SharedFiles
 from nni_manager.engine.snapshot import ExperimentSnapshot, snapshot_from_stored
 from nni_manager.engine.storage_executor import StorageExecutor
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
+from nni_manager.engine.tracing import trial_tracer
 from nni_manager.engine.trial_dispatch import TrialDispatch
 from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.engine.workspace_writer import WorkspaceWriter
@@ -132,6 +133,7 @@ class Engine:
             runtime.after_save,
             runtime.spawn,
         )
+        self.tracer = trial_tracer(stored.experiment_id, config.experiment_name)
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
@@ -245,6 +247,8 @@ class Engine:
             # Wait until the last keepers have shut down, so that no process outlives the manager.
             await _wait_at_most(self._no_jobs, _LAST_KEEPERS_S)
         await self.notifier.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         await self.runtime.cancel_tasks()
         self.admission.close()
         await self.service.close()
@@ -406,6 +410,8 @@ class Engine:
         if self._logged.get(trial.trial_id) is trial.state:
             return
         self._logged[trial.trial_id] = trial.state
+        if self.tracer is not None:
+            self.tracer.note(trial)
         if trial.state.is_terminal:
             self.notifier.note_end(trial)
             log.info(

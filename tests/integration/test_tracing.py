@@ -1,0 +1,184 @@
+"""Traces of trials, as a collector of OpenTelemetry receives them."""
+
+import http.server
+import queue
+import threading
+from contextlib import contextmanager
+
+import pytest
+from deadlines import DEADLINE_S
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from real_experiment import wait_until
+
+# A trial with a result above 1 fails, and one with 0 runs until it is stopped.
+TRAIN = """
+import time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+if x > 1:
+    raise SystemExit(f"x is {x}")
+if x == 0:
+    nni.report_intermediate_result(0)
+    time.sleep(600)
+nni.report_final_result(x)
+"""
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Receives spans over OTLP, each with its resource."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.spans = queue.Queue()
+
+    def trace(self, count):
+        """Wait for so many spans."""
+        return [self.spans.get(timeout=DEADLINE_S) for _ in range(count)]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        assert self.path == "/v1/traces"
+        request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+        for of_resource in request.resource_spans:
+            for of_scope in of_resource.scope_spans:
+                for span in of_scope.spans:
+                    self.server.spans.put((values_of(of_resource.resource.attributes), span))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Log no request."""
+
+
+@contextmanager
+def a_collector():
+    with Collector() as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        yield collector
+        collector.shutdown()
+
+
+def values_of(attributes):
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+def endpoint(collector):
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}"}
+
+
+def test_a_trial_has_a_span_and_below_it_one_for_each_state(a_real_experiment):
+    with a_collector() as collector:
+        experiment = a_real_experiment(
+            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}], environ=endpoint(collector)
+        )
+        experiment.start()
+        trace = collector.trace(4)
+    spans = {span.name: span for _, span in trace}
+    assert list(spans) == ["waiting", "running", "closing", "trial"]
+    root = spans.pop("trial")
+    assert {span.parent_span_id for span in spans.values()} == {root.span_id}
+    assert {span.trace_id for span in spans.values()} == {root.trace_id}
+    starts = [span.start_time_unix_nano for span in spans.values()]
+    assert [root.start_time_unix_nano, *starts[1:], root.end_time_unix_nano] == sorted(
+        [*starts, root.end_time_unix_nano]
+    )
+    assert [span.end_time_unix_nano for span in spans.values()] == [*starts[1:], root.end_time_unix_nano]
+    (trial,) = experiment.get("/trials")
+    assert values_of(root.attributes) == {
+        "experiment.id": "TESTEXPT",
+        "experiment.name": "tests",
+        "trial.id": trial["id"],
+        "trial.number": 0,
+        "trial.state": "SUCCEEDED",
+        "trial.exit_reason": "succeeded",
+        "trial.result": 0.5,
+        "trial.retries": 0,
+        "trial.preemptions": 0,
+        "job.id": trial["jobId"],
+    }
+    resource, _ = trace[0]
+    assert (resource["service.name"], resource["service.instance.id"]) == ("trial-keeper", "TESTEXPT")
+
+
+def test_the_span_of_a_failed_trial_has_an_error_with_its_message(a_real_experiment):
+    with a_collector() as collector:
+        environ = endpoint(collector) | {"OTEL_SERVICE_NAME": "digits"}
+        a_real_experiment(
+            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 2}], environ=environ
+        ).start()
+        resource, root = collector.trace(4)[-1]
+    assert root.name == "trial"
+    assert root.status.code == root.status.STATUS_CODE_ERROR
+    assert "x is 2" in root.status.message
+    assert resource["service.name"] == "digits"
+
+
+def test_a_trial_that_an_earlier_manager_started_has_all_its_states(a_real_experiment):
+    with a_collector() as collector:
+        experiment = a_real_experiment(
+            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0}], environ=endpoint(collector)
+        )
+        experiment.start()
+        wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+        experiment.kill_manager()
+        experiment.start()
+        (trial,) = experiment.get("/trials")
+        experiment.delete(f"/trial-jobs/{trial['id']}")
+        trace = collector.trace(5)
+    names = [span.name for _, span in trace]
+    assert names == ["waiting", "running", "stopping", "closing", "trial"]
+    assert trace[0][1].start_time_unix_nano == trace[-1][1].start_time_unix_nano
+    assert trace[-1][1].start_time_unix_nano // 10**6 == trial["createTime"]
+
+
+def test_a_manager_exits_although_the_collector_is_away(a_real_experiment):
+    environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}
+    experiment = a_real_experiment(
+        TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}], environ=environ
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.delete("/experiment")
+    experiment.manager.wait(DEADLINE_S)
+    assert experiment.manager.returncode == 0
+
+
+@pytest.mark.parametrize("environ", [{}, {"OTEL_SDK_DISABLED": "true"}])
+def test_an_experiment_without_tracing_does_not_import_opentelemetry(a_real_experiment, environ):
+    experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}])
+    experiment.environ |= environ and (environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    experiment.program = [
+        "-c",
+        "import sys; from nni_manager.__main__ import main; code = main()\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')]); sys.exit(code)",
+    ]
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.delete("/experiment")
+    experiment.manager.wait(DEADLINE_S)
+    assert experiment.folder.manager_stderr.read_text() == "[]\n"
+
+
+def test_a_missing_library_is_named_in_the_log_and_the_experiment_runs(a_real_experiment):
+    experiment = a_real_experiment(
+        TRAIN,
+        trialConcurrency=1,
+        maxTrialNum=1,
+        initialTrials=[{"x": 0.5}],
+        environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"},
+    )
+    experiment.program = [
+        "-c",
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from nni_manager.__main__ import main; sys.exit(main())",
+    ]
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    log = experiment.folder.manager_log.read_text()
+    assert (
+        "cannot send traces to the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT: there is no opentelemetry" in log
+    )
+    assert "pip install 'trial-keeper[tracing]'" in log
