@@ -220,6 +220,35 @@ async def test_a_pending_reason_without_a_status_is_read_from_events(site):
         assert service._observed.warnings._newest == {}, "the warnings of an ended job must be deleted"
 
 
+async def test_a_stopped_job_has_no_pending_reason_if_its_pod_is_shown_as_running_only_after_the_stop(
+    site, monkeypatch
+):
+    async with site.manager() as service:
+        # The test delivers the changes itself, with the pod's change last.
+        monkeypatch.setattr(service, "_watch", lambda: None)
+        service._on_pod(Synced())
+        await service.submit(site.settings())
+        await site.is_running()
+        (pod,) = site.store.list(PODS)
+        service._on_resource(Upserted(site.store.get(FRAMEWORKS, "default", NAME) | {"status": {}}))
+        service._on_event(Upserted(tell(site.store, pod, "Failed", "no image")))
+        assert service.pending_reason("trial1") == "Failed: no image"
+        assert await service.stop("trial1")
+        await until(lambda: not site.store.list(FRAMEWORKS), "the framework is deleted", DEADLINE_S)
+        frameworks = [
+            entry.after
+            for entry in site.store.history
+            if entry.kind == FRAMEWORKS and entry.after is not None
+        ]
+        service._on_resource(Upserted(frameworks[-1]))
+        await asyncio.sleep(0)
+        assert site.ends == []
+        service._on_pod(Upserted(pod))
+        service._on_pod(Deleted(pod))
+        end = await site.has_ended()
+    assert end.message == f"Framework {NAME} in namespace default was deleted on request"
+
+
 async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
     site.cluster.api.denied.add(("list", "events"))
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))

@@ -133,11 +133,11 @@ class KubernetesService(TrainingService):
             RetryableError: a later submit may succeed, and reuses what was created.
         """
         name = self._name_of(settings.job_id)
-        if other := next(
-            (each for each in self._jobs if each != settings.job_id and self._name_of(each) == name), ""
-        ):
+        namesakes = [each for each in self._jobs if each != settings.job_id and self._name_of(each) == name]
+        if namesakes:
             raise RetryableError(
-                f"cannot create {self._kind} {name} yet: job {other} has the same name; the submit is retried after its end"
+                f"cannot create {self._operator.resource.kind} {name} yet: job {namesakes[0]} has the same name; the submit is "
+                "retried after its end"
             )
         job = self._job(settings.job_id)
         self._watch()
@@ -374,10 +374,11 @@ class KubernetesService(TrainingService):
         message = self._observed.termination_message(job.job_id, verdict)
         cause = "" if job.stop_is_asked else self._observed.cause(job.job_id, verdict.pod)
         preempted = self._observed.preempted_pod(job.job_id)
+        was_pending = await self._reason_if_never_started(job, job.pending_reason_at_stop)
         self._apply(job, _E.REPORTED)
         if job.stop_is_asked and verdict.reason is ExitReason.JOB_LOST:
             # The operator reports our own deletion as somebody's.
-            self._end_deleted(job, job.pending_reason_at_stop)
+            self._end_deleted(job, was_pending)
         elif preempted is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
@@ -387,12 +388,16 @@ class KubernetesService(TrainingService):
         self._calls.start_delete(job.job_id, job.name, document["metadata"]["uid"])
 
     async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
-        """Report the loss of a job whose start no watch has shown. With a reason why it was pending, wait for its pods."""
-        if pending_reason:
-            await self._wait_for_pods(lambda: not self._observed.pods_may_start(job.job_id))
-            pending_reason = "" if self._observed.pod_has_run(job.job_id) else pending_reason
+        """Report the loss of a job whose start no watch has shown."""
+        pending_reason = await self._reason_if_never_started(job, pending_reason)
         self._apply(job, _E.REPORTED)
         self._end_deleted(job, pending_reason)
+
+    async def _reason_if_never_started(self, job: KubernetesJob, pending_reason: str) -> str:
+        """The pending reason of a deleted job; empty if a pod has run, which the watch of pods may show later."""
+        if pending_reason:
+            await self._wait_for_pods(lambda: not self._observed.pods_may_start(job.job_id))
+        return "" if self._observed.pod_has_run(job.job_id) else pending_reason
 
     async def _wait_for_pods(self, is_shown: Callable[[], bool]) -> None:
         """Wait until the watch of pods shows what is awaited, for `_POD_LAG_S` at most."""
@@ -406,7 +411,7 @@ class KubernetesService(TrainingService):
 
     def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:
         who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"
-        cause = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
+        cause = f"{self._operator.resource.kind} {job.name} in namespace {self._namespace} {who}"
         cause += f"; the job had not started: {pending_reason}" if pending_reason else ""
         self._end(job, None, "", ExitReason.JOB_LOST, cause, pending_reason)
 
@@ -464,17 +469,12 @@ class KubernetesService(TrainingService):
         if not (self._all_are_adopted and self._was_listed):
             return
         for name, document in self._observed.resources.items():
-            uid = document["metadata"]["uid"]
-            job_id = render.job_of(document)
+            uid, job_id = document["metadata"]["uid"], render.job_of(document)
             is_known = uid in self._calls.doomed or job_id in self._jobs
             if not is_known and self._operator.stage_of(document) is Stage.ENDED:
                 self._calls.start_delete(job_id, name, uid)
 
     # ---- parts
-
-    @property
-    def _kind(self) -> str:
-        return self._operator.resource.kind
 
     def _job(self, job_id: str) -> KubernetesJob:
         return self._jobs.setdefault(job_id, KubernetesJob(job_id, self._name_of(job_id), time.monotonic()))
