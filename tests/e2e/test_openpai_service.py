@@ -388,9 +388,24 @@ def test_clients_log_in_with_the_password_that_the_owner_has_set(nnictl, state):
 # ---- lifecycle
 
 
+def record_of_ended_service():
+    return daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair()))
+
+
+def test_a_service_that_has_not_yet_replaced_the_record_of_the_last_one_is_starting(state):
+    state.make()
+    ended = record_of_ended_service()
+    state.write_process(ended)
+    service = daemon.start(state)
+    state.write_process(ended)
+    assert daemon.running(state) is None
+    state.write_process(service.process)
+    assert daemon.running(state) == service
+
+
 def test_concurrent_starts_share_one_service(state):
     state.make()
-    state.write_process(daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair())))
+    state.write_process(record_of_ended_service())
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: at_hand(state), range(4)))
     assert len({each.process.pid for each in found}) == 1

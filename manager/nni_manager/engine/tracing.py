@@ -1,6 +1,6 @@
 """OpenTelemetry traces of trials: a span for each trial, and below it one for each state that the trial had.
 
-They are sent over OTLP if the environment names an endpoint, as OpenTelemetry specifies. docs/monitoring.md has spans and attributes.
+They are sent over OTLP if the environment names an endpoint, as OpenTelemetry specifies. docs/monitoring.md describes them.
 """
 
 from __future__ import annotations

@@ -237,7 +237,8 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def running(state: StateFolder) -> Service | None:
-    """The daemon that runs there and answers; None if there is none. One that was stopped (SIGSTOP) is woken.
+    """The daemon that runs there and answers; None if there is none. One that was stopped (SIGSTOP) is continued: a debugger or a
+    batch system may have stopped it.
 
     Raises:
         FolderUnusable: the folder cannot be read.
@@ -247,8 +248,10 @@ def running(state: StateFolder) -> Service | None:
     process, credentials = state.process(), state.credentials()
     if process is None or credentials is None:
         return None  # still starting
+    # A daemon that has just started may answer at the address in the record of the last one.
+    if not _signal(process, signal.SIGCONT):
+        return None
     service = Service(state, process, credentials)
-    wake(state)
     try:
         status, _ = ask(service, "GET", "/tokens/check")
     except (OSError, ValueError, http.client.HTTPException):
@@ -269,15 +272,6 @@ def ask(service: Service, verb: str, path: str, body: dict[str, Any] | None = No
         connection.request(verb, f"/api/v2{path}", None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
-
-
-def wake(state: StateFolder) -> None:
-    """Send the daemon SIGCONT: one that a debugger or a batch system has stopped never answers.
-
-    Raises:
-        FolderUnusable: the folder cannot be read.
-    """
-    _signal(state.process(), signal.SIGCONT)
 
 
 def _signal(process: ServiceProcess | None, number: int, wait_s: float = 0.0) -> bool:
