@@ -49,7 +49,8 @@ class TrialTracer:
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         reason = trial.run.reason
-        attributes = {
+        attributes: dict[str, str | int | float] = {
+            **self._experiment,
             "trial.id": trial.trial_id,
             "trial.number": trial.sequence_id,
             "trial.state": trial.state.value,
@@ -60,9 +61,7 @@ class TrialTracer:
         }
         if trial.run.value is not None:
             attributes["trial.result"] = trial.run.value
-        span = self._tracer.start_span(
-            "trial", start_time=_ns(trial.created_at_s), attributes={**self._experiment, **attributes}
-        )
+        span = self._tracer.start_span("trial", start_time=_ns(trial.created_at_s), attributes=attributes)
         below = set_span_in_context(span)
         ends_s = [at_s for _, at_s in states[1:]] + [now_s]
         for (state, start_s), end_s in zip(states, ends_s, strict=True):

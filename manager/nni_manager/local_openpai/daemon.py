@@ -237,8 +237,7 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def running(state: StateFolder) -> Service | None:
-    """The daemon that runs there and answers; None if there is none. One that was stopped (SIGSTOP) is continued: a debugger or a
-    batch system may have stopped it.
+    """The daemon that runs there and answers; None if there is none. One that was stopped (SIGSTOP) is woken.
 
     Raises:
         FolderUnusable: the folder cannot be read.
@@ -249,7 +248,7 @@ def running(state: StateFolder) -> Service | None:
     if process is None or credentials is None:
         return None  # still starting
     # A daemon that has just started may answer at the address in the record of the last one.
-    if not _signal(process, signal.SIGCONT):
+    if not wake(state):
         return None
     service = Service(state, process, credentials)
     try:
@@ -272,6 +271,15 @@ def ask(service: Service, verb: str, path: str, body: dict[str, Any] | None = No
         connection.request(verb, f"/api/v2{path}", None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
+
+
+def wake(state: StateFolder) -> bool:
+    """Continue the daemon of the record: one that a debugger or a batch system has stopped never answers. False: it has ended.
+
+    Raises:
+        FolderUnusable: the folder cannot be read.
+    """
+    return _signal(state.process(), signal.SIGCONT)
 
 
 def _signal(process: ServiceProcess | None, number: int, wait_s: float = 0.0) -> bool:

@@ -63,7 +63,7 @@ class ClusterHere:
     `wake` resumes a stopped daemon. `replace` kills one that does not answer, and starts another; it blocks.
     """
 
-    wake: Callable[[], None]
+    wake: Callable[[], object]
     replace: Callable[[], None]
 
 
