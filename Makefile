@@ -43,10 +43,13 @@ FASTAI := fastai>=2.8.12,<2.9
 OF_FASTAI := fastcore fastprogress fastdownload fasttransform plum-dispatch<2.10 cloudpickle matplotlib pandas pillow pyyaml requests \
   scikit-learn scipy
 
+# Draws the diagrams of the documentation site in the browser.
+MERMAID := mermaid@12.3.0
+
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
+.PHONY: help demo docs quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +59,11 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 	nnictl create --config examples/digits/config_openpai.yml --foreground && code=0 || code=$$?; \
 	[ "$$was_running" ] || nnictl openpai stop-service; \
 	exit $$code
+
+# Without Mermaid's file, a browser shows the text of a diagram.
+docs: .venv/.installed-test build/docs/static/mermaid.min.js ## build the documentation site in build/docs/html, with offline search; a broken link is an error
+	sphinx-build -q -W --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
+	@echo 'open build/docs/html/index.html in a browser'
 
 quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
 	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
@@ -165,6 +173,13 @@ node_modules/.installed: package-lock.json
 	@hash npm node 2>/dev/null || { echo "cannot check the web page: npm is missing; install Node.js 20 or later" >&2; exit 1; }
 	@npm ci --silent --no-audit --no-fund --ignore-scripts
 	@touch '$@'
+
+# One file of a package whose dependencies it contains, so that no package is installed.
+build/docs/static/mermaid.min.js: Makefile
+	@mkdir -p build/docs/package $(@D)
+	@npm pack --silent --pack-destination build/docs/package $(MERMAID) >/dev/null
+	@tar -xzf build/docs/package/mermaid-*.tgz -C build/docs package/dist/mermaid.min.js
+	@mv build/docs/package/dist/mermaid.min.js '$@' && rm -r build/docs/package && touch '$@'
 
 # pip comes last into a virtual environment: one that failed half-way is made again.
 .venv/bin/pip:
