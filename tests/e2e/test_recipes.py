@@ -112,7 +112,7 @@ def test_the_code_of_a_recipe_runs(place, block):
 
 
 def test_the_recipe_for_a_resume_runs(place):
-    (commands,) = (block.values[0] for block in blocks("") if "resume" in block.values[0])
+    (commands,) = (block.values[0] for block in blocks("sh") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
     assert stop == ["stop"]
     latest = ids(place)[0]
@@ -134,8 +134,7 @@ def example(page, heading):
     """The files and the commands below a heading of a page."""
     part = (ROOT / f"docs/{page}.md").read_text().partition(f"## With {heading}\n")[2].partition("\n## ")[0]
     files = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", part, re.MULTILINE | re.DOTALL))
-    rest = re.sub(r"^```\w+\n.*?^```\n", "", part, flags=re.MULTILINE | re.DOTALL)
-    commands = re.findall(r"^```\n(.*?)^```", rest, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
     return files, "".join(commands).splitlines()
 
 
