@@ -87,7 +87,7 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # The poll was started by the manager before the restart.
+            return  # The manager started this poll before its restart.
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()

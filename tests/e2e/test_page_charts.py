@@ -323,7 +323,7 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
     chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
     assert len(set(chosen)) == 2
-    # The manager's two most important parameters are preselected. Choosing the parameter of the other axis swaps both axes.
+    # The page preselects the two most important parameters. Whoever selects the parameter of x for y swaps the axes.
     person.see("contour-y").select_option(chosen[0])
     assert person.see("contour-x").input_value() == chosen[1]
     person.see("contour-x").select_option("lr")

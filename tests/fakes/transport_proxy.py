@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 
 _READ_BYTES = 64 * 1024
-# The buffer is as large as that of a network connection, so that a keeper detects a blocked proxy.
+# 16 reads are 1 MiB in each direction, about what TCP buffers hold. A larger queue would hide a blocked proxy from the keeper.
 _MAX_QUEUE = 16
 
 

@@ -86,8 +86,8 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # The short form has the umasks with which others may write (000 and 002), and each kind, because kinds create their files
-    # differently.
+    # Without THOROUGH, each kind runs with umask 000, because kinds create their files differently, and IN_SHORT adds two cases
+    # with other umasks.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))

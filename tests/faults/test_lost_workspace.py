@@ -64,8 +64,8 @@ def test_a_resumed_experiment_without_its_folder_of_trials_ends(experiment, tmp_
     assert_it_ends(experiment)
 
 
-# The manager refuses before it starts jobs, so reused jobs need no test. On this machine, the workspace is the experiment's
-# folder.
+# The manager refuses a resume before it submits a job, so reused jobs are not tested. The local workspace is the experiment's
+# folder, so it cannot be missing alone.
 @pytest.mark.parametrize(
     ("experiment", "lost"),
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],

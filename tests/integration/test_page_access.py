@@ -264,7 +264,7 @@ def test_files_of_the_current_edition_are_immutable_and_files_of_other_editions_
     assert (other.status_code, other.headers["Cache-Control"]) == (200, "no-cache")
 
 
-def test_a_changed_file_changes_the_edition(tmp_path):
+def test_the_path_of_the_page_files_changes_with_their_content(tmp_path):
     (tmp_path / "index.html").write_text('<script src="/page/main.js"></script>')
     (tmp_path / "main.js").write_text("1")
     before = Files(tmp_path).edition

@@ -623,7 +623,7 @@ def test_reading_code_prints_no_compiler_warnings():
 # ---- missing values
 
 
-def test_a_parameter_that_is_missing_in_the_trial_is_an_error(run):
+def test_an_annotation_without_a_value_in_the_parameters_is_an_error(run):
     code = generated(f"{V}\nx = 1\n")
     expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
     with pytest.raises(ParameterAbsent, match=expected):

@@ -103,7 +103,7 @@ def test_the_keeper_exits_with_the_exit_code_of_its_trial(
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(code)]
 
 
-def test_a_failed_trial_has_its_last_stderr_as_message_and_a_success_no_message(
+def test_the_message_of_a_trial_is_its_last_stderr_only_if_the_trial_failed(
     simulated: SimulatedKeeper,
 ) -> None:
     assert end_in(simulated.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"

@@ -42,7 +42,7 @@ def test_the_experiment_repeats_the_request_to_an_unready_tuner_when_a_trial_end
     assert search.requests == [3], "the tuner answered, so another request may be answered too"
 
 
-def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
+def test_a_trial_that_ends_during_a_request_to_the_tuner_causes_a_second_request() -> None:
     search = new_search(concurrency=2, max_trials=None)
     search.suggest()
     search.run("t0")

@@ -77,8 +77,8 @@ def test_a_pod_that_exits_by_itself_has_no_termination_cause(pod):
         ("Failed", 143, BEFORE, BEFORE),
         ("Failed", 1, BEFORE, BEFORE),  # Training code may catch SIGTERM and exit with a code of its own.
         ("Failed", 143, AT, AT),
-        # An operator deletes a pod after the pod has ended. For times in the same second, only exit code 143 (SIGTERM) shows
-        # that the deletion came first.
+        # Job operators also delete pods that have ended. If exit and deletion have the same second, only exit code 143 (SIGTERM)
+        # proves that the deletion came first.
         ("Failed", 137, AT, None),
         ("Failed", 1, AT, None),
         ("Failed", 143, AFTER, None),

@@ -18,7 +18,7 @@ async def guess(throttle, source):
     assert caught.value.code == "IncorrectPasswordError"
 
 
-def test_sources_are_forgotten_after_their_cooldown_when_the_maximum_number_is_reached(monkeypatch):
+def test_login_sources_without_a_cooldown_are_dropped_at_the_limit_of_sources(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
 
     async def scenario():
@@ -30,7 +30,7 @@ def test_sources_are_forgotten_after_their_cooldown_when_the_maximum_number_is_r
     asyncio.run(scenario())
 
 
-def test_a_source_with_a_failed_or_pending_login_is_never_forgotten(monkeypatch):
+def test_a_source_with_a_failed_or_pending_login_is_never_dropped(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 1)
     monkeypatch.setattr(login_throttle, "FAILURE_COOLDOWN_S", 3600.0)
 

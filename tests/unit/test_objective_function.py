@@ -57,7 +57,7 @@ def helper(parameters):
     return SafeLoader.get_data, [json for _ in parameters]
 
 
-def test_a_function_found_by_its_qualified_name_is_imported(module):
+def test_a_function_reachable_by_its_qualified_name_is_imported_and_not_pickled(module):
     for function, name in ((module.whole, "whole"), (module.Model.loss, "Model.loss")):
         made = ObjectiveFunction.of(function)
         assert (made.name, made.pickled) == (f"a_module_of_the_user:{name}", None)

@@ -180,7 +180,7 @@ def test_a_poll_returns_the_bytes_after_the_stored_offsets(
     assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
 
 
-def test_an_attempt_has_started_after_its_keeper_has_written_to_its_log(
+def test_an_attempt_counts_as_started_only_if_its_keeper_log_has_content(
     tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
     running_folder.stream(Stream.METRICS).write_bytes(b"")

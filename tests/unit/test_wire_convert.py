@@ -233,9 +233,8 @@ def test_any_bytes_are_decoded_or_raise_message_invalid(content: bytes) -> None:
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
-    # In the keeper, gRPC handles this error; the bytes come from the manager that the keeper has chosen.
     except DecodeError:
-        return
+        return  # In a keeper, gRPC parses responses and handles this error.
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
 
