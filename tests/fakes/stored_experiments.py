@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import subprocess
 
 from attempts import RegisteringStore, attempt_id
 
@@ -72,3 +73,9 @@ def finished(folder, *results):
         store.commit([trial_row(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
     store.commit([experiment_row(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
     store.close()
+
+
+def a_process_of(folder):
+    """A process that looks like a trial process of this experiment."""
+    attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
+    return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})

@@ -131,7 +131,7 @@ def test_a_trial_that_an_earlier_manager_started_has_all_its_states(a_real_exper
     names = [span.name for _, span in trace]
     assert names == ["waiting", "running", "stopping", "closing", "trial"]
     assert trace[0][1].start_time_unix_nano == trace[-1][1].start_time_unix_nano
-    assert trace[-1][1].start_time_unix_nano // 10**6 == trial["createTime"]
+    assert trace[-1][1].start_time_unix_nano // 10**6 == trial["submitTime"]
 
 
 def test_a_manager_exits_although_the_collector_is_away(a_real_experiment):

@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import os
 import sqlite3
-import subprocess
 
 import pytest
-from stored_experiments import finished
+from stored_experiments import a_process_of, finished
 
 from nni_manager.client.remains import remains_of
 from nni_manager.store.folders import Registry
@@ -58,12 +56,6 @@ def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
     assert not died.path.exists()
     trial.kill()
     trial.wait()
-
-
-def a_process_of(folder):
-    """A process that looks like a trial process of this experiment."""
-    attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
-    return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
 
 
 def test_an_experiment_of_a_dead_manager_is_deleted_after_its_trial_processes_end(nnictl, an_experiment):

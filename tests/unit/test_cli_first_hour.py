@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import shutil
 
 import pytest
 from attempts import RegisteringStore
+from stored_experiments import a_process_of
 
 from nni_manager.client import watch
 from nni_manager.config.reader import read_experiment_file
@@ -16,6 +18,7 @@ from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import experiment_row, trial_row
+from trial_keeper.wire.reasons import ExitReason
 
 CONFIG = """\
 experimentName: digits
@@ -89,17 +92,74 @@ def test_lists_show_the_first_and_the_last_line_of_a_long_error():
 
 
 def test_the_list_of_running_experiments_names_experiments_with_a_dead_manager(nnictl, stored):
-    died = "died, and trials may still run; `nnictl resume"
     stored(experiment_id="over1111")
     assert nnictl("experiment", "list")[2] == ""
-    stored(state=ExperimentState.RUNNING, experiment_id="dead1111")
+    folder = stored(state=ExperimentState.RUNNING, experiment_id="dead1111")
     code, out, err = nnictl("experiment", "list")
     assert (code, out[:35]) == (0, "INFO: There is no running experimen")
-    assert err.startswith(f"WARNING: the manager of dead1111 {died} dead1111` ")
-    stored(state=ExperimentState.RUNNING, experiment_id="dead2222")
-    assert nnictl("experiment", "list")[2].startswith(
-        f"WARNING: the managers of dead1111, dead2222 {died} ID` "
+    resume = "`nnictl resume {0}` resumes the experiment"
+    assert err == (
+        f"WARNING: the manager of dead1111 died, and none of its trials runs; {resume.format('dead1111')}\n"
     )
+    trial = a_process_of(folder)
+    err = nnictl("experiment", "list")[2]
+    trial.kill()
+    trial.wait()
+    stop = "`nnictl stop dead1111` ends its trials"
+    assert err == (
+        f"WARNING: the manager of dead1111 died, and trials may still run; {resume.format('dead1111')}, {stop}\n"
+    )
+    stored(state=ExperimentState.RUNNING, experiment_id="dead2222")
+    assert nnictl("experiment", "list")[2] == (
+        f"WARNING: the managers of dead1111, dead2222 died, and no trial runs; {resume.format('ID')}\n"
+    )
+
+
+def test_the_remedy_of_top_is_a_resume_if_the_manager_has_died(nnictl, stored):
+    stored(state=ExperimentState.RUNNING)
+    assert nnictl("top", "abc")[2] == (
+        "ERROR: cannot watch experiment abc11111: it is not running; `nnictl trial ls abc11111` shows its trials, "
+        "`nnictl resume abc11111` resumes it\n"
+    )
+
+
+def test_an_unknown_id_is_reported_although_the_database_of_another_experiment_is_damaged(nnictl, stored):
+    stored(experiment_id="good1111")
+    stored(experiment_id="lost1111").database.write_bytes(b"")
+    for command in (("trial", "ls"), ("stop",), ("experiment", "delete", "--yes")):
+        code, _, err = nnictl(*command, "zzz12345")
+        assert code == 1
+        assert "cannot find experiment 'zzz12345'" in err
+        assert "lost1111/db" not in err
+
+
+def test_an_experiment_whose_database_folder_was_removed_is_listed_and_can_be_deleted(nnictl, stored):
+    folder = stored()
+    shutil.rmtree(folder.database.parent)
+    assert "abc11111\tUNREADABLE" in nnictl("experiment", "list", "--all")[1]
+    code, _, err = nnictl("trial", "ls", "abc")
+    assert code == 1
+    assert "experiment.sqlite: it was removed; restore it from a copy, or remove the experiment with" in err
+    assert nnictl("experiment", "delete", "abc11111", "--yes", "--force")[0] == 0
+    assert not folder.path.exists()
+
+
+def test_the_rows_of_stopped_trials_name_the_reason(nnictl, stored):
+    folder = stored()
+    store = RegisteringStore(folder.database, folder.collected_logs)
+    for number, (state, reason) in enumerate(
+        [
+            (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER),
+            (TrialState.SYS_CANCELED, ExitReason.TIME_LIMIT),
+        ]
+    ):
+        trial = Trial(f"t{number}", number, {"lr": 0.5}, {}, 1.0, f"t{number}", state)
+        trial.run.reason = reason
+        store.commit([trial_row(trial)], 1.0)
+    store.close()
+    out = nnictl("trial", "ls", "abc")[1]
+    assert "lr=0.5  (stopped by user)" in out
+    assert "lr=0.5  (time limit)" in out
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,13 @@ def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
+def test_the_error_for_a_parameter_without_underscores_adds_them(only_message, read):
+    message = only_message(LOCAL, {"lr": {"type": "uniform", "value": [0, 1]}}).message
+    what, remedy = message.split("; write ")
+    assert what == "cannot use lr: type and value start with an underscore"
+    read(LOCAL, {"lr": json.loads(remedy)})
+
+
 @pytest.mark.parametrize(
     "other", [{"min": 0, "max": "b"}, {"values": 3}, {"values": []}, {"low": 0}, {"distribution": "beta"}]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -55,7 +56,9 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
-    output.info(f"Saved experiment {name} to {path}; `nnictl experiment load --path {path.name}` restores it")
+    output.info(
+        f"Saved experiment {name} to {path}; `nnictl experiment load --path {shlex.quote(str(path))}` restores it"
+    )
 
 
 @experiment.command(

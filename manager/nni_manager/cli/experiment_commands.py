@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
     if all_of_them:
         lines += corrupt_entries(Registry.of_user())
     else:
-        _warn_of_the_dead(known for known in found if not known.is_served)
+        options.warn_of_dead_managers(known for known in found if not known.is_served)
     lines = latest_first(map(dict, results.with_tags(lines, tags)))
     if as_json:
         output.print_json(lines)
@@ -106,22 +106,6 @@ def list_experiments(all_of_them: bool, tags: tuple[str, ...], as_json: bool) ->
             output.warning(
                 f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` resumes it"
             )
-
-
-def _warn_of_the_dead(unserved: Iterable[KnownExperiment]) -> None:
-    """Name the experiments whose manager has died: they are not running, and have not ended."""
-    dead = []
-    for known in unserved:
-        # An unreadable store is shown by --all.
-        with contextlib.suppress(NniManagerError):
-            if not known.problem and not known.stored.status()["isTerminal"]:
-                dead.append(known.experiment_id)
-    if dead:
-        whose, name = ("manager", dead[0]) if len(dead) == 1 else ("managers", "ID")
-        output.warning(
-            f"the {whose} of {', '.join(dead)} died, and trials may still run; `nnictl resume {name}` resumes the experiment, "
-            f"`nnictl stop {name}` ends its trials"
-        )
 
 
 def _has_died(line: dict[str, Any]) -> bool:

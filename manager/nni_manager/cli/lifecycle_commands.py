@@ -383,8 +383,10 @@ def top(experiment_id: str | None, every_s: float) -> None:
     known = options.experiment(experiment_id)
     if known.manager is None:
         name = known.experiment_id
+        has_ended = not known.problem and known.stored.status()["isTerminal"]
+        remedy = "" if has_ended else f", `nnictl resume {name}` resumes it"
         raise UserError(
-            f"cannot watch experiment {name}: it is not running; `nnictl trial ls {name}` shows its trials"
+            f"cannot watch experiment {name}: it is not running; `nnictl trial ls {name}` shows its trials{remedy}"
         )
     watch.follow(known, every_s)
 

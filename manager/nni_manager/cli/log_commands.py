@@ -44,7 +44,9 @@ _path = click.option(
 
 
 def _add_manager_log(stream: str, *examples: str) -> None:
-    @log.command(stream, help=f"Print the manager's {stream}.", epilog=example(*examples))
+    what = "decisions" if stream == "manager" else stream
+
+    @log.command(stream, help=f"Print the manager's {what}.", epilog=example(*examples))
     @experiment_argument
     @_head
     @click.option("--tail", "-T", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
@@ -54,12 +56,17 @@ def _add_manager_log(stream: str, *examples: str) -> None:
         experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
     ) -> None:
         folder, selection = options.experiment(experiment_id).folder, _Selection(head, tail, follow)
-        path = {"stdout": folder.manager_stdout, "stderr": folder.manager_stderr}[stream]
+        path = {
+            "manager": folder.manager_log,
+            "stdout": folder.manager_stdout,
+            "stderr": folder.manager_stderr,
+        }[stream]
         if path_only:
             output.plain(str(path))
             return
         if not path.exists() or path.stat().st_size == 0:
-            output.warning(f"{path} is empty; the manager's decisions are in {folder.manager_log}")
+            name = folder.experiment_id
+            output.warning(f"{path} is empty; `nnictl log manager {name}` prints the manager's decisions")
         if not path.exists():
             return
         with path.open("rb") as file:
@@ -70,6 +77,9 @@ def _add_manager_log(stream: str, *examples: str) -> None:
                 sys.stdout.flush()
 
 
+_add_manager_log(
+    "manager", "nnictl log manager", "nnictl log manager GvTf2bVe --tail 20", "nnictl log manager --follow"
+)
 _add_manager_log(
     "stdout", "nnictl log stdout", "nnictl log stdout GvTf2bVe --tail 20", "nnictl log stdout --follow"
 )

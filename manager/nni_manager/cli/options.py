@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,38 @@ def warn_of_dead_manager(known: KnownExperiment) -> bool:
         f"the manager of experiment {name} is not running, and this is its last status; `nnictl resume {name}` resumes it"
     )
     return True
+
+
+def warn_of_dead_managers(unserved: Iterable[KnownExperiment]) -> None:
+    """Name the experiments whose manager has died: they are not running, and have not ended."""
+    dead: dict[bool, list[str]] = {True: [], False: []}
+    for known in unserved:
+        # An unreadable store is shown by --all.
+        with contextlib.suppress(NniManagerError):
+            if not known.problem and not known.stored.status()["isTerminal"]:
+                dead[_may_run(known)].append(known.experiment_id)
+    for may_run, names in dead.items():
+        if names:
+            whose, name = ("manager", names[0]) if len(names) == 1 else ("managers", "ID")
+            left = (
+                "trials may still run"
+                if may_run
+                else "none of its trials runs"
+                if len(names) == 1
+                else "no trial runs"
+            )
+            stop = f", `nnictl stop {name}` ends its trials" if may_run else ""
+            output.warning(
+                f"the {whose} of {', '.join(names)} died, and {left}; `nnictl resume {name}` resumes the experiment{stop}"
+            )
+
+
+def _may_run(known: KnownExperiment) -> bool:
+    """True if trials of an experiment without a manager may run; those of a cluster are not looked for."""
+    from nni_manager.support.leftovers import processes_of
+
+    config = known.stored.config()
+    return not config.cluster.is_this_machine or bool(processes_of(known.folder.workspace))
 
 
 def warn_of_error(known: KnownExperiment) -> bool:

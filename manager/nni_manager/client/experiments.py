@@ -206,7 +206,7 @@ def known_experiment(
     # A manager outlives its folder: it still holds its ports, and its trials still run.
     manager = manager or managers().get(folder.path)
     name = folder.experiment_id
-    if manager is None and not folder.database.parent.is_dir():
+    if manager is None and not folder.path.is_dir():
         return None
     if manager is None:
         return KnownExperiment(
@@ -233,8 +233,10 @@ def known_experiments() -> list[KnownExperiment]:
 def _with_trial(given: str, known: Sequence[KnownExperiment]) -> str | None:
     """The id of the first readable experiment with a trial of exactly this id; None: there is none."""
     for each in known:
-        if not each.problem and given in each.stored.read(lambda reader: reader.trial_ids(given, 1)):
-            return each.experiment_id
+        # A damaged database of another experiment does not concern the user here.
+        with contextlib.suppress(NniManagerError):
+            if not each.problem and given in each.stored.read(lambda reader: reader.trial_ids(given, 1)):
+                return each.experiment_id
     return None
 
 

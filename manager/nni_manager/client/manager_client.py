@@ -94,7 +94,8 @@ class ManagerClient:
             answer = self._session.request(verb, url, timeout=within_s, **options)
             document = answer.json()
         except requests.Timeout as error:
-            raise self._unresponsive(f"no answer within {within_s:.0f} s") from error
+            effect = "" if verb == "GET" else ", and the change may still take effect"
+            raise self._unresponsive(f"no answer within {within_s:.0f} s{effect}") from error
         except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             raise self._connection_error(error) from error
         except requests.RequestException as error:
@@ -136,7 +137,7 @@ class ManagerClient:
     ) -> ManagerUnresponsive:
         return kind(
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
-            f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"
+            f"wait and try again, or see `nnictl log manager {self.experiment_id}`"
         )
 
 

@@ -276,6 +276,8 @@ def trial_cells(trial: Document) -> list[str]:
         parameters += f"  ({trial['message'].splitlines()[0]})"
     elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
         parameters += f"  ({trial['message']})"
+    elif trial["state"] in ("USER_CANCELED", "SYS_CANCELED") and trial["reason"]:
+        parameters += f"  ({trial['reason']})"
     if trial.get("violates"):
         parameters += f"  (violates {', '.join(trial['violates'])})"
     if trial["warning"]:

@@ -242,12 +242,15 @@ class _Reader:
         key, remedy = key_of(path), f"write a hyper-parameter as {_EXAMPLE}"
         if not isinstance(raw, dict):
             return self._invalid(path, f"{key}: {shown(raw)} is not a mapping", remedy)
+        if raw.keys() == {"type", "value"}:
+            translated = {"_type": raw["type"], "_value": raw["value"]}
+            return self._invalid(
+                path, f"{key}: type and value start with an underscore", f"write {_in_json(translated)}"
+            )
         if raw.keys().isdisjoint(("_type", "_value")) and (other := in_nni_notation(raw)) is not None:
             library, translated = other
             what = f"{key}: it has the notation of {library}"
-            return self._invalid(
-                path, what, f"write {json.dumps(translated, ensure_ascii=False, default=str)}"
-            )
+            return self._invalid(path, what, f"write {_in_json(translated)}")
         for extra in (str(each) for each in raw if each not in ("_type", "_value")):
             self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep only _type and _value")
         missing = [name for name in ("_type", "_value") if name not in raw]
@@ -440,3 +443,7 @@ def _supports(parameter: Parameter, value: float) -> bool:
 def _is_exact(value: float, q: float) -> bool:
     """True if floats near `value` are precise enough to distinguish multiples of q."""
     return abs(value / q) < 2**50
+
+
+def _in_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

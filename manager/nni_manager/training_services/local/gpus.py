@@ -69,7 +69,7 @@ class GpuShares:
         if (gpu_num or 0) > len(usable):
             raise UserError(
                 f"cannot run trials on this machine: trial.gpuNum is {gpu_num} and the experiment may use {len(usable)} GPUs; "
-                "lower gpuNum (0 hides all GPUs from trials; without gpuNum, GPUs are not managed)"
+                "lower gpuNum, or trialGpuNumber (0 hides all GPUs from trials; without it, GPUs are not managed)"
             )
         return cls(usable, section.max_trials_per_gpu)
 
