@@ -1,7 +1,7 @@
 """The code blocks of the documentation do what they say: each kind of block has a function here that runs or checks it.
 
-A block that nothing can run has a comment before it: `<!-- not run: REASON -->`. Of commands, those of nnictl and make are then
-parsed all the same. Blocks of `text` and `console` are what programs print.
+A block that nothing can run has a comment before it: `<!-- not run: REASON -->`. The tests parse its commands of nnictl and make
+nevertheless. Blocks of `text` and `console` are what programs print.
 """
 
 import copy
@@ -140,7 +140,7 @@ SECOND = {
 """The experiment file of the quick start in NNI's second schema."""
 
 
-def experiment_of(block):
+def document_with(block):
     """The experiment file that a block belongs to: that of the quick start, or the last whole one of its page."""
     document = yaml.safe_load(CONFIG)
     for each in blocks_of(block.page)[: block.number + 1]:
@@ -177,16 +177,16 @@ def test_a_block_of_an_experiment_file_is_accepted(block, place):
     document = yaml.safe_load(block.text)
     if document.get("kind") == "Framework":
         (place / "template.yml").write_text(block.text)
-        whole = experiment_of(blocks_of(block.page)[0])
+        whole = document_with(blocks_of(block.page)[0])
         whole["frameworkcontrollerConfig"]["configPath"] = "template.yml"
         del whole["trial"]["taskRoles"]
         document = whole
     elif "spec" in document:
         (place / "pod.yml").write_text(block.text)
-        document = experiment_of(blocks_of(block.page)[0])
+        document = document_with(blocks_of(block.page)[0])
         document["kubeflowConfig"]["podTemplate"] = "pod.yml"
     else:
-        document = experiment_of(block)
+        document = document_with(block)
     (place / "mnt").mkdir()
     path = place / "config.yml"
     path.write_text(yaml.safe_dump(document).replace("/local/mnt", str(place / "mnt")))
