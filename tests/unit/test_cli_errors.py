@@ -70,9 +70,13 @@ IN_SPACE = {
     "space-no-value": (', "_value": [16, 32]', ""),
     "space-trailing-comma": ("[16, 32]}\n", "[16, 32]},\n"),
     "space-single-quotes": ('"lr"', "'lr'"),
+    "space-without-underscores": ('"_type": "loguniform", "_value"', '"type": "loguniform", "value"'),
     "space-is-a-list": (SPACE, "[1, 2]\n"),
 }
 COMMANDS = {
+    "a-search-space-as-experiment-file": "create space.json",
+    "a-program-as-experiment-file": "config check train.py",
+    "misspelt-command-of-a-group": "statu",
     "no-file": "create",
     "file-that-is-missing": "create exp.yaml",
     "file-that-is-a-folder": "create .",

@@ -5,6 +5,7 @@ They are translated before click reads them, so the help pages show one name of 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 
 import click
@@ -83,7 +84,10 @@ def elsewhere(cli: click.Group, group: str, word: str) -> list[str]:
     for name in (f"{group} {word}".strip(), word):
         if name in _SYNONYMS:
             return [_SYNONYMS[name]]
-    found = [path for path in _paths(cli) if path.rpartition(" ")[2] == word]
+    paths = [*_paths(cli)]
+    names = {path.rpartition(" ")[2] for path in paths}
+    meant = {word} if word in names or group else {*difflib.get_close_matches(word, names, n=1, cutoff=0.8)}
+    found = [path for path in paths if path.rpartition(" ")[2] in meant]
     usual = [path for path in found if path.partition(" ")[0] not in _SPECIAL_GROUPS]
     return usual or found
 

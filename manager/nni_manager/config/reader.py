@@ -25,6 +25,7 @@ from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
 
 # Those that every sweep of W&B has.
+_PROGRAMS = (".py", ".sh", ".ipynb")
 _KEYS_OF_SWEEP = {"method", "parameters"}
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 
@@ -85,6 +86,12 @@ def read_first_schema(path: Path) -> dict[str, Any]:
 
 
 def _mapping_of(path: Path) -> Document:
+    if path.suffix in _PROGRAMS:
+        message = (
+            f"cannot use {path.name}: it is a program; name an experiment file, in which `trial.command` runs the program: "
+            "`nnictl help experiment-file`"
+        )
+        raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     document = read_yaml(path)
     if not isinstance(document.value, dict):
         message = (
@@ -95,6 +102,12 @@ def _mapping_of(path: Path) -> Document:
         message = (
             f"cannot use {path.name}: it is a sweep of W&B; write an experiment file: `nnictl help from-wandb` "
             "has the same example in both forms"
+        )
+        raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
+    if document.value and all(isinstance(each, dict) and "_type" in each for each in document.value.values()):
+        message = (
+            f"cannot use {path.name}: it is a search space; name it as `searchSpacePath` in an experiment file: "
+            "`nnictl help experiment-file`"
         )
         raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     return document

@@ -32,7 +32,7 @@ def disk_full_message(path: Path, what: str) -> str:
         used, free = wal_bytes(path) + path.stat().st_size, shutil.disk_usage(path.parent).free
     return (
         f"cannot write to {path}: {what}; the file has {used / 1e6:.0f} MB, and its disk has {free / 1e6:.0f} MB free: free some "
-        "disk space. Trials continue, and their reports are stored when there is space"
+        "disk space. Reports of running trials are stored when there is space"
     )
 
 
