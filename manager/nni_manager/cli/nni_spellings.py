@@ -86,8 +86,10 @@ def elsewhere(cli: click.Group, group: str, word: str) -> list[str]:
             return [_SYNONYMS[name]]
     paths = [*_paths(cli)]
     names = {path.rpartition(" ")[2] for path in paths}
-    meant = {word} if word in names or group else {*difflib.get_close_matches(word, names, n=1, cutoff=0.8)}
-    found = [path for path in paths if path.rpartition(" ")[2] in meant]
+    # click itself suggests commands of the group that are nearly the word.
+    if word not in names and not group and not difflib.get_close_matches(word, cli.commands):
+        word = next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.8)), word)
+    found = [path for path in paths if path.rpartition(" ")[2] == word]
     usual = [path for path in found if path.partition(" ")[0] not in _SPECIAL_GROUPS]
     return usual or found
 
