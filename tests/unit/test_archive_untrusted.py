@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 import pytest
+from deadlines import scaled_s
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_archives import a_member, move_to, repacked, save_an_experiment, unpack
@@ -28,7 +29,7 @@ from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.platform import Locations
 
 # A rejection takes about a second. Loading without a rejection would never end.
-AT_ONCE_S = 20.0
+AT_ONCE_S = scaled_s(20.0)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
