@@ -30,7 +30,6 @@ REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
 # Trials without any work measure the overhead on two cores. No real training is that short.
 LASTING_MS = 20
-# The floors are measured before and after, so that a change of the machine's speed is noticed.
 _PLAIN_EXTRA_MS = 10.0
 # On the reference machine Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine, the goal is the same share of Ray
 # Tune's time.
@@ -42,7 +41,7 @@ _SINGLE_GOAL = 3
 # The folder is in memory if possible: after large deletions, a disk creates new files slowly.
 _MEMORY = Path("/dev/shm")
 
-# This minimal fork server runs the same script's code in a fork, which leaves with os._exit.
+# This minimal fork server runs the code of the same script in a fork, which exits with os._exit.
 FORKING = """
 import os, sys, time
 script, shown, *imports = sys.argv[1:]
@@ -81,6 +80,8 @@ def turnaround() -> list[Row]:
         lasting = SCRIPT.format(SDK, f"time.sleep({LASTING_MS / 1e3})\n{REPORT}")
         importing = SCRIPT.format("".join(f"import {name}\n" for name in IMPORTS), "")
         before = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
+        # The bare start and the fork are measured before and after the trials. Their mean compensates for a change of the
+        # machine's speed.
         single_ms = _ours_ms(root / "single", trivial, SINGLE_TURNS, localConfig={})
         plain_ms = _ours_ms(root / "plain", trivial, TURNS)
         warm_ms = _ours_ms(root / "warm", reporting, TURNS, warmImports=WARM)

@@ -40,7 +40,7 @@ def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_exp
         for person in (here, there):
             person.see("nav-trials").click()
             person.see(f"expand-{first}").click()
-        # The first tag is valid, and the manager refuses the second.
+        # The manager refuses the first tag, which contains a space. The second tag is valid.
         here.see("new-tag").fill("two words")
         here.see("add-tag").click()
         expect(here.see("toast")).to_contain_text("cannot use tag 'two words'")

@@ -62,7 +62,7 @@ def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment
         "three trials wait for the stop, and one to truncate its file",
     )
     (experiment.code / "collected").write_text("go on")
-    # A new manager finds the position of the final record only in the store.
+    # After the restart, only the store has the position of the final record.
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:

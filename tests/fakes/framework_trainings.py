@@ -361,9 +361,8 @@ class FastAI:
         with learner.no_logging():
             learner.fit(ROUNDS, cbs=callback)
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
-        return [
-            values[1] for values in learner.recorder.values if values
-        ]  # the values of skipped epochs are empty
+        # The values of skipped epochs are empty.
+        return [values[1] for values in learner.recorder.values if values]
 
 
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {
