@@ -102,7 +102,9 @@ class Proxy:
             connection = _Connection(self, writer)
             self._connections.add(connection)
             try:
-                with contextlib.suppress(asyncio.CancelledError):  # the proxy ends while it waits
+                with contextlib.suppress(
+                    asyncio.CancelledError
+                ):  # the proxy ends while this connection waits
                     await connection.serve(reader, to)
             finally:
                 self._connections.discard(connection)

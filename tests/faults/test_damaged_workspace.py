@@ -65,7 +65,7 @@ def remove(path):
 def replaced_by(make):
     def replace(path):
         remove(path)
-        with contextlib.suppress(OSError):  # another process has created the path again
+        with contextlib.suppress(OSError):  # another process may have created the path again
             make(path)
 
     replace.__name__ = f"replaced by {make.__name__}"

@@ -346,7 +346,7 @@ def test_a_killed_task_with_a_wrong_or_truncated_process_record_is_restarted(fol
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # Either this process has reused the pid, or a power cut truncated the file.
+    # The document contains the pid of this process, as if it had been reused, or a truncated text, as after a power cut.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

@@ -75,7 +75,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # A trial's duration is that of its own command, not that of the job.
+    # The duration of a trial is the duration of its command, not of the job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
         lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),

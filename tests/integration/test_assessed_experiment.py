@@ -95,7 +95,7 @@ def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
 
     def recorded(**settings):
         study = create_study(**settings)
-        # The pruner creates its own study, which has a name.
+        # The pruner creates a study of its own, which has a name. Only the tuner's studies are recorded.
         if settings.get("study_name") is None:
             studies.append(study)
         return study
