@@ -207,9 +207,8 @@ class RunScriptJobsHere(JobsHere):
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
-    adopted_exit_code = (
-        None  # the second manager cannot read the exit code, because the process is not its child
-    )
+    # The second manager cannot read the exit code, because the process is not its child.
+    adopted_exit_code = None
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)
