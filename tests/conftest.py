@@ -24,8 +24,8 @@ from xdist.workermanage import WorkerController
 if TYPE_CHECKING:
     from real_experiment import RealExperiment
 
-# Each worker imports and collects all tests. These objects exist until the end, so the garbage collector runs only after the
-# collection and ignores them.
+# Each worker imports and collects all tests. The imported and collected objects exist until the end of the worker, so the garbage
+# collector starts only after the collection and ignores them.
 gc.disable()
 
 # `--hypothesis-profile` selects the number of examples of a property test. A test that sets its own number gives the reason.

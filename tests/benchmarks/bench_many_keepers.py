@@ -66,7 +66,7 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
             "of this, the manager's processor time for a record",
             f"{ours.cpu_us:.1f} µs",
             f"gRPC + SQLite {floor.cpu_us:.1f} µs",
-            # The kernel counts processor time in ticks of 10 ms, so that of a short measurement may be 0.
+            # The kernel counts processor time in ticks of 10 ms, so the time of a short measurement may be 0.
             f"{ours.cpu_us / floor.cpu_us:.2f} x" if floor.cpu_us else "-",
             "<= 1.3 x",
             ours.cpu_us <= 1.3 * floor.cpu_us,

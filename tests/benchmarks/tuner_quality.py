@@ -197,7 +197,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
     theirs = found["sampler", name if name in SAMPLERS else "Random", function]
     median, their_median = statistics.median(ours), statistics.median(theirs)
     if name in SAMPLERS:
-        # This is the probability of such a difference if both samplers were equally good.
+        # The p-value is the probability of such a difference if both samplers were equally good.
         is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
         shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
         holds = median <= their_median or is_chance

@@ -11,7 +11,7 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# Arguments for learning curves of twenty steps. Other required arguments have the value of their documented example.
+# These arguments are for learning curves of twenty steps. Other required arguments have the value of their documented example.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},

@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# Arguments so small that a dozen trials show an effect.
+# These arguments are so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},

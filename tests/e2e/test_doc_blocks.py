@@ -149,7 +149,7 @@ def experiment_of(block):
         change = yaml.safe_load(each.text)
         if "trainingService" in change or "name" in change.get("tuner", {}):
             document = SECOND
-        # Only whole files and the block itself count. Other blocks of the page show fragments.
+        # Only complete experiment files and the block itself are used. Other blocks of the page are fragments.
         if _FIRST_KEYS & change.keys() or each == block:
             document = merged(document, change)
             # If the block contains a complete section, it replaces the document's section instead of being merged with it.

@@ -98,7 +98,7 @@ def test_dns_rebinding_to_the_manager_is_refused(manager):
         for host in ("evil.example", "127.0.0.1", "localhost"):
             answer = visiting.goto(f"http://{host}:{manager.port}/api/v1/nni/trial-jobs")
             assert answer.status in (400, 401, 403), host
-            # A page with this host and port has the same origin as its requests to the manager.
+            # A page at this address has the manager's origin, so its requests are not cross-origin requests.
             verdicts = visiting.evaluate(
                 "async () => [(await fetch('/a')).status, (await fetch('/a', { method: 'DELETE' })).status]"
             )

@@ -275,7 +275,7 @@ def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(paralle
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The test chooses the line that is farthest from all other lines, halfway between two axes.
+    # The mouse moves to the middle between two axes. The test chooses the line that is farthest from all other lines there.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )

@@ -71,7 +71,7 @@ def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_exp
             there.see("note-field").fill(text)
             there.see("save-note").click()
             expect(here.see("note")).to_have_text(text)
-        # The table is filtered by the tag, and one trial loses the tag.
+        # One page filters its table by the tag, and the other page removes the tag from a trial.
         there.see("search").fill("tag:keep")
         expect(there.see("table-count")).to_contain_text("1 of 2")
         expect(there.see(f"row-{second}")).to_be_hidden()

@@ -223,7 +223,7 @@ class Kubelet:
         if status == pod["status"]:
             return
         with self._store.changed:
-            # Both conditions change at once, as in the recording.
+            # The status and the node's name change in one step, as in the recording.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
             if not why:

@@ -58,7 +58,7 @@ DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
 # This is the time limit for the exit of a manager. The exit does not wait for running trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# Each step of a stop has a deadline; nnictl gives up after the last deadline.
+# This is longer than a stop takes at most: each step of a stop has a deadline, and nnictl gives up after the last one.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
@@ -174,7 +174,7 @@ class Experiment:
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
             "maxTrialRetry": self._max_retries,
-            # Clock changes of hours must not end the experiment.
+            # This limit must not end the experiment, although a fault may change the clock by hours.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
             "searchSpacePath": "search_space.json",
@@ -563,7 +563,7 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The plan heals these disk faults later, but no manager can start before that.
+            # No manager can start before these disk faults are healed, and the plan heals them later.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)

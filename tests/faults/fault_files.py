@@ -171,7 +171,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     files = {
         folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
         folder.stream(Stream.METRICS): metrics,
-        # The exit record is the last file: a reader that finds it reads all files.
+        # The exit record is written last, because a reader that finds it reads all files.
         folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
     }
     for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):

@@ -214,8 +214,8 @@ def _judge_trial(
     stored = [row.value for row in rows]
     differences = ledger.differences(stored)
     allowed_runs = {_run_of(value) for value in (*ledger.made, *filter(None, [ledger.open]))}
-    # If an attempt continued from a removed attempt, the mark of the checkpoint may be lost. Then only the attempt's own reports
-    # count.
+    # If an attempt continued from a removed attempt, the record that marks the checkpoint may be lost. Then only the attempt's
+    # own reports count.
     own = ledger.made[len(ledger.made) - ledger.own :]
     if trial.trial_id in harm.attempts_removed and stored in (ledger.made[: len(stored)], own):
         verdict.removed += differences.lost

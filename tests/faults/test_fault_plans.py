@@ -45,7 +45,7 @@ def test_a_fault_plan_loses_or_duplicates_no_report_and_every_trial_state_is_cor
     assert outcome.verdict.is_good, outcome.report()
 
 
-# After a lost link, the keeper sends bytes again that the same manager had received but not committed.
+# These faults reset the link. After a reset, the keeper sends bytes again that the manager has received but not committed.
 RESETS = tuple(Fault(at_s, Kind.LINK_RESET, 0.0, 0.0) for at_s in (0.3, 0.8, 1.3, 1.8))
 KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
 UNSIGNED = (Fault(0.5, Kind.KEEPER_KILLED_BEFORE_SIGNATURE, 0.0, 0.0),)

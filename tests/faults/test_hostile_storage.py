@@ -86,8 +86,8 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # Without THOROUGH, each kind runs with umask 000, because kinds create their files differently, and IN_SHORT adds two cases
-    # with other umasks.
+    # Kinds create their files differently, so each kind runs with umask 000, and IN_SHORT adds two cases with other umasks. The
+    # thorough form runs all combinations.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))

@@ -265,7 +265,8 @@ def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, mo
         commit(self, writes)
 
     monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
-    # A second SIGTERM would end the grace period, and the job would be killed during its sleep.
+    # The job must receive only one SIGTERM. A second one would end the grace period, and the job would be killed during its
+    # sleep.
     saves = (
         f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"
     )
