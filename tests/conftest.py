@@ -24,14 +24,14 @@ from xdist.workermanage import WorkerController
 if TYPE_CHECKING:
     from real_experiment import RealExperiment
 
-# Each worker imports and collects all tests. These objects exist until the end, so the garbage collector runs only after the
-# collection and ignores them.
+# Each worker imports and collects all tests. The imported and collected objects exist until the end of the worker, so the garbage
+# collector starts only after the collection and ignores them.
 gc.disable()
 
-# `--hypothesis-profile` selects the number of examples of property tests. A test with another number explains it.
+# `--hypothesis-profile` selects the number of examples of a property test. A test that sets its own number gives the reason.
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
 for profile, examples in EXAMPLES.items():
-    # No deadline: the duration of an example depends on other load. Each run uses the same examples; only
+    # There is no deadline, because the duration of an example depends on other load. Each run uses the same examples. Only
     # `thorough` searches for new ones.
     hypothesis.settings.register_profile(
         profile, deadline=None, max_examples=examples, derandomize=profile != "thorough"
@@ -115,9 +115,8 @@ class ByFile(LoadScopeScheduling):
         return "tests/e2e" if file.endswith(WITH_CONTAINERS) else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        longest = min(
-            self.workqueue, key=_place
-        )  # within a folder, the file with the most tests starts first
+        # Within a folder, the file with the most tests starts first.
+        longest = min(self.workqueue, key=_place)
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 

@@ -48,7 +48,7 @@ class BareServer(KeeperServiceServicer):
     async def commit(self):
         while True:
             await self._has_rows.wait()
-            # All rows that have arrived by now share the transaction.
+            # All rows that have arrived before this line are committed in one transaction.
             self._has_rows.clear()
             rows, self._rows = self._rows, []
             self._connection.execute("BEGIN")

@@ -19,7 +19,8 @@ def checkpoint_cost(
     large_bytes: int = LARGE_BYTES, small_rounds: int = _SMALL_ROUNDS, large_rounds: int = _LARGE_ROUNDS
 ) -> list[Row]:
     """Median time to save and to load a checkpoint of one file, beside bare calls in the same folder, in turns."""
-    # A small checkpoint syncs content, folder, manifest and the manifest's folder. The bare write syncs one file.
+    # Saving a small checkpoint syncs four times (content, folder, manifest, and the manifest's folder), so it may take 5 times as
+    # long as the bare write, which syncs once.
     return _rows(SMALL_BYTES, small_rounds, goal=5.0) + _rows(large_bytes, large_rounds, goal=2.0)
 
 
@@ -52,7 +53,7 @@ def _rows(size: int, rounds: int, *, goal: float) -> list[Row]:
     name = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size // 1000} kB"
     return [
         _row(f"save_checkpoint, {name}, p50", saves_s, writes_s, goal),
-        # A load happens once in an attempt, so it may cost as much as a save.
+        # An attempt loads a checkpoint only once, so a load may cost as much as a save.
         _row(f"load_checkpoint, {name}, p50", loads_s, writes_s, goal),
     ]
 

@@ -56,7 +56,8 @@ def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> l
             f"{of_many.a_minute:.1f}, {of_many.a_minute / jobs:.2f} for each job",
             f"{few} jobs {of_few.a_minute:.1f}",
             f"{of_many.a_minute / max(of_few.a_minute, 1):.2f} x",
-            # Watches time out at any moment: one period may contain one more watch of each of the three kinds.
+            # The two measurements may differ by one watch of each of the three kinds, because a watch may time out just before or
+            # just after the end of a measurement.
             "as many, +- a watch of each kind",
             of_many.a_minute <= of_few.a_minute + 3 * 60 / rest_s,
         ),

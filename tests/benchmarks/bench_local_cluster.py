@@ -122,7 +122,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
             timeout=scaled_s(240),
         )
 
-    # A separate port: the user's service may be running.
+    # The service gets a free port, because the user's own service may use the default port.
     nnictl("openpai", "start", f"--port={_free_port()}", f"--storage={storage}")
     try:
         nnictl("create", "--config", str(work / "config.yml"), "--port", "auto", "--foreground")

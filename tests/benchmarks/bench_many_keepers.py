@@ -34,7 +34,8 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# The first trials include one-time imports. They are in one part of a share, and the median is the time of another part.
+# One-time imports make the first trials slow. They all fall into one of the SAMPLES parts of a share, so the median of the parts
+# omits them.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
 # A share is divided into this many parts, each measured separately.
@@ -65,7 +66,7 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
             "of this, the manager's processor time for a record",
             f"{ours.cpu_us:.1f} µs",
             f"gRPC + SQLite {floor.cpu_us:.1f} µs",
-            # The kernel counts in ticks of 10 ms: a short measurement may have none.
+            # The kernel counts processor time in ticks of 10 ms, so the time of a short measurement may be 0.
             f"{ours.cpu_us / floor.cpu_us:.2f} x" if floor.cpu_us else "-",
             "<= 1.3 x",
             ours.cpu_us <= 1.3 * floor.cpu_us,
@@ -175,7 +176,8 @@ class _Server:
             time.sleep(min(SETTLES_S, rest_s))  # wait until startup work has ended
             begin_s, began_at_s = self.cpu_s(), time.monotonic()
             time.sleep(rest_s)
-            # At least one tick of the kernel's clock, the resolution of the measurement.
+            # A time of 0 is rounded up to one tick, the resolution of the kernel's clock, because the result is used as a
+            # divisor.
             used_s = max(self.cpu_s() - begin_s, 1 / os.sysconf("SC_CLK_TCK"))
             cpu_percent = used_s / (time.monotonic() - began_at_s) * 100
             return _Rest(self._process.memory_info().rss / 1e6, cpu_percent)

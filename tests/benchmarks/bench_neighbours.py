@@ -81,7 +81,7 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
             with _BareReports(Path(folder, "bare")) as bare:
                 alone_ms, bare_alone_ms = _delays_ms(experiment, alone_s), bare.delays_ms()
                 (experiment.code / "go").touch()
-                time.sleep(1.0)  # the trial has started
+                time.sleep(1.0)  # wait until the flooding trial has started
                 bare.delays_ms()
                 beside_ms, bare_beside_ms = _delays_ms(experiment, beside_s), bare.delays_ms()
         finally:

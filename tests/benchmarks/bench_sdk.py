@@ -20,9 +20,10 @@ from nni_sdk.records import decode, encode
 from trial_keeper.core.replication import METRICS_CHUNK_BYTES
 
 ROUNDS = 300
-# These are the manager's thresholds of the garbage collector. Importing its module disables the collector.
+# The manager sets these thresholds of the garbage collector. They are repeated here, because importing the manager's module
+# disables the collector.
 _COLLECTION = (10_000, 10, 10)
-CALLS = 100  # the number of reports per round makes the cost of reading the clock negligible
+CALLS = 100  # so many reports in a round make the cost of reading the clock negligible
 
 
 def report_cost() -> list[Row]:
@@ -112,7 +113,7 @@ def import_cost() -> list[Row]:
     programs = {"bare": "import os", "sdk": "import os, nni_sdk", "nni": "import os, nni"}
     walls_ms: dict[str, list[float]] = {name: [] for name in programs}
     peaks_kb: dict[str, list[int]] = {name: [] for name in programs}
-    # The peak of the process itself: getrusage would include the memory of its parent.
+    # VmHWM is the peak memory of the process alone. getrusage would include the memory of the parent process.
     peak = "\nfor line in open('/proc/self/status'):\n  if line.startswith('VmHWM'): print(line.split()[1])"
     for _ in range(31):
         for name, program in programs.items():
@@ -177,7 +178,7 @@ def _decode_cost() -> list[Row]:
     decodes_s, parses_s = [], []
     for _ in range(15):
         begin = time.perf_counter()
-        # The manager stores the records of a piece before it decodes the next one.
+        # The manager stores the records of a piece before it decodes the next piece, so no records are kept here.
         found = sum(len(decode(data, offset).records) for offset, data in pieces)
         middle = time.perf_counter()
         for body in bodies:

@@ -19,7 +19,7 @@ from table import Row, render
 
 TURNS = 9
 MAX_DELIVERY_S = 120.0
-# The largest write fills a pipe. The smallest write is one line, as by `print` to an unbuffered stdout.
+# The largest and the smallest write are measured: a write that fills a pipe, and one line, as by `print` to an unbuffered stdout.
 BLOCKS_BYTES = 1 << 29
 BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
 LINE = b"epoch 17 step 000123 loss 0.123456 accuracy 0.987654 learning rate 0.00100000\n"
@@ -77,7 +77,7 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
         try:
             experiment.start()
             for turn in range(TURNS):
-                # The next trial's keeper waits at the gate and costs the bare run almost nothing.
+                # Meanwhile, the keeper of the next trial waits at the gate. It costs the bare run almost nothing.
                 bare_s.append(_run_bare(bare_code))
                 ours.append(_run_trial(experiment))
                 wait_until(

@@ -28,21 +28,22 @@ SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), fl
 SDK = "import nni_sdk\n"
 REPORT = "nni_sdk.report_final_result(1.0)\n"
 WARM = ["time", "nni_sdk"]
-# Trials without any work measure the overhead on two cores. No real training is that short.
+# Trials without any work measure only the overhead, but no real training is that short. Other trials therefore sleep for this
+# time.
 LASTING_MS = 20
-# The floors are measured before and after, so that a change of the machine's speed is noticed.
 _PLAIN_EXTRA_MS = 10.0
-# On the reference machine Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine, the goal is the same share of Ray
-# Tune's time.
+# The goal in milliseconds is for the reference machine, where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On another machine,
+# the goal is the same share of Ray Tune's time.
 _WARM_GOAL_MS = 6.0
 _WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
-# NNI 3.0 needs 65 times a bare start: 0.89 s on a machine where a bare start takes 13.7 ms.
+# A trial in a job of its own may take 3 times as long as a bare start. NNI 3.0 takes 65 times as long: 0.89 s on a machine where
+# a bare start takes 13.7 ms.
 _SINGLE_GOAL = 3
 # The folder is in memory if possible: after large deletions, a disk creates new files slowly.
 _MEMORY = Path("/dev/shm")
 
-# This minimal fork server runs the same script's code in a fork, which leaves with os._exit.
+# This minimal fork server runs the code of the same script in a fork, which exits with os._exit.
 FORKING = """
 import os, sys, time
 script, shown, *imports = sys.argv[1:]
@@ -81,6 +82,8 @@ def turnaround() -> list[Row]:
         lasting = SCRIPT.format(SDK, f"time.sleep({LASTING_MS / 1e3})\n{REPORT}")
         importing = SCRIPT.format("".join(f"import {name}\n" for name in IMPORTS), "")
         before = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
+        # The bare start and the fork are measured before and after the trials. Their mean compensates for a change of the
+        # machine's speed.
         single_ms = _ours_ms(root / "single", trivial, SINGLE_TURNS, localConfig={})
         plain_ms = _ours_ms(root / "plain", trivial, TURNS)
         warm_ms = _ours_ms(root / "warm", reporting, TURNS, warmImports=WARM)
@@ -196,7 +199,8 @@ def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
     experiment.create()
     try:
         experiment.start()
-        # Each poll costs milliseconds of processor time on the cores that the trials use.
+        # The status is polled only once a second, because each poll costs milliseconds of processor time on the cores that the
+        # trials use.
         experiment.wait_for_status("DONE", timeout_s=scaled_s(180), every_s=1.0)
         times = [
             tuple(map(float, path.read_text().split()))

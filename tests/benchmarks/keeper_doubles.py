@@ -71,7 +71,7 @@ class KeeperDouble:
     def __init__(self, address: str, experiment_id: str, job: Job) -> None:
         self.key = AttemptKey(job.trial_id, new_attempt_id(time.time()), TASK)
         self._hello = Hello(__version__, experiment_id, job.job_id, TASK, (self.key,) if job.trial_id else ())
-        # A channel with its own options has its own connection.
+        # These options give each channel a connection of its own. Otherwise, gRPC shares connections between channels.
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._call = KeeperServiceStub(self._channel).Connect(
             metadata=((JOB_KEY, job.job_id), (TOKEN_KEY, job.token))

@@ -16,7 +16,7 @@ Times = list[tuple[float, ...]]
 
 _HERE = Path(__file__).parent
 _INSTALLED = _HERE.parents[1] / ".venv/peers/ray"
-# Two experiments of 200 trials for each of two lengths take 40 s if Python starts in 50 ms.
+# Two experiments of 200 trials for each of two trial lengths take 40 s on a machine where Python starts in 50 ms.
 _TIMEOUT_S = 300
 
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Ray reads both variables when it is imported. Without the second, Ray listens on the network regardless of its address.
+# Ray reads both variables when it is imported. Without the second variable, Ray listens on the network even if its address is
+# loopback.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
@@ -23,7 +24,7 @@ class Noting(tune.Trainable):
     """Ray Tune's fastest kind of trial: one object runs all trials with new parameters."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        # The file is opened once, because trial-keeper's trials also have an open stdout.
+        # The file is opened once and not in each trial, because trial-keeper's trials also start with an open stdout.
         self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.length_s = config["length_s"]
 

@@ -21,9 +21,9 @@ EVALUATIONS = 450
 # This many rows are trained a second time with another seed. The differences show the noise.
 REPEATED = 40
 FOLDS = 3
-# Data sets are cut to this size: a training must take a tenth of a second.
+# Data sets are cut to this size, so that a training takes a tenth of a second.
 MAX_SAMPLES = 300
-# Larger errors are cut off: 1 - R² of a diverging regression is unbounded.
+# Larger errors are replaced by this one, because the error 1 - R² of a diverging regression is unbounded.
 MAX_ERROR = 10.0
 
 Parameters = dict[str, Any]

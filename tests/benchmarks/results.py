@@ -17,7 +17,7 @@ from table import Row, aligned
 
 _PROBES = 3
 _BLOCK = bytes(4096)
-# With fewer pairs, all of them are on the same side by chance too often.
+# A row has changed only if all pairs of rounds agree. Fewer than three pairs agree by chance too often.
 _MIN_PAIRS = 3
 
 

@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         rounds.append([row for measure in chosen for row in _measured(measure, number)])
         print(render(rounds[-1]), flush=True)
         if asked.json:
-            # The file is written after each round, so that an interrupted round keeps the earlier rounds.
+            # The file is written after each round, so that an interrupted run keeps the results of its complete rounds.
             Results(machine, rounds).write(asked.json)
     return 0 if all(row.holds for row in rounds[-1]) else 1
 

@@ -44,7 +44,7 @@ REFERENCE = "Optuna's TPE"
 GOAL = 0.15
 _RANDOM_POINTS = 4000
 _CLIMBS, _CLIMBERS = 12, 40
-# An error of 0 has no logarithm; differences below a tenth of a percent do not count.
+# An error of 0 has no logarithm, so smaller errors are raised to this value. Differences below a tenth of a percent do not count.
 _MIN_ERROR = 1e-3
 
 
@@ -199,7 +199,8 @@ def suggested(trial: Any, space: search_space.SearchSpace, above: str = "") -> P
         column = f"{above}{name}"
         match each:
             case search_space.Choice(options):
-                # Options of different ranges need different names, as do choices of different options.
+                # Optuna refuses two ranges for the same name, so the name of a nested parameter contains the names of the
+                # parameters above it.
                 option = options[trial.suggest_categorical(column, range(len(options)))]
                 if isinstance(option, search_space.Nested):
                     option = {"_name": option.name, **suggested(trial, option.space, f"{column}.")}

@@ -31,7 +31,7 @@ TRIALS = 100
 SEEDS = 20
 # At this level, one of a hundred equally good samplers is rejected by chance.
 CHANCE = 0.01
-# The error of the value's logarithm for a trial with almost no budget.
+# This is the standard deviation of the noise that a trial with almost no budget adds to the logarithm of its value.
 NOISE = 0.5
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
@@ -152,7 +152,7 @@ def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
 
 def _found(which: str, name: str, function: str, seed: int, trials: int) -> float:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Some samplers of Optuna warn that they are experimental, and QMC that several processes may share its study.
+    # Optuna warns that some of its samplers, such as QMC, are experimental.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return {"tuner": of_tuner, "sampler": of_sampler}[which](name, function, seed, trials)
@@ -197,7 +197,7 @@ def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]
     theirs = found["sampler", name if name in SAMPLERS else "Random", function]
     median, their_median = statistics.median(ours), statistics.median(theirs)
     if name in SAMPLERS:
-        # This is the probability of such a difference if both samplers were equally good.
+        # The p-value is the probability of such a difference if both samplers were equally good.
         is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
         shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
         holds = median <= their_median or is_chance

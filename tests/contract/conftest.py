@@ -30,11 +30,11 @@ KEY = AttemptKey("trial", attempt_id(0), "main")
 STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
 LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
 NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
-# Most steps succeed: a failure loses data only after some data was transferred.
+# Most steps succeed, because a failure can lose data only if earlier steps have transferred some.
 MOSTLY = st.sampled_from([True, True, True, False])
 COUNTS = st.integers(1, 8)
 SHARES = st.one_of(st.just(1.0), st.floats(0, 1))
-# Bytes that a killed writer could leave in a metrics file: fragments that resemble frame headers, with or without a newline.
+# A killed writer could leave such bytes in a metrics file: fragments that resemble frame headers, with or without a newline.
 LITTER = st.text("ME01{\n", min_size=1, max_size=120).map(str.encode)
 # The final drain needs a few round trips per window, far fewer than this limit.
 ENOUGH_STEPS = 500

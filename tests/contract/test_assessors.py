@@ -11,7 +11,7 @@ from nni_manager.config.schema import example_of
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors.curvefitting import forecast
 
-# Arguments for learning curves of twenty steps. Other required arguments have the value of their documented example.
+# These arguments are for learning curves of twenty steps. Other required arguments have the value of their documented example.
 GIVEN = {
     "PercentilePruner": {"percentile": 50},
     "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
@@ -119,7 +119,7 @@ def test_medianstop_uses_the_more_lenient_of_two_medians():
 
 def test_medianstop_compares_the_best_result_with_running_averages_of_other_trials():
     assessment = make_of("Medianstop")
-    assessment.report(0, 0, (1.0, 3.0))  # The running averages are 1 and 2.
+    assessment.report(0, 0, (1.0, 3.0))  # The running averages of trial 0 are 1 and 2.
     assessment.end(0, has_succeeded=True)
     assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "no other trial has reached the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2

@@ -60,7 +60,8 @@ class MountRules:
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
-        # A process that cannot be killed keeps writing after the storage shows the end of the attempt.
+        # If a file has changed since the end of the attempt, a process that cannot be killed has written to it. By then, the
+        # storage shows the end.
         is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
         sizes = self.files.final_sizes if shows_end or is_old else None
         pieces = []
@@ -79,7 +80,7 @@ class MountRules:
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
-        # The poll counts even if the stream has connected again.
+        # The result of the poll is used even if the stream has connected since the poll started.
         self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
         try:
             for stream, offset, data in pieces:
@@ -87,7 +88,7 @@ class MountRules:
                 self.waiting_commits += commits
                 self.brought += len(data)
         except OffsetGap:
-            return  # The manager started this poll before its restart.
+            return  # The manager restarted after the start of this poll, and lost the uncommitted bytes before this offset.
         if sizes is not None:
             self.waiting_commits += self.receiver.end(sizes)
             self._acknowledge()

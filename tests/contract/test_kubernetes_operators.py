@@ -99,7 +99,7 @@ def test_a_succeeding_tfjob_with_a_parameter_server_has_the_recorded_status_chan
     for type_ in ("PS", "Worker"):
         container = spec["tfReplicaSpecs"][type_]["template"]["spec"]["containers"][0]
         container |= {"command": waits_for(tmp_path / type_, 0), "image": type_}
-    # The parameter server must start first, like in the recording.
+    # The worker's image is missing at first, so that the parameter server starts first, as in the recording.
     cluster.node.missing_images.add("Worker")
     cluster.store.create(TF_JOBS, "default", {"metadata": {"name": "tf1"}, "spec": spec})
 

@@ -12,8 +12,8 @@ from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
-# The examples are nearly the same in every run; Hypothesis also draws constants from imported modules. Each fault is found
-# within some hundred examples, and the run stops at the first failure.
+# Each fault is found within some hundred examples, and the run stops at the first failure. `derandomize` makes the examples
+# nearly the same in every run: they differ only because Hypothesis also draws constants from imported modules.
 GAME: dict[str, Any] = {"max_examples": 4000, "derandomize": True, "phases": [Phase.generate]}
 
 
@@ -129,7 +129,7 @@ def test_the_state_machine_detects_a_planted_fault(
 
 
 def test_the_state_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
-    # Other tests run the correct parts too, with 50 examples each.
+    # Other tests also run the correct parts, with 50 examples each.
     play(**GAME | {"max_examples": amount(100, 400)})
 
 

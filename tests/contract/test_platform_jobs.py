@@ -185,7 +185,7 @@ async def test_a_repeated_submission_creates_only_one_job(platform):
         with pytest.raises(RetryableError):
             await service.submit(platform.settings())
         await service.submit(platform.settings())
-        await service.submit(platform.settings())  # A manager may submit again if it lost the response.
+        await service.submit(platform.settings())  # This is a repeated submission, as after a lost response.
         await platform.has_started()
         assert await service.stop("trial1")
         await platform.has_ended()

@@ -210,7 +210,7 @@ def test_a_trial_stopped_by_the_user_is_cancelled(done):
 def test_a_trial_fails_with_a_specific_reason_if_another_client_removes_its_job(done):
     removed = done.trials[3]
     assert removed["reason"] == done.platform.removed[1].value
-    # On other platforms, the keeper reports the end of the trial, without a message.
+    # If the removal does not kill the keeper, the keeper itself reports the end of the trial, without a message.
     if done.platform.removal_kills:
         assert "its keeper " in removed["message"]
         assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]

@@ -62,7 +62,7 @@ CHECKPOINTS = Path("checkpoints")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# Arguments so small that a dozen trials show an effect.
+# These arguments are so small that a dozen trials show an effect.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
@@ -228,7 +228,7 @@ def test_a_tuner_proposes_different_parameters_for_concurrent_trials(a_tuner):
     run(tuner, range(12))
     asked = [each for key in range(12, 28) if (each := tuner.ask(key)) is not Later.LATER]
     different = len({json.dumps(suggestion.parameters) for suggestion in asked})
-    # A child of NSGA-II may equal its parent. PBTTuner proposes at most one trial for each member of its population.
+    # A child of NSGA-II may equal its parent. PBTTuner has four members and proposes at most one trial for each of them.
     assert different == (4 if a_tuner.name == "PBTTuner" else 16) or (
         a_tuner.name == "NSGAII" and different >= 8
     )
@@ -269,7 +269,7 @@ def test_nested_parameter_names_and_names_with_slashes_do_not_collide(a_tuner):
     assert contains(parse_search_space(space), parameters) == []
 
 
-# All examples share the fixture, and no example changes it.
+# Hypothesis warns if examples share a function-scoped fixture. Here no example changes the fixture.
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_proposed_parameters_lie_in_the_search_space_and_can_be_stored_as_json(a_tuner, raw, seed):
@@ -560,7 +560,7 @@ def continued_parents(tuner, keys):
 
 def test_a_promoted_trial_continues_its_parent_trial_in_the_previous_round():
     tuner = make_of("Hyperband", TWO_FLOATS, 1, "minimize", R=9)
-    # The nine trials of the first round have the values 0 1 2 3 4 0 1 2 3. Trial 10 is the best trial of the second round.
+    # The nine trials of the first round report the values 0 1 2 3 4 0 1 2 3. Trial 10 is the best trial of the second round.
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
 
 
@@ -788,7 +788,7 @@ def known_to_be(parameters, value):
     return PriorResult(parameters, value, json.dumps(value))
 
 
-# The generations of these tuners consist only of their own trials.
+# The populations of these tuners consist only of their own trials, so they cannot use imported results.
 LEARN_FROM_OWN_TRIALS = ("CmaEs", "NSGAII")
 
 

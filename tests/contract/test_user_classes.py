@@ -307,7 +307,7 @@ def test_a_user_tuner_is_killed_when_its_manager_exits(a_tuner, tmp_path):
     asking.start()
     wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
-    # The kernel shuts down the connection in the same way when a process exits.
+    # This simulates the manager's exit: when a process exits, the kernel shuts down its connections in the same way.
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
     asking.join(DEADLINE_S)
@@ -351,7 +351,7 @@ def test_closing_a_user_tuner_that_has_exited_sends_no_signal(a_tuner, monkeypat
     tuner = a_tuner(failing("os._exit(0)"))
     with pytest.raises(UserCodeFailed):
         tuner.ask(0)
-    # The pid of the tuner is free, and may belong to another process.
+    # The tuner has exited, so its pid may already belong to another process.
     monkeypatch.setattr(
         user_process.os, "killpg", lambda *_: pytest.fail("a signal was sent to a reused pid")
     )

@@ -25,7 +25,8 @@ trainingService: {platform: local, useActiveGpu: false}
 tuner: {name: Random}
 """
 TRAIN = "import nni_sdk\nnni_sdk.get_next_parameter()\nnni_sdk.report_final_result(1)\n"
-# The driver shows its GPUs there, of this machine none.
+# NVIDIA's driver lists its GPUs in /proc/driver/nvidia/gpus. An empty file system hides this machine's GPUs, and two folders
+# simulate two GPUs.
 TWO_GPUS = 'mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0 /proc/driver/nvidia/gpus/1 && exec "$@"'
 IN_NAMESPACE = ("unshare", "--mount", "sh", "-c", TWO_GPUS, "-")
 

@@ -17,7 +17,7 @@ pytest.importorskip("kubernetes")
 from nni_manager.store.folders import ExperimentFolder
 
 REPOSITORY = Path(__file__).parents[2]
-# One of the probes of the API server, and one whole experiment; both also run on the fake cluster.
+# These names select one test of the API server and one whole experiment. Both tests also run on the fake cluster.
 SOME = "reports_its_version or one_framework_per_trial"
 
 

@@ -31,7 +31,7 @@ for step in range(500):
     nni_sdk.report_intermediate_result(step)
 nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
 """
-# A port without a listener.
+# No process listens on this port.
 NOWHERE = "127.0.0.1:9"
 
 
@@ -84,7 +84,7 @@ def test_metrics_arrive_through_the_azure_share_when_keepers_cannot_reach_the_ma
             assert cluster.api.counted()["create", "frameworks"] == 0
             azure.refuses = None
             await until(lambda: cluster.store.list(FRAMEWORKS), "the job is submitted", DEADLINE_S)
-            azure.fails_with = [(503, "ServerBusy")] * 6  # reads from here on fail
+            azure.fails_with = [(503, "ServerBusy")] * 6  # the manager's next reads of the share fail
             await until(lambda: engine.experiment.state is ExperimentState.DONE, "the experiment is done")
             (trial,) = engine.experiment.trials.values()
             assert trial.state.value == "SUCCEEDED", trial.run.message

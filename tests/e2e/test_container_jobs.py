@@ -20,7 +20,7 @@ from trial_keeper.wire.reasons import ExitReason
 pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(1000)]
 
 ORDINARY, GREEDY, HANDLES_SIGTERM, KILLED = (0, 1, 5), 2, 3, 4
-# Each kind of trial recognises itself by its sequence id.
+# The sequence id of a trial selects its behaviour.
 TRAIN = f"""
 import os, signal, sys, time
 print(os.getcwd(), sorted(os.listdir()), flush=True)

@@ -149,10 +149,10 @@ def document_with(block):
         change = yaml.safe_load(each.text)
         if "trainingService" in change or "name" in change.get("tuner", {}):
             document = SECOND
-        # A whole file, or the block itself.
+        # Only complete experiment files and the block itself are used. Other blocks of the page are fragments.
         if _FIRST_KEYS & change.keys() or each == block:
             document = merged(document, change)
-            # A section that is complete in the block replaces that of the document.
+            # If the block contains a complete section, it replaces the document's section instead of being merged with it.
             for section in ("tuner", "trial", "frameworkcontrollerConfig"):
                 own = change.get(section, {})
                 if (section == "tuner" and own) or own.keys() & {"codeDir", "storage"}:
@@ -168,7 +168,7 @@ def document_with(block):
 def test_a_block_of_an_experiment_file_is_accepted(block, place):
     run_reason(block)
     for each in blocks_of(block.page):
-        # The classes and the annotated code of the page.
+        # The block may use classes and annotated code from other blocks of the page, so these are written to files.
         for name in re.findall(r"^class (My\w+)\(", each.text, re.M):
             (place / f"{re.sub('(?<!^)(?=[A-Z])', '_', name).lower()}.py").write_text(each.text)
         (place / "my_advisor.py").write_text("class MyAdvisor: ...")
@@ -280,7 +280,7 @@ def test_the_commands_of_a_block_exist_with_their_options(block, place):
 
 # ---- Python
 
-# What the examples leave to the reader, such as the training itself.
+# This code stands for the parts that the examples leave to the reader, such as the training itself.
 _READERS_CODE = """
 import os, types
 import nni_sdk
@@ -317,7 +317,7 @@ def test_a_block_of_python_runs(block, place):
     run_reason(block)
     if block.page == "docs/integrations.md" and importlib.util.find_spec("xgboost") is None:
         pytest.skip("xgboost is not installed")
-    # The block of a page may continue those before it.
+    # A block that starts with `experiment.` continues the Python blocks before it on the page.
     before = [each.text for each in blocks_of(block.page)[: block.number] if each.kind == "python"]
     before = before if block.text.startswith("experiment.") else []
     (place / "block.py").write_text(

@@ -63,7 +63,7 @@ def test_a_reused_job_runs_the_command_of_each_role_for_every_trial(place):
     if place.around.double is not None:
         place.cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkbarrier"}})
         place.config["frameworkcontrollerConfig"]["serviceAccountName"] = "frameworkbarrier"
-        place.cluster.api.denied.add(("watch", "events"))  # optional permission
+        place.cluster.api.denied.add(("watch", "events"))  # the manager does not need this permission
     (worker,) = place.config["trial"]["taskRoles"]
     ps = worker | {"name": "ps", "command": "echo $FB_WORKER_ADDRESSES"}
     ps["frameworkAttemptCompletionPolicy"] = {"minFailedTaskCount": 1, "minSucceededTaskCount": -1}

@@ -10,7 +10,7 @@ from guarded_server import Guarded
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 
-# Each attempt settles before the next starts; the last sets the title.
+# The page starts an attempt after the previous attempt has settled. After the last attempt, the page sets its title.
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>
 const at = "http://HOST:PORT/api/v1/nni";
 const done = (element, ...names) => new Promise((resolve) => names.forEach((name) => element[name] = resolve));
@@ -77,7 +77,7 @@ def manager():
     server.close()
 
 
-# A name on loopback is another site, the same site on another port, and the address itself on another port.
+# The hostile page comes from another site, or from a loopback name or address with a port that is not the manager's.
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost"])
 def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(manager, site, target):
@@ -87,7 +87,7 @@ def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(mana
         visiting.goto(f"http://{site}:{port}/")
         visiting.wait_for_function("document.title === 'tried everything'")
     assert manager.done == 0
-    # The same server admits a program.
+    # The same server accepts the request of a program that is not a browser.
     assert manager.ask(token=None).status_code == 200
     assert manager.done == 1
 
@@ -98,7 +98,7 @@ def test_dns_rebinding_to_the_manager_is_refused(manager):
         for host in ("evil.example", "127.0.0.1", "localhost"):
             answer = visiting.goto(f"http://{host}:{manager.port}/api/v1/nni/trial-jobs")
             assert answer.status in (400, 401, 403), host
-            # On that page, requests are of the same origin.
+            # A page at this address has the manager's origin, so its requests are not cross-origin requests.
             verdicts = visiting.evaluate(
                 "async () => [(await fetch('/a')).status, (await fetch('/a', { method: 'DELETE' })).status]"
             )

@@ -11,7 +11,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("nni_sdk", "trial_keeper", "manager", "docs", "images")
-# The question about the Python of the base image is answered; a build must not be reached.
+# This podman answers only `podman run`, with which the build reads the ABI of the base image's Python. Any other podman command
+# fails, because both builds must be refused earlier.
 PODMAN = f"""#!/bin/sh
 [ "$1" = run ] || {{ echo "podman $*"; exit 9; }}
 exec {sys.executable} -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))'

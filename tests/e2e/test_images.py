@@ -34,7 +34,7 @@ print("to stdout")
 print("to stderr", file=sys.stderr)
 sys.exit(3)
 """
-# Reports a result after SIGTERM.
+# This trial reports a result after it has received SIGTERM.
 REPORTS_AFTER_SIGTERM = """
 import signal, sys
 import nni_sdk as nni
@@ -47,7 +47,7 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
-# The classic daemon: nothing links it to the trial any more.
+# The daemon forks twice, starts a session and closes all inherited files, so that nothing links it to the trial.
 DAEMON = """
 import os
 if os.fork() == 0:

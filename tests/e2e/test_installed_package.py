@@ -18,7 +18,7 @@ from real_experiment import free_port_pair
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "nni_sdk", "trial_keeper", "manager", "docs")
-# As NNI's quickstart notebook, with another model.
+# This code is like NNI's quickstart notebook, with another model.
 QUICKSTART = """
 import sys
 from nni.experiment import Experiment
@@ -53,9 +53,9 @@ nni.report_final_result(params['lr'])
 def python(tmp_path_factory):
     """A Python with the wheel of this checkout. The dependencies are those of the tests."""
     folder = tmp_path_factory.mktemp("installed")
-    source = (
-        folder / "source"
-    )  # setuptools would make a folder build/ in the checkout, and reuse its old files
+    # The build uses a copy of the sources: in the checkout, setuptools would create a folder build/ and reuse the old files
+    # there.
+    source = folder / "source"
     for name in SOURCES:
         path = REPOSITORY / name
         copied = source / name

@@ -60,7 +60,7 @@ def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package
     assert created.returncode == 0, created.stderr
     assert left_in(place) == []
 
-    # As after `pip uninstall`.
+    # Without `path=site`, nnictl does not find the platform's package, as after `pip uninstall`.
     assert platforms(place) == built_in
     (experiment,) = json.loads(nnictl(place, "experiment", "list", "--all", "--json").stdout)
     assert (experiment["status"], experiment["platform"]) == ("DONE", "nice")

@@ -45,7 +45,7 @@ else:
     ready.touch()
     time.sleep(100)
 """
-# Runs until SIGTERM.
+# This is the command of the parameter server. It runs until SIGTERM.
 SERVE = """trap 'exit 0' TERM; echo "$TF_CONFIG"; while :; do sleep 0.1; done"""
 
 

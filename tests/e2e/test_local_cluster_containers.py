@@ -215,7 +215,7 @@ def test_the_open_mpi_job_of_openpais_manual_runs_between_containers(play, podma
     job = yaml.safe_load(mpi_job(f"/mnt/examples/{TRAINING}", image=image))
     job["extras"]["storages"] = []
     for role in job["taskRoles"].values():
-        role["resourcePerInstance"]["gpu"] = 0  # a container in podman has only GPUs that exist
+        role["resourcePerInstance"]["gpu"] = 0  # podman can give a container only GPUs that exist
 
     async def scenario(cluster, _):
         detail = await run(cluster, yaml.safe_dump(job, sort_keys=False).encode())

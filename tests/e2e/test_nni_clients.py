@@ -29,7 +29,7 @@ if nni.get_sequence_id() >= 2:
     time.sleep(600)
 nni.report_final_result({"default": x, "loss": 0.5} if nni.get_sequence_id() else x)
 """
-# The script prints one JSON document. NNI's client of v2.10 has no kill_trial_job.
+# The script prints one JSON document. NNI's client of v2.10 has no method kill_trial_job.
 CLIENT = """
 import dataclasses, json, sys
 from nni.experiment import Experiment
@@ -149,7 +149,7 @@ def test_nnis_python_client_queries_changes_and_stops_an_experiment(client, sche
             assert reader.experiment().state.value == "STOPPED"
 
 
-# Calls the functions of NNI's nnictl directly, because its commands need setuptools.
+# This script calls the functions of NNI's nnictl directly, because NNI's commands need setuptools.
 NNICTL = """
 import sys
 from pathlib import Path

@@ -10,7 +10,7 @@ from real_nni import python_with_nni
 
 from nni_manager.cli.log_commands import PRINTED_BY_NNI
 
-# Like NNI's examples: argparse defaults overridden by the tuner, a dict metric, numpy scalars, and a NaN.
+# The script resembles NNI's examples: the tuner overrides argparse defaults, and the metrics are a dict, numpy scalars and a NaN.
 STOCK_SCRIPT = """
 import argparse
 import logging

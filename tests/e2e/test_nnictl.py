@@ -262,7 +262,7 @@ time.sleep(600)
 def a_manager_of(folder):
     """The manager's process, and the folder of its experiment."""
     for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):  # nnictl itself may just have exited
+        with contextlib.suppress(psutil.Error):  # a process may have exited, for example nnictl itself
             words = process.cmdline()
             if "nni_manager" in words:
                 return process, Path(words[words.index("--folder") + 1])
@@ -272,7 +272,7 @@ def a_manager_of(folder):
 def test_nnictl_stop_ends_trials_of_a_dead_manager_although_the_database_is_corrupt(place, nnictl):
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
-    # The fork server of keepers exits with the manager.
+    # The manager is killed only after a trial has started, because the fork server that starts keepers exits with the manager.
     wait_until(lambda: is_training(place), "a trial runs")
     manager.kill()
     manager.wait(DEADLINE_S)
@@ -445,7 +445,7 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_no_process_and_no_files
 
 
 def test_a_second_interrupt_exits_immediately_and_warns_about_running_trials(place, nnictl, started):
-    # Trials that ignore SIGTERM, so that the first interrupt takes a long time.
+    # The trials ignore SIGTERM, so that the stop after the first interrupt takes a long time.
     (place / "train.py").write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
     )
@@ -485,7 +485,8 @@ def test_nnictl_stop_fails_while_the_database_of_a_killed_manager_is_locked(plac
     assert "NOT RUNNING (was RUNNING)" in nnictl("experiment", "list", "--all").stdout
 
     before = processes_of(place)
-    # The test kills the manager later, so that the write-ahead log is not merged.
+    # The process that holds the lock is killed at the end, because a normal exit would merge the write-ahead log into the
+    # database.
     database = ExperimentFolder(Path(line["logDir"])).database
     with subprocess.Popen([sys.executable, "-c", LOCK, database], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
@@ -520,7 +521,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
     manager.kill()
     manager.wait(DEADLINE_S)
 
-    # A search for free ports that starts at 8080 does not reach these ports.
+    # No other test's nnictl takes these ports, because its search for a free port starts at 8080 and does not reach them.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
@@ -558,7 +559,7 @@ def test_an_experiment_without_a_manager_can_be_viewed_and_a_resume_replaces_the
 
 
 def test_a_manager_that_cannot_start_leaves_no_process_and_no_files(place, nnictl):
-    # A module that breaks the manager's start, in the first folder of the module search path.
+    # The manager cannot start, because the first folder of its module search path contains a broken uvicorn.
     broken = place.parent / "broken"
     broken.mkdir()
     (broken / "uvicorn.py").write_text("raise RuntimeError('no web today')\n")
@@ -626,7 +627,8 @@ def test_a_terminal_shows_the_experiment_live(place):
     ) as process:
         os.close(side)
         seen = b""
-        with contextlib.suppress(OSError):  # a terminal reports the end of its last writer with this error
+        # A read of a terminal fails with OSError after its last writer has closed it.
+        with contextlib.suppress(OSError):
             while piece := os.read(main, 65536):
                 seen += piece
         os.close(main)

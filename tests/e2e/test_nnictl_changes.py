@@ -141,7 +141,7 @@ def test_nnictl_update_replaces_the_search_space_or_prints_all_its_errors(manage
     assert (code, [f"space.json:{line}: cannot " in err for line in (1, 2)]) == (1, [True, True])
     raw = {"x": {"_type": "uniform", "_value": [0, 2]}}
     space.write_text(json.dumps(raw))
-    # The proposed trial was the only trial that the limit allows.
+    # The limit allows one trial, and this trial has its parameters already, so no trial will use the new search space.
     code, out, err = nnictl("update", "searchspace", "-f", space)
     assert (code, out) == (0, "INFO: Update searchSpace success!\n")
     assert err.startswith("WARNING: no trial will use it: experiment TESTEXPT has had 1 of 1 trials; ")

@@ -18,7 +18,8 @@ from nni_manager.experiment.queries import StartedExperiment
 from nni_manager.store.folders import Registry
 from nni_sdk.records import decode
 
-# A larger x is better and slower. Trial 0 violates the constraint, and trial 1 lacks a number.
+# A larger x gives a higher accuracy and a longer latency. Trial 0 violates the constraint, and the result of trial 1 has no
+# latency.
 TRAIN = """
 import os
 import nni_sdk as nni
@@ -64,7 +65,8 @@ def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experimen
     assert (trials[1]["state"], trials[1]["value"]) == ("SUCCEEDED", None)
     assert 'a dict without "latency_ms"' in trials[1]["message"]
     assert trials[3]["values"] == [0.5, 50]
-    # Trial 2 is the slowest, trial 0 too large, and trial 1 has no result.
+    # Three trials are not expected in the Pareto front: trial 0 violates the constraint, trial 1 has no valid result, and trial 2
+    # is much slower than the others.
     expected = {each["id"] for each in trials[2:] if each["sequenceId"] != 2 or each["parameters"]["x"] > 1}
     params = experiment.get("/experiment")["params"]
     assert (params["objectives"], params["constraints"]) == (

@@ -150,7 +150,7 @@ def test_keepers_on_other_machines_connect_over_tls_and_verify_the_certificate(n
     everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(key in text for text in everything)
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
-    # The keeper sent the files over the connection. The manager did not only read them from the storage.
+    # The log has a line for each connected keeper, so the manager did not only read the files from the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
     # A client without TLS writes nothing to the log.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""

@@ -77,7 +77,7 @@ def test_nnictl_stop_ends_all_jobs_while_the_managers_disk_is_full(home, nnictl)
         experiment_id = two_that_run(home, nnictl)
         for each in of_jobs(home):
             if each.cmdline()[-1:] == ["trial_keeper"]:
-                each.suspend()  # these are keepers and their guard processes
+                each.suspend()  # keepers and their guard processes have this command line
         filled(home / "experiments")
         done = nnictl("stop", experiment_id)
         assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_nnictl_stop_ends_all_jobs_while_every_disk_is_full(small_disk, own_home
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
     assert not of_jobs(own_home)
-    # The cluster cannot record the end of its jobs, so nnictl cannot confirm it.
+    # The cluster cannot record the end of its jobs, so nnictl cannot confirm that they have ended.
     assert "nnictl openpai stop nni_exp_" in done.stderr
     (small_disk / "filler").unlink()
     wait_until(
@@ -149,7 +149,7 @@ def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_one(home, nnictl, mo
     assert state.process().pid != before.pid
     assert state.process().options == before.options
     assert set(job_states(experiment_id).values()) == {"RUNNING"}
-    daemon.replace_unresponsive(state)  # the cluster responds
+    daemon.replace_unresponsive(state)  # this call changes nothing, because the cluster responds
     assert nnictl("stop", experiment_id).returncode == 0
     assert not of_jobs(home)
 

@@ -294,7 +294,7 @@ def test_the_state_folder_is_private_and_contains_only_the_owners_token(state):
 def test_openpai_start_removes_a_password_that_an_earlier_version_stored(state):
     there = start(state)
     daemon.stop(state)
-    # Version 0.22 wrote these files.
+    # Version 0.22 wrote both files in this form.
     credentials, accounts = state.path / "credentials.json", json.loads(state.accounts.read_text())
     earlier = {"user": there.credentials.user, "password": "in plain text", "token": there.credentials.token}
     credentials.write_text(json.dumps(earlier))
@@ -472,7 +472,8 @@ def test_a_killed_service_is_detected_and_can_be_started_again(state):
 
 
 def test_no_job_is_lost_when_a_state_file_is_truncated(state, tmp_path):
-    # The short form of the test empties every other file, and cuts the rest in half.
+    # The short form of the test empties every other file, and cuts the other files in half. The thorough form does both to each
+    # file.
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))
     wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")

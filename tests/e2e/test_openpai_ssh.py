@@ -115,9 +115,8 @@ def test_the_job_author_logs_in_to_a_task_with_the_users_key(play, tmp_path):
 
     async def scenario(cluster):
         await cluster.submit("alice", text)
-        writer = await asyncio.to_thread(
-            gate.open, "w"
-        )  # the task reads from the pipe, so its commands have started
+        # The call returns when the task reads from the pipe, so its commands have started.
+        writer = await asyncio.to_thread(gate.open, "w")
         detail = await cluster.read(JobStore.detail, "alice", "job")
         (task,) = [task for tasks in detail.tasks.values() for task in tasks]
         port = str(task.allocation.ports["ssh"][0])

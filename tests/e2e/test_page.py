@@ -148,12 +148,12 @@ def test_a_login_link_works_once_for_all_tabs_of_a_browser_until_a_sign_out(brow
     expect(second_browser.see("enter-message")).to_contain_text("nnictl webui url")
     second_browser.page.goto(f"{stored.origin}/oview")
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
-    # This tab shows the experiment after a login in another tab.
+    # After a login in a second tab, the first tab shows the experiment.
     tab = second_browser.context.new_page()
     tab.goto(stored.link())
     expect(tab).to_have_url(f"{stored.origin}/oview")
     expect(second_browser.see("state")).to_be_visible()
-    # After a sign-out the tab is locked again, and its key is deleted.
+    # After a sign-out the first tab is locked again, and its key is deleted.
     tab.close()
     second_browser.see("sign-out").click()
     expect(second_browser.see("locked")).to_contain_text("nnictl webui url")
@@ -332,7 +332,7 @@ def test_every_page_passes_the_accessibility_rules_in_both_themes(person, stored
     faults = []
     for theme in THEMES:
         person.page.emulate_media(color_scheme=theme)
-        # The themes differ only in their colours.
+        # The themes differ only in their colours, so only the contrast is checked in the dark theme.
         rules = ("color-contrast",) if theme == "dark" else ()
         for name in each_page(person):
             person.screenshot(f"{name}-{theme}")

@@ -10,7 +10,8 @@ PREFIX = "/lab/digits"
 NAMES_ITSELF = "proxy_set_header X-Forwarded-Host $http_host; proxy_set_header X-Forwarded-Proto $scheme;"
 
 
-# Over plain HTTP, a browser sends the header Sec-Fetch-Site only to loopback names.
+# Over plain HTTP, a browser sends the header Sec-Fetch-Site only to loopback names. For other names, the proxy must send the
+# address of the page.
 @pytest.mark.parametrize(("host", "settings"), [("localhost", ""), ("lab.example", NAMES_ITSELF)])
 def test_the_page_works_behind_a_proxy_and_changes_the_experiment(
     a_real_experiment, tmp_path, host, settings

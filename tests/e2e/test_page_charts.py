@@ -72,7 +72,7 @@ def person(browser, stored):
         made.go(f"{stored.origin}/detail")
         yield made
         assert made.errors == []
-        # The browser reports violations of the page's policy, and files that are missing, on the console.
+        # The browser writes violations of the content security policy to the console, but also requests for missing files (404).
         assert [text for text in made.said if "404" not in text] == []
 
 
@@ -275,7 +275,7 @@ def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(paralle
         for number, each in found.items()
     }
     middles = {number: sum(pair) / 2 for number, pair in heights.items()}
-    # The test chooses the line that is farthest from all other lines, halfway between two axes.
+    # The mouse moves to the middle between two axes. The test chooses the line that is farthest from all other lines there.
     alone = max(
         middles, key=lambda one: min(abs(middles[one] - middles[other]) for other in middles if other != one)
     )
@@ -323,7 +323,7 @@ def test_a_contour_shows_two_parameters_on_the_scales_of_the_search_space(person
     expect(person.page.locator(".contourlayer .contourfill").first).to_be_attached()
     chosen = [person.see(f"contour-{axis}").input_value() for axis in "xy"]
     assert len(set(chosen)) == 2
-    # The page preselects the two most important parameters. Whoever selects the parameter of x for y swaps the axes.
+    # The page preselects the two most important parameters. If a user selects the parameter of x for y, the page swaps the axes.
     person.see("contour-y").select_option(chosen[0])
     assert person.see("contour-x").input_value() == chosen[1]
     person.see("contour-x").select_option("lr")
@@ -490,16 +490,15 @@ def test_every_result_metric_is_a_column_a_filter_and_an_axis(browser, tmp_path)
         person.see("param-filter-op").select_option(">")
         person.see("param-filter-value").fill("0.19")
         person.see("param-filter-add").click()
-        expect(person.see("table-count")).to_contain_text(
-            "4 of 20"
-        )  # the trials have 1, 1/2, 1/3 and 1/5; the fourth trial has no value
+        # The losses above 0.19 are 1, 1/2, 1/3 and 1/5. Trial 3 has no loss.
+        expect(person.see("table-count")).to_contain_text("4 of 20")
         person.see("chart-metric").select_option("loss")
         chart = person.page.get_by_label("Default metric of each trial")
         expect(chart.locator(".ytitle")).to_have_text("loss")
         expect(chart.locator("figcaption")).to_contain_text("4 results")
         person.see("tab-parallel").click()
         expect(person.page.locator(".annotation-text", has_text="loss")).to_be_visible()
-        # The columns that are chosen stay chosen after a reload.
+        # A reload keeps the selection of columns.
         person.see("columns").locator("summary").click()
         person.see("columns").get_by_label("loss", exact=True).uncheck()
         expect(person.see("sort-m:loss")).to_have_count(0)

@@ -131,7 +131,8 @@ def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, 
     if IS_THOROUGH:
         assert figures["/oview"].after_load_ms <= MAX_OVERVIEW_MS
         if median(taken) > MAX_SCROLL_MS:
-            # On a busy machine, a page that has loaded all its trials is slow as well.
+            # On a busy machine, scrolling is slow even in an experiment whose trials are all loaded, so only the difference is
+            # limited.
             floor = steps_of_a_small_experiment(browser, tmp_path)
             assert median(taken) - median(floor) <= MAX_SCROLL_MS / 2
     assert not [url for url in person.asked if "/changes" in url and "windows=true" not in url]
@@ -163,7 +164,8 @@ def test_the_table_sorts_searches_and_filters_all_100000_trials(person):
         person.see("download-csv").click()
     saved = list(csv.DictReader(download.value.path().read_text().splitlines()))
     assert {line["trialJobId"] for line in saved} == {trial.trial_id for trial in low}
-    expect(person.see("sample-note")).to_be_hidden()  # the charts contain all trials
+    # The note is shown only if the charts contain a sample. Here the charts contain all trials.
+    expect(person.see("sample-note")).to_be_hidden()
     person.see("state-filter-FAILED").click()
     expect(person.see("table-count")).to_have_text(
         f"{sum(trial.run.value is None for trial in low):,} of {TRIALS:,} trials"
@@ -174,7 +176,7 @@ def test_any_row_of_a_large_table_can_be_opened_by_keyboard(person, view):
     one = SHOWN[TRIALS // 3]
     person.go(f"{view.origin}/detail#trial={one.trial_id}")
     expect(person.see(f"detail-{one.trial_id}")).to_be_visible()
-    # A filter that hides the trial is removed.
+    # A link to a trial removes a filter that hides the trial.
     person.see("search").fill("no such text")
     expect(person.see("table-count")).to_have_text(f"0 of {TRIALS:,} trials")
     person.page.evaluate(f"location.hash = 'trial={RESULTS[1].trial_id}'")
@@ -235,7 +237,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.see("nav-trials").click()
         expect(rows_of(person).first).to_contain_text("t299")
         expect(person.see("sort-tags")).to_have_count(0)
-        # The column does not wait for the next sample.
+        # The test holds back the next sample, because the page must show the column before the sample arrives.
         held = []
 
         def hold(route):
@@ -247,7 +249,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.page.unroute("**/trial-sample*")
         for route in held:
             route.continue_()
-        # This trial is not among the loaded rows.
+        # Trial 3 is not among the loaded rows.
         remark(3, "best", "keep", note="converges late")
         person.see("sort-tags").click()
         expect(rows_of(person).first).to_contain_text("best keep")
@@ -261,7 +263,7 @@ def test_the_table_of_a_large_experiment_shows_new_tags_and_notes(browser, tmp_p
         person.see("search").fill("late")
         expect(person.see("table-count")).to_have_text("1 of 300 trials")
         expect(rows_of(person).first).to_contain_text("t3")
-        # Another browser shows the column at once.
+        # Another browser shows the column immediately after it opens the page.
         with visit(browser, view.link()) as other:
             other.see("nav-trials").click()
             expect(other.see("sort-tags")).to_be_visible()

@@ -138,7 +138,7 @@ def test_every_result_on_the_page_has_the_name_of_the_first_objective(browser, s
     with served_view(stored.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/detail")
         expect(person.see("tab-metric")).to_have_text("accuracy")
-        # The importance refers to this metric; no result has a metric named default.
+        # The importance refers to the first objective, because no result has a metric named default.
         person.see("tab-importance").click()
         caption = person.see("importance-chart").locator("figcaption")
         expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)

@@ -40,7 +40,7 @@ def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_exp
         for person in (here, there):
             person.see("nav-trials").click()
             person.see(f"expand-{first}").click()
-        # The first tag is valid, and the manager refuses the second.
+        # The manager refuses the first tag, which contains a space. The second tag is valid.
         here.see("new-tag").fill("two words")
         here.see("add-tag").click()
         expect(here.see("toast")).to_contain_text("cannot use tag 'two words'")
@@ -71,7 +71,7 @@ def test_tags_and_notes_set_in_one_browser_appear_in_another(browser, a_real_exp
             there.see("note-field").fill(text)
             there.see("save-note").click()
             expect(here.see("note")).to_have_text(text)
-        # The table is filtered by the tag, and one trial loses the tag.
+        # One page filters its table by the tag, and the other page removes the tag from a trial.
         there.see("search").fill("tag:keep")
         expect(there.see("table-count")).to_contain_text("1 of 2")
         expect(there.see(f"row-{second}")).to_be_hidden()

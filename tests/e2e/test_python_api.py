@@ -188,7 +188,7 @@ def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(plac
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
-        # The block started nothing, so its end stops nothing.
+        # The block has not started the experiment, so the end of the block does not stop it.
         with Experiment.connect(experiment.port) as other:
             assert other.id == experiment.id
             other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
@@ -220,7 +220,7 @@ def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(plac
     assert Experiment.connect(port).get_status() == "STOPPED"
     resumed = Experiment(id=experiment.id)
     assert resumed.has_checkpoint()
-    assert resumed.run_or_resume("auto") is True  # the manager replaces the view
+    assert resumed.run_or_resume("auto") is True  # the new manager replaces the view
     unused = free_port_pair()
     with pytest.raises(UserError, match=f"connect to port {unused}: none of your experiments uses it"):
         Experiment.connect(unused)

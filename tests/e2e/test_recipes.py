@@ -64,9 +64,8 @@ def run(place, *command):
 
 
 def test_the_search_example_of_the_quick_start_runs(tmp_path):
-    place = (
-        tmp_path / "work"
-    )  # the test has a separate home, because other tests count the experiments in their home
+    # The test has a separate home, because other tests count the experiments in their home.
+    place = tmp_path / "work"
     place.mkdir()
     (script,) = re.findall(r"^```python\n(from nni_manager.*?)^```", START, re.MULTILINE | re.DOTALL)
     assert abs(float(run(place, sys.executable, "-c", script).split()[-1])) < 0.01
@@ -97,7 +96,8 @@ def test_the_experiment_file_of_a_recipe_is_valid(place, block):
 @pytest.mark.parametrize("block", list(blocks("python")))
 def test_the_code_of_a_recipe_runs(place, block):
     first, second = ids(place)
-    if "nni_sdk" in block:  # the block is a part of train.py
+    # A block that uses nni_sdk is a part of train.py.
+    if "nni_sdk" in block:
         code = FILES["train.py"].replace(
             "for epoch", f"{block}for epoch" if "seed_everything" in block else "for epoch"
         )
@@ -175,7 +175,7 @@ def test_the_example_of_optuna_runs(tmp_path):
 def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
     python = python_with_nni("3.0")
     files, (command,) = example("from-nni", "NNI")
-    # One trial of NNI takes some seconds.
+    # One trial of NNI takes some seconds, so the test runs only two.
     few = files["config.yml"].replace("maxTrialNum: 20", "maxTrialNum: 2")
     assert few != files["config.yml"]
     place = write(tmp_path / "work", files | {"config.yml": few})
@@ -193,7 +193,8 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
         return found if found["status"] in ("DONE", "ERROR") else None
 
     try:
-        # NNI gives its manager some seconds to listen, and its tuner ten to connect, which is too short on a busy machine.
+        # NNI waits only a few seconds until its manager listens, and ten seconds until its tuner connects. Both are too short on
+        # a busy machine.
         for _ in range(5):
             done = nnictl_of_nni([*command, f"--port={port}"])
             if "/check-status" not in done.stderr:

@@ -42,9 +42,8 @@ def place(tmp_path, monkeypatch):
 
 def traces_of(figure):
     assert isinstance(figure, Figure)
-    assert figure.to_html(
-        include_plotlyjs=False
-    )  # plotly checks the properties only when it converts the figure
+    # plotly checks the properties only when it converts the figure.
+    assert figure.to_html(include_plotlyjs=False)
     return figure.data
 
 
@@ -139,7 +138,7 @@ def test_search_uses_another_port_if_8080_is_taken(place):
     experiment.config.tuner.name = "Random"
     experiment.config.trial_concurrency = experiment.config.max_trial_number = 1
     with socket.socket() as other, experiment:
-        with contextlib.suppress(OSError):  # another program already uses port 8080
+        with contextlib.suppress(OSError):  # the bind fails if another program already uses port 8080
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", 8080))
             other.listen()

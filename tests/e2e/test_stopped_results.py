@@ -12,7 +12,8 @@ from nni_manager.domain.trial_run import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
 
-# Trial 0 reports before the stop, trial 1 after it, trial 2 never; trial 3 truncates its metrics once they are collected.
+# Trial 0 reports its final result before the stop, trial 1 after the stop, and trial 2 never. Trial 3 truncates its metrics file
+# after the manager has collected the file.
 TRAIN = """
 import os, signal, sys
 import nni_sdk as nni
@@ -62,7 +63,7 @@ def test_a_stop_keeps_final_results_that_were_already_reported(a_real_experiment
         "three trials wait for the stop, and one to truncate its file",
     )
     (experiment.code / "collected").write_text("go on")
-    # A new manager finds the position of the final record only in the store.
+    # After the restart, only the store has the position of the final record.
     experiment.kill_manager()
     experiment.start()
     for trial in of_all(experiment)[:3]:

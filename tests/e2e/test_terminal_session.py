@@ -79,7 +79,7 @@ def rows_of(said):
     }
 
 
-# The session has about a dozen commands, each with a timeout for a busy machine.
+# The session runs about a dozen commands. Each command has a timeout for a busy machine.
 @pytest.mark.timeout(600)
 def test_a_terminal_session_prints_the_recorded_output(place, terminal):
     code, said = terminal.run("nnictl create config.yml")
@@ -107,7 +107,7 @@ def test_a_terminal_session_prints_the_recorded_output(place, terminal):
 
     code, said = terminal.run("nnictl update concurrency --value 3")
     assert (code, said.startswith("INFO: ")) == (0, True)
-    # Further trials run one after another in the third slot, until the sixth trial also waits for its gate.
+    # The third slot runs trials 2 to 4, and then trial 5, which waits for its gate.
     terminal.type("nnictl top")
     terminal.wait_for("3 running.*3 succeeded")
     assert terminal.press(CTRL_C)[0] == 130

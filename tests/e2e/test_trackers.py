@@ -21,7 +21,7 @@ from nni_manager.domain.trial_run import TrialRun
 from nni_manager.store.rows import remarks_row, trial_row
 from trial_keeper.wire.messages import AttemptKey, Stream
 
-# MLflow uses parts of SQLAlchemy, and W&B parts of its own code, that are deprecated.
+# MLflow uses deprecated parts of SQLAlchemy, and W&B uses deprecated parts of its own code.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 STARTED_S, ENDED_S, STORED_S = 1000.0, 1060.0, 1010.0
@@ -193,7 +193,7 @@ def test_an_export_to_mlflow_that_was_interrupted_logs_the_missing_parameters(fo
     client, _ = mlflow_runs()
     found = client.get_experiment_by_name("digits abc11111").experiment_id
     store(folder, trial(1, SUCCEEDED, 0.9), 0.5)
-    # The process was killed between the creation of the run and its first parameter.
+    # This run has no parameters, as if the earlier export was killed after it had created the run.
     client.create_run(found, 1_000_000, {"trial_keeper.trial_id": "t1"}, "1-t1")
 
     _, runs = mlflow_runs()
@@ -275,7 +275,7 @@ def wandb_records(path):
     content, at, parts = path.read_bytes(), 7, b""
     assert content[:4] == b":W&B"
     while at + 7 <= len(content):
-        if 32768 - at % 32768 < 7:  # the end of a block is padded
+        if 32768 - at % 32768 < 7:  # LevelDB pads the end of a block that cannot hold another header
             at += 32768 - at % 32768
             continue
         length, kind = struct.unpack_from("<4xHB", content, at)

@@ -103,7 +103,7 @@ def test_a_user_tuner_receives_its_search_space_unchanged(a_real_experiment, spa
     experiment.start()
     experiment.wait_for_status("DONE", "ERROR")
     experiment.kill_manager()
-    # The manager may have been killed before it stored the last state.
+    # The restart completes the stored state: the manager may have been killed before it stored its last state.
     experiment.start()
     assert experiment.wait_for_status("DONE", "ERROR", is_stored=True)["counts"]["SUCCEEDED"] == 2
     with StoreReader(experiment.folder.database) as reader:
@@ -145,7 +145,7 @@ def test_pbt_trials_continue_from_the_checkpoint_of_the_best_trial(a_real_experi
     assert {each[:1] for each in generations[1]} == {best}, "both must continue from the better one"
 
 
-# NNI v1.9 uses the first name, v2.10 and later the second.
+# NNI v1.9 uses the first module names, v2.10 and later versions use the second.
 IMPORTS = {
     "v1": "from nni.msg_dispatcher_base import MsgDispatcherBase\nfrom nni.protocol import CommandType, send\n",
     "v2": "from nni.runtime.msg_dispatcher_base import MsgDispatcherBase\n"

@@ -27,7 +27,7 @@ def metrics_of(reader: StoreReader, trial_id: str) -> list[MetricRow]:
 
 
 def _is_spelled(key: AttemptKey) -> bool:
-    # All of these ids start in the year 1970.
+    # The readable ids of tests have the start time 0, in the year 1970. Real ids have a later start time.
     return key.attempt_id.isdecimal() or start_ms_of(key.attempt_id) == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
-# Root has no sandbox; Chromium's own background requests would be refused.
+# Chromium has no sandbox for root. Its own background requests would be refused, so they are disabled.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

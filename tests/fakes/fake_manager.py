@@ -430,7 +430,7 @@ class Site:
         self.code = folder / "code"
         self.code.mkdir()
         self.manager = FakeManager(self.workspace)
-        # A container has no coverage or cluster variables of the person who runs the tests.
+        # A container does not have the variables of the person who runs the tests, for example those of coverage or of a cluster.
         self.environ = {
             name: value
             for name, value in without_settings(os.environ).items()

@@ -45,7 +45,7 @@ _OF_KUBERNETES = {-1003: "PodPreemptedForCriticalPod"}
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
 
 
-# OpenPAI explains a code with these fields. The explanation of -210 and of some other codes has no remedy.
+# OpenPAI explains an exit code with these fields. The explanations of some codes, such as -210, have no `solution`.
 EXIT_SPEC = {
     "phrase": "PAIRuntimeUnknownFailed",
     "reason": "the command failed, and nothing in its log tells why",
@@ -102,7 +102,8 @@ class FakeJob:
     def detail(self):
         status = {key: value for key, value in self.row().items() if key not in ("name", "tags")}
         if self.exit_code is not None:
-            # OpenPAI's runtime reports 255 for everything but signals, and the command's own code beside it.
+            # OpenPAI's runtime reports 255 for every failure except signals, and reports the command's own exit code in another
+            # field.
             status |= {
                 "appExitCode": 0 if self.exit_code == 0 else 255,
                 "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
@@ -112,7 +113,7 @@ class FakeJob:
                 "appExitTriggerTaskIndex": 0,
             }
         if self.exit_code in _OF_KUBERNETES:
-            # Kubernetes ended the pod, so that OpenPAI's runtime in the container could report nothing.
+            # Kubernetes ended the pod, so OpenPAI's runtime in the container reported nothing.
             phrase = {"phrase": _OF_KUBERNETES[self.exit_code]}
             status |= {"appExitCode": self.exit_code, "appExitMessages": None, "appExitSpec": phrase}
         tasks = [

@@ -53,7 +53,7 @@ class FarStorage(mfusepy.Operations):  # type: ignore[misc]
         return self._folder + path
 
     def _changed(self, path: str) -> None:
-        # A client sees its own changes at once.
+        # A client sees its own changes immediately, so the stale attributes are forgotten.
         with self._lock:
             self._seen.pop(path, None)
             self._changes[path] = self._changes.get(path, 0) + 1
@@ -178,7 +178,7 @@ def _told(seen: dict[str, int] | int) -> dict[str, int]:
 
 def main(folder: str, mountpoint: str, faults: str) -> None:
     """Serve until the folder is unmounted."""
-    # Kernel caches are off: staleness is simulated here, where a fault can start and end.
+    # Kernel caches are off, because this program simulates stale attributes and a fault can start and end at any time.
     mfusepy.FUSE(
         FarStorage(folder, Path(faults)),
         mountpoint,

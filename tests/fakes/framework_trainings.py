@@ -248,7 +248,7 @@ class Lightning:
         quiet = dict.fromkeys(
             ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
         )
-        # Without the variables of torchrun, Lightning starts the second process.
+        # If torchrun has not set WORLD_SIZE, Lightning itself starts the second process.
         world = int(os.environ.get("WORLD_SIZE") or os.environ.get("DEVICES", "1"))
         trainer = pl.Trainer(
             max_epochs=ROUNDS,
@@ -361,9 +361,8 @@ class FastAI:
         with learner.no_logging():
             learner.fit(ROUNDS, cbs=callback)
         check_prediction(learner.model(valid.dataset.tensors[0]).detach())
-        return [
-            values[1] for values in learner.recorder.values if values
-        ]  # the values of skipped epochs are empty
+        # The values of skipped epochs are empty.
+        return [values[1] for values in learner.recorder.values if values]
 
 
 FRAMEWORKS = {"sklearn folds": ScikitLearnFolds} | {

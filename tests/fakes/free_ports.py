@@ -8,7 +8,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# The kernel uses this range for outgoing connections, so a restarted server could find its port taken.
+# This file contains the range of ports that the kernel uses for outgoing connections. Tests use lower ports, so that a restarted
+# server does not find its port taken.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # nnictl chooses its ports below this one.
 _LOWEST_PORT = 12000

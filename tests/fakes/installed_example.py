@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "platform"
 def installed_example():
     """The folder with the package and its metadata, for the path of modules. Built once per process of tests."""
     folder = Path(tempfile.mkdtemp(prefix="platform-"))
-    # The copy keeps setuptools from creating a folder build/ in the checkout.
+    # A copy is built, because setuptools would create a folder build/ in the checkout.
     shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source"], check=True)

@@ -101,7 +101,7 @@ class RealContainer:
         return self._code
 
     def send_signal(self, number):
-        # No signal is sent to a container that has just ended.
+        # podman kill fails if the container has just ended, so its exit code is ignored.
         subprocess.run(
             ["podman", "kill", "--signal", signal.Signals(number).name, self._name],
             env=self._podman.environ,

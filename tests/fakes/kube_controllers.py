@@ -54,7 +54,7 @@ class Controllers:
                     self._collect(entry)
                     self._finish_namespace(entry)
                     for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
-                        # A refused step is repeated at the next change.
+                        # If the API refuses a step, the step is repeated at the next change.
                         with contextlib.suppress(Refused):
                             if kind not in self.stopped:
                                 STEPS[kind.group, kind.plural](self._store, kind, found)
@@ -139,7 +139,7 @@ class Controllers:
             if store.exists(owners[0]["uid"]):
                 kind, found = store.by_uid(owners[0]["uid"])
                 continue
-            # The config map of a Framework may be deleted before its pods.
+            # The config map of a Framework may be deleted before its pods, so the annotation is used first.
             name = meta.get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
             served = store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural))
             if served and (there := store.find(served, meta["namespace"], name)):
@@ -200,7 +200,7 @@ def framework_step(store, _, framework):
         status["state"] = "AttemptPreparing"
     elif state in ("AttemptPreparing", "AttemptRunning"):
         if _pending(framework):
-            _request_pods(store, framework)  # pods that were refused before
+            _request_pods(store, framework)  # create the pods whose creation was refused before
         _go_on_with_tasks(store, framework)
     elif state == "AttemptDeletionPending":
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
@@ -213,7 +213,7 @@ def framework_step(store, _, framework):
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
         if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
-            return  # the object is about to be deleted
+            return  # the garbage collector is about to delete the object
         if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
@@ -416,7 +416,7 @@ def _go_on_with_task(store, task, pod):
         return False
     is_deleted = pod is not None and "deletionTimestamp" in pod["metadata"]
     if is_deleted and state in ("AttemptCreationRequested", "AttemptPreparing", "AttemptRunning"):
-        # Later reports of the pod's containers are ignored.
+        # From now on, reports of the pod's containers are ignored.
         told["completionStatus"] = _pod_deleted("is being deleted")
         task["state"] = "AttemptDeleting"
         return False
@@ -456,7 +456,8 @@ def _decide(framework, role, task):
     tasks = list(_tasks(framework))
     if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
         return
-    # If several tasks ended at once, the end of another task may be the deciding one.
+    # If several tasks ended at once, the end of another task may fulfil the completion policy. Then that task completes the
+    # attempt.
     if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
         message = "All Tasks are completed and no user specified conditions have ever been triggered"
         _complete(
@@ -498,7 +499,7 @@ def _pod_completion(said):
     ]
     shown = {"reason": said.get("reason"), "message": said.get("message"), "containers": containers}
     pod = {key: value for key, value in shown.items() if value}
-    code = containers[-1]["code"] if containers else -1  # -1: the pod failed as a whole
+    code = containers[-1]["code"] if containers else -1  # -1 means that the pod failed as a whole
     phrase = "ContainerUnrecognizedFailed" if containers else "PodUnrecognizedFailed"
     return _completion(code, phrase, f"Pod failed: PodPattern unmatched: {pod}", "Failed") | {"pod": pod}
 

@@ -60,7 +60,7 @@ _ROLE = {
         },
     },
 }
-# FrameworkController also writes the status with the whole document.
+# A Framework has no status subresource: FrameworkController writes the status as part of the whole object.
 FRAMEWORK = definition(
     *("frameworkcontroller.microsoft.com", "frameworks", "Framework"),
     has_status=False,

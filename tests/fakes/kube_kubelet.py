@@ -25,7 +25,7 @@ from trial_keeper.settings import without_settings
 
 NODE = "n1"
 BARRIER = "frameworkcontroller/frameworkbarrier"
-# Source: Kubernetes, terminationMessagePolicy.
+# Kubernetes uses at most this much of a log as termination message. Source: Kubernetes, terminationMessagePolicy.
 _LAST_WORDS_BYTES = 2048
 
 
@@ -75,7 +75,7 @@ class Kubelet:
     def look_again(self):
         """Check all pods again after a change of this node or of a pod that runs here."""
         with self._store.changed:
-            self._must_look = True  # a check that runs at present does not wait for the notification
+            self._must_look = True  # a check that runs at present would miss the notification
             self._store.changed.notify_all()
 
     def log(self, namespace, name):
@@ -223,7 +223,7 @@ class Kubelet:
         if status == pod["status"]:
             return
         with self._store.changed:
-            # Both conditions change at once, as in the recording.
+            # The status and the node's name change in one step, as in the recording.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
             if not why:

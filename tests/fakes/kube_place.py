@@ -139,7 +139,7 @@ def reacts(cluster, resource, namespace):
 
     paused = {"runPolicy": {"suspend": True}}
     specs = {
-        # FrameworkController does not start a Framework of this type by itself.
+        # FrameworkController does not start a Framework of the type Create by itself.
         "Framework": {
             "executionType": "Create",
             "retryPolicy": {"fancyRetryPolicy": False, "maxRetryCount": 0},

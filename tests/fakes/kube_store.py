@@ -139,7 +139,7 @@ class Store:
         self.kinds = {(kind.group, kind.plural): kind for kind in BUILT_IN}
         self.schemas = {}
         self.history: list[Entry] = []
-        # No object has version 1, so that version 1 is always expired.
+        # The first version is above 1, so that a watch from version 1 is always refused as expired.
         self.version = self.oldest = 1000
         self._objects: dict[Kind, dict[tuple[str, str], dict]] = {kind: {} for kind in BUILT_IN}
         self._owned: dict[str, set] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 _DOCUMENTED = Path(__file__).parents[1] / "golden/openpai/jobs/infiniband_fixed.yaml"
-# The manual's text has lost these lines of mpirun. They are in OpenPAI's template of this job.
+# These lines of mpirun are missing in the manual's text. Source: OpenPAI's template of this job.
 _OPTIONS = """-bind-to none -map-by slot
 -mca pml ob1
 -mca btl ^openib

@@ -140,7 +140,7 @@ class Client(requests.Session):
             self.headers["Authorization"] = f"Bearer {token}"
 
     def request(self, method, path, **options):
-        # Paths are sent unchanged, including dots.
+        # requests would normalise dots in a path, so the path is added to the prepared request.
         options.pop("allow_redirects", None)
         request = requests.Request(method, self.root, **options)
         prepared = self.prepare_request(request)

@@ -201,13 +201,14 @@ class Platform:
 
 
 class RunScriptJobsHere(JobsHere):
-    forks_keepers = False  # the jobs of a test are scripts in the place of keepers
+    forks_keepers = False  # the jobs of a test run scripts instead of keepers
 
 
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
     removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
-    adopted_exit_code = None  # the process is not a child of the second manager
+    # The second manager cannot read the exit code, because the process is not its child.
+    adopted_exit_code = None
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)
@@ -286,7 +287,7 @@ class InstalledPlatform(Local):
         return not self._keepers(job_id=job_id)
 
     def remove(self, job_id):
-        # The keeper's guard process is younger than the keeper.
+        # A keeper and its guard process each lead a session. The keeper is the older process.
         keeper = min(
             self._keepers(job_id=job_id), key=lambda pid: processes.ProcessIdentity.of(pid).start_ticks
         )
@@ -472,7 +473,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
-# For each operator: the kind, its version, the second role of a job, and other fields of the configuration.
+# Each operator has the kind, its version, the second role of a job, and other fields of the configuration.
 _OPERATORS = {
     "frameworkcontroller": (FRAMEWORKS, None, None, {}),
     "tf-operator": (TF_JOBS, "v1", "ps", {}),
@@ -549,7 +550,7 @@ class OnKubernetes(Platform):
                 if "-ps-" not in pod["metadata"]["name"] and pod["status"]["phase"] == "Running"
             ]
 
-        # The task of another pod may have shown that the job has started.
+        # The job may have started because of another pod, so the wait is for the pod of a worker.
         (pod, *_) = wait_until(running, "the pod of a worker runs")
         self.cluster.node.kill("default", pod, "OOMKilled")
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from deadlines import scaled_s
 
 REPOSITORY = Path(__file__).parents[2]
-# The images have Debian 12's Python. The Python that runs the tests makes the wheels for the images.
+# The images have Debian 12's Python. The Python that runs the tests makes the wheels for the images, so it must have the same
+# version.
 BASE_PYTHON = (3, 11)
 BUILD_TIMEOUT_S = scaled_s(800)
 STEP_TIMEOUT_S = scaled_s(60)
@@ -125,7 +126,8 @@ class Podman:
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
                 build = (str(REPOSITORY / "images" / "build.sh"), kind, tag, self._by_digest(base))
-                # The same lines of the script build the manager's image, which takes 20 s longer.
+                # Only the keeper's image gets a bill of materials. The manager's image would use the same lines of the script,
+                # and take 20 s longer.
                 bill = {"SBOM": str(self.folder / "keeper.cdx.json")} if kind == "keeper" else {}
                 self.run(*build, within_s=BUILD_TIMEOUT_S, **bill)
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
@@ -152,7 +154,7 @@ class Podman:
         if not self._has(tag):
             tar_file = self.folder / f"{kind}.tar"
             self.run(str(script), str(tar_file), *packages, within_s=BUILD_TIMEOUT_S)
-            # The base image is like python:3.11-slim. The keeper's image must inherit PATH and must not inherit the
+            # The base image has the settings of python:3.11-slim: the keeper's image must inherit PATH and must not inherit the
             # command.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)

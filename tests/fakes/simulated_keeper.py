@@ -46,7 +46,7 @@ SETTINGS = KeeperSettings("exp", "job", "/mnt/exp", "token", "abcde", grace_s=10
 REUSED = replace(SETTINGS, trial_id=None)
 
 
-# This is in seconds since the epoch. The keeper's monotonic clock starts at 0.
+# These times are in seconds since the epoch, while the keeper's monotonic clock starts at 0.
 STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 
 

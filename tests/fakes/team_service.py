@@ -68,9 +68,8 @@ class TeamService(TrainingService):
     def replace_keeper(self, job_id: str, task: str) -> None:
         """Kill a task's keeper and start another, like a cluster that restarts a container within its job."""
         keeper = self.keepers[job_id][task]
-        self._start(
-            job_id, task, self._environs[job_id, task]
-        )  # the task is started first, so that the job never ends
+        # The new keeper starts before the old keeper ends, so that the job never ends.
+        self._start(job_id, task, self._environs[job_id, task])
         keeper.kill()
         keeper.wait()
 

@@ -102,7 +102,8 @@ class Proxy:
             connection = _Connection(self, writer)
             self._connections.add(connection)
             try:
-                with contextlib.suppress(asyncio.CancelledError):  # the proxy ends while it waits
+                # The proxy may be closed while this connection waits.
+                with contextlib.suppress(asyncio.CancelledError):
                     await connection.serve(reader, to)
             finally:
                 self._connections.discard(connection)

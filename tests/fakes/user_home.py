@@ -37,7 +37,7 @@ def left_in(folder: Path) -> list[psutil.Process]:
 
 def environ_of(folder: Path) -> dict[str, str]:
     """The environment of this user's programs."""
-    # The terminal width of the person who runs the tests must not matter.
+    # Programs must not use the settings and the terminal width of the person who runs the tests.
     ours = ("NNI_", "TRIAL_KEEPER_", "COLUMNS")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return outside | {

@@ -45,9 +45,9 @@ from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.workspace import Workspace
 
 REPORTS, SHORT_REPORTS = 1000, 400
-# A checkpoint takes 30 system calls, and a slow storage delays each call.
+# Checkpoints are rare, because each takes 30 system calls and a slow storage delays each call.
 _SAVES_EVERY = 40
-# The number of running trials to choose in turn: a chosen trial may end without a further checkpoint.
+# The fault tries this many running trials in turn, because a trial may end without a further checkpoint.
 _TRIALS_TO_CATCH = 5
 # This exceeds the number of faults of one trial in any plan.
 _MAX_RETRIES = 20
@@ -56,9 +56,9 @@ _READY_TIMEOUT_S = scaled_s(60.0)
 # A keeper that failed to connect for a long time retries within a minute. The rest of the timeout is for a busy machine.
 DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
-# The timeout of a manager's exit while trials run. The exit does not wait for trials.
+# This is the time limit for the exit of a manager. The exit does not wait for running trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# Each step of a stop has a deadline; nnictl gives up after the last deadline.
+# This is longer than a stop takes at most: each step of a stop has a deadline, and nnictl gives up after the last one.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
@@ -71,9 +71,10 @@ _MANAGER_LEAVES_KINDS = STOPS | {
     Kind.STATE_TORN,
     Kind.MANAGER_KILLED_AT_NOTICE,
 }
-# The attacks that another user makes on the attempts of a trial.
+# These functions attack the attempts of a trial as another user.
 _PUT = {Kind.ATTEMPT_FORGED: forge_attempts, Kind.SPECIAL_FILES: put_special_files}
-# The same call as `nnictl stop`. This test does not check whether the stop could record all states.
+# This script makes the same call as `nnictl stop`. It only prints an error, because a fault may keep the stop from recording all
+# states.
 _STOP = """
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ try:
 except NniManagerError as error:
     print(error)
 """
-# The same call as `nnictl trial kill`. The request fails if the manager is unreachable.
+# This script makes the same call as `nnictl trial kill`. The call fails if the manager is unreachable.
 _CANCEL = """
 import sys
 from pathlib import Path
@@ -173,7 +174,7 @@ class Experiment:
             "trialConcurrency": 5,
             "maxTrialNum": self.trials,
             "maxTrialRetry": self._max_retries,
-            # Clock changes of hours must not end the experiment.
+            # This limit must not end the experiment, although a fault may change the clock by hours.
             "maxExecDuration": "1h",
             "trainingServicePlatform": "local",
             "searchSpacePath": "search_space.json",
@@ -228,7 +229,8 @@ class Experiment:
                 stderr=log,
                 env=site.environ | clock | apart.to_environ(),
                 start_new_session=True,
-                # Jobs inherit the umask 0: only the modes of their files may prevent writes by other users.
+                # With umask 0, which the jobs inherit, only the modes with which files are created can prevent writes by other
+                # users.
                 umask=0 if Kind.METRICS_APPENDED in self.plan.kinds else -1,
             )
         manager = self.manager
@@ -355,7 +357,7 @@ class Experiment:
             case _ if fault.kind in _PROCESSES:
                 return self._hit_process(fault)
             case _:
-                # There may be a short time without a connected keeper between two trials.
+                # Between two trials there may be no connected keeper for a short time, so the fault is tried repeatedly.
                 try:
                     wait_until(lambda: self.site.begin(fault), "the fault affects something", _RUNS_TIMEOUT_S)
                 except TimeoutError:
@@ -421,7 +423,7 @@ class Experiment:
         trial_id, process = running[int(fault.pick * len(running))]
         try:
             attempt = _attempt_of(process)
-            # Without the suspension, the trial could end while the client starts.
+            # The trial is suspended, because otherwise it could end before the cancel request is sent.
             process.suspend()
         except psutil.NoSuchProcess:
             return f"{trial_id}, process {process.pid}, had just ended"
@@ -476,7 +478,7 @@ class Experiment:
             if fault.kind is Kind.KEEPER_KILLED_AFTER_SIGNATURE:
                 wait_until(lambda: is_newest_signed(attempt), "its checkpoint is signed", _RUNS_TIMEOUT_S)
             missed = self._kill_keeper(trial_id, keepers)
-            # Wait until the guard has killed the process, because `release` would let it continue.
+            # Wait until the guard has killed the trial's process, because `release` would let the process continue.
             wait_until(lambda: not _runs(process), "its process has ended", _LEAVES_TIMEOUT_S)
         except (TimeoutError, psutil.NoSuchProcess) as error:
             return f"{trial_id}: {error}"
@@ -561,7 +563,7 @@ class Experiment:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         if is_under_way:
-            # The plan heals these disk faults later, but no manager can start before that.
+            # No manager can start before these disk faults are healed, and the plan heals them later.
             for fault_of_disk in [each for each in self.hit if each.kind in _KEEPS_MANAGERS_OUT]:
                 self._heal_site(fault_of_disk)
             wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
@@ -640,7 +642,7 @@ class Experiment:
             else:
                 process.kill()
             match fault.kind:
-                # `nnictl stop` kills a keeper that does not respond.
+                # A frozen keeper counts as killed, because `nnictl stop` kills a keeper that does not respond.
                 case Kind.KEEPER_KILLED | Kind.STOP_WITH_FROZEN_KEEPER:
                     self.keepers_killed.add(name)
                 case Kind.TRIAL_KILLED:

@@ -36,7 +36,7 @@ def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path)
     `aside`: an unused path on the same file system.
     """
     try:
-        # Rename the folder before its removal: a process could create deleted files again.
+        # The folder is renamed before its removal, because a process could create deleted files again.
         (storage.trial(trial_id).attempts / attempt).rename(aside)
     except FileNotFoundError:
         return False
@@ -134,7 +134,7 @@ def special_files(attempts: int, kinds: Sequence[str]) -> None:
                 # The descriptor stays open, because a lease ends with its descriptor. The kernel sends SIGIO when another process
                 # opens the file.
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-                with contextlib.suppress(OSError):  # this file system has no leases
+                with contextlib.suppress(OSError):  # some file systems have no leases
                     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
@@ -161,7 +161,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
         **key,
         "reason": ExitReason.SUCCEEDED.value,
         "exit_code": 0,
-        # This time is later than the start of any real attempt.
+        # This start is later than that of any real attempt, so the forged attempt claims to be the newest.
         "started_at_s": now_s + 3600,
         "ended_at_s": now_s + 3601,
         "final_sizes": {"metrics": len(metrics)},
@@ -171,7 +171,7 @@ def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
     files = {
         folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
         folder.stream(Stream.METRICS): metrics,
-        # The exit record is the last file: a reader that finds it reads all files.
+        # The exit record is written last, because a reader that finds it reads all files.
         folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
     }
     for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):

@@ -27,7 +27,7 @@ TASK = "main-0"
 BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
 # Each run of a command reports numbers of its own range, so that rows of two runs can be distinguished.
 RUN_STRIDE = 10_000
-# The exit reasons of a trial that cannot start or run because of a storage fault.
+# A trial that cannot start or run because of a storage fault has one of these exit reasons.
 _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)
 
 
@@ -214,8 +214,8 @@ def _judge_trial(
     stored = [row.value for row in rows]
     differences = ledger.differences(stored)
     allowed_runs = {_run_of(value) for value in (*ledger.made, *filter(None, [ledger.open]))}
-    # If an attempt continued from a removed attempt, the mark of the checkpoint may be lost. Then only the attempt's own reports
-    # count.
+    # If an attempt continued from a removed attempt, the record that marks the checkpoint may be lost. Then only the attempt's
+    # own reports count.
     own = ledger.made[len(ledger.made) - ledger.own :]
     if trial.trial_id in harm.attempts_removed and stored in (ledger.made[: len(stored)], own):
         verdict.removed += differences.lost
@@ -276,7 +276,8 @@ def offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[St
         file = attempt.stream(stream)
         content = file.read_bytes() if file.exists() else b""
         offset = durable.get(stream, 0)
-        # The last record may be incomplete. The manager waits for the rest of it if the attempt's end is unknown.
+        # The last record of the metrics may be incomplete. If the attempt's end is unknown, the manager waits for the rest of
+        # this record.
         whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
         if offset not in (len(content), whole):
             wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")

@@ -239,9 +239,9 @@ def plan_of(
     for kind in wanted:
         sort = SORTS[kind]
         longest_s = sort.longest_short_s if is_short else sort.longest_s
-        # A log-uniform duration: half of the durations are below the geometric mean.
+        # The duration is log-uniform: half of the durations are below the geometric mean.
         lasts_s = sort.shortest_s * (longest_s / sort.shortest_s) ** dice.random() if sort.shortest_s else 0.0
-        # A pause between two faults of one target, so that each fault has an effect.
+        # Between two faults of one target there is a pause of half a second, so that each fault has an effect.
         at_s = max(dice.uniform(0.2, horizon_s), free_at_s.get(sort.thing, 0.0) + 0.5)
         free_at_s[sort.thing] = at_s + lasts_s
         side = (

@@ -89,7 +89,7 @@ def _play(experiment: Experiment, plan: Plan) -> None:
         due_s = began_s + at_s
         if step == experiment.begin or fault in experiment.hit:
             step(fault)
-        # A restart of the manager takes seconds, which delay the later steps.
+        # If a step takes long, such as a restart of the manager, the later steps are delayed by the same time.
         began_s += max(time.monotonic() - due_s - _AT_ONCE_S, 0.0)
     wait_until(experiment.resume, "a manager runs", DONE_TIMEOUT_S)
     wait_until(experiment.is_done, "the experiment is over", DONE_TIMEOUT_S)

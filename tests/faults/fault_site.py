@@ -33,7 +33,7 @@ _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
 _STEP_TIMEOUT_S = scaled_s(30)
 _RETRY_DELAY_S = 0.05
-# The manager moves between these two addresses. The networks have no routes besides those to the manager and the jobs.
+# The manager moves between these two addresses. Its network and the jobs' network have routes only to each other.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
 _JOBS_ADDRESS = "10.77.0.2"
 _HERE = "127.0.0.1"
@@ -123,7 +123,7 @@ def _try_fuse() -> None:
 
 
 def _inside(network: str) -> tuple[str, ...]:
-    # `ip netns exec` would also create a mount namespace, and new mounts must be visible inside and outside of the network.
+    # `ip netns exec` is not used, because it would also create a mount namespace, and new mounts must be visible everywhere.
     return ("nsenter", f"--net=/run/netns/{network}")
 
 
@@ -356,7 +356,7 @@ class Site:
         """A port for the manager's HTTP API; the port after it is for keepers."""
         self._lives += 1
         if self.has_networks:
-            return 20_000 + 2 * self._lives  # no other program uses this network
+            return 20_000 + 2 * self._lives  # no other program uses this network, so the port is free
         return free_port_pair()
 
     def open_road(self, port: int, has_moved: bool) -> tuple[str, str]:

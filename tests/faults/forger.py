@@ -46,7 +46,7 @@ def _forge_invited(workspace: Workspace) -> None:
 
 
 def _forge_uninvited(workspace: Path) -> None:
-    # Parent folders belong to the test's user, and may be private. The descriptor is opened before the change of user.
+    # The parent folders belong to the user of the test and may be private, so they are opened before the change of user.
     above = os.open(workspace.parent, os.O_DIRECTORY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     done: set[str] = set()

@@ -28,8 +28,8 @@ _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
 # Each trial starts three helper processes that can be found only by session or by ancestor: one has an empty environment, one its
-# own session, one both. They write to a descriptor, and wait on a pipe that is never closed. A trial whose keeper will be killed
-# never exits by itself: without its parent, the last helper could not be found.
+# own session, one both. They write to a descriptor, and wait on a pipe that is never closed. If the keeper of a trial will be
+# killed, the trial does not exit by itself, because the helper with both can be found only while its parent lives.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni

@@ -68,11 +68,8 @@ def _changes(workspace: Workspace, trial_id: str) -> list[str]:
         for change in _CHANGES:
             try:
                 change(folder, encode(0, trial_id, "FINAL", 0, FORGED_VALUE))
-            except (
-                PermissionError,
-                FileNotFoundError,
-            ):  # FileNotFoundError: a keeper that starts has not made the folder yet
-                pass
+            except (PermissionError, FileNotFoundError):
+                pass  # the file system refused the change, or the keeper has not made the folder yet
             else:
                 changed.append(f"{change.__name__} {trial_id}")
     return changed

@@ -13,8 +13,8 @@ from real_experiment import wait_until
 
 from nni_manager.config.reader import read_experiment_file
 
-# The model is a number that each step changes, so a missing or repeated step changes all later results. $PLAN: for each start of
-# the first trial, the step and the point where the trial waits to be killed.
+# The model is a number that each step changes, so a missing or repeated step changes all later results. $PLAN has one entry for
+# each start of the first trial: the step and the point where the trial waits to be killed.
 TRAIN = """
 import json, os, pathlib, time
 import nni_sdk as nni
@@ -185,7 +185,7 @@ def test_a_promoted_hyperband_trial_continues_its_parent_trial_of_the_previous_r
     more = {"localConfig": {"reuse": True}} if reuse else {}
     experiment = a_real_experiment(
         TRAINS_IN_ROUNDS,
-        trialConcurrency=1,  # the fourth trial is the promoted one
+        trialConcurrency=1,  # with one trial at a time, the fourth trial is the promoted trial
         maxTrialNum=4,
         tuner={"builtinTunerName": "Hyperband", "classArgs": {"R": 3, "eta": 3, "seed": 1}},
         **more,

@@ -46,7 +46,8 @@ for i in range(100):
 nni.report_final_result(1)
 """
 NO_STATE = re.compile(r"^(db|log|jobs)(/|$)|\.lock$|-process\.json$|\.pem$|^ended-sessions|/__pycache__(/|$)")
-# The Python of a trial reads these files to their end. A pipe would block it forever, and an endless file would take all memory.
+# The Python of a trial reads these files to their end. A pipe would block Python forever, and an endless file would take all
+# memory.
 READ_BY_TRIALS = re.compile(r"^sdk/|/code/|/parameter\.cfg$")
 
 
@@ -65,7 +66,7 @@ def remove(path):
 def replaced_by(make):
     def replace(path):
         remove(path)
-        with contextlib.suppress(OSError):  # another process has created the path again
+        with contextlib.suppress(OSError):  # another process may have created the path again
             make(path)
 
     replace.__name__ = f"replaced by {make.__name__}"

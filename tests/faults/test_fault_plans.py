@@ -45,7 +45,7 @@ def test_a_fault_plan_loses_or_duplicates_no_report_and_every_trial_state_is_cor
     assert outcome.verdict.is_good, outcome.report()
 
 
-# After a lost link, the keeper sends bytes again that the same manager had received but not committed.
+# These faults reset the link. After a reset, the keeper sends bytes again that the manager has received but not committed.
 RESETS = tuple(Fault(at_s, Kind.LINK_RESET, 0.0, 0.0) for at_s in (0.3, 0.8, 1.3, 1.8))
 KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
 UNSIGNED = (Fault(0.5, Kind.KEEPER_KILLED_BEFORE_SIGNATURE, 0.0, 0.0),)
@@ -70,7 +70,7 @@ UNNAMED = (
 def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch, planted, faults, seen):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        # The judge uses the product's reader, which the fault replaces.
+        # The judge uses this function of the product too, so the fault is also planted in the process of the test.
         monkeypatch.setattr(module, name, fault)
     # The long form is used, so that the trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
@@ -272,7 +272,7 @@ KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
 KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
 UNWRITABLE = "cannot write to the workspace: No space left on device"
 AWAY = Harm(storage_failed=True, manager_was_away=True)
-# For each exception: a trial state that the fault allows, and changes with which the judge must report an error.
+# Each exception has a trial state that the fault allows, and the changes with which the judge must report an error.
 EXCEPTIONS = {
     "a signal to a trial whose keeper was killed too has any exit code": (
         {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
@@ -377,7 +377,7 @@ def a_run(tmp_path):
             encode(0, trial.trial_id, "FINAL" if value == final_at else "PERIODICAL", value, value)
             for value in reported
         )
-        # `unstored`: complete records at the end of the file that the manager has not stored.
+        # The manager has not stored the `unstored` records, which are complete and at the end of the file.
         more = encode(0, trial.trial_id, "PERIODICAL", 3, 3) * unstored
         written = {Stream.METRICS: metrics + more + torn, Stream.STDOUT: b"a line\n"}
         for stream, content in written.items():
@@ -456,7 +456,7 @@ def test_the_judge_accepts_differences_that_a_fault_explains(a_run, stored, excu
         ),
         ({"failed_saves": 1, "harm": Harm(max_retries=3)}, "it could not save 1 checkpoints"),
         ({"unstored": 1}, "bytes of its metrics are durable, and the file has"),
-        # Only a cancelled trial may lack the final result if its command did not finish.
+        # A trial whose command did not finish may be cancelled, but it cannot have succeeded.
         ({"state": TrialState.SUCCEEDED, "has_ended": False}, "its command never came to its end"),
     ],
     ids=str,
@@ -595,5 +595,5 @@ def test_a_killed_suite_leaves_no_process_mount_or_network(tmp_path):
         "everything is removed",
         DEADLINE_S,
     )
-    clean_up(name, folder)  # a second call finds nothing to remove, and raises nothing
+    clean_up(name, folder)  # this second call must find nothing to remove, and raise nothing
     shutil.rmtree(folder)

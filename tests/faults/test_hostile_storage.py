@@ -64,7 +64,7 @@ class JobsOnACluster(JobsHere):
 
     def __init__(self, umask: int, gates: Path, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        # A keeper reads earlier attempts when it starts, so it waits here until the attack has started.
+        # A keeper reads earlier attempts when it starts, so its script waits until the attack has started.
         wait = f'[ -z "$TRIAL_KEEPER_TRIAL_ID" ] || until [ -e "{gates}/$TRIAL_KEEPER_TRIAL_ID.start" ]; do sleep 0.01; done'
         self.run_script = self.run_script.replace("exec ", f"umask {umask:03o}\n{wait}\nexec ")
 
@@ -86,8 +86,8 @@ def ended_keepers():
 
 @pytest.mark.parametrize(
     ("kind", "umask"),
-    # Without THOROUGH, each kind runs with umask 000, because kinds create their files differently, and IN_SHORT adds two cases
-    # with other umasks.
+    # Kinds create their files differently, so each kind runs with umask 000, and IN_SHORT adds two cases with other umasks. The
+    # thorough form runs all combinations.
     [
         pytest.param(kind, umask, id=f"{kind}-{umask:03o}")
         for kind, umask in itertools.product(KINDS, (0o022, 0o002, 0o027, 0o000))
@@ -98,7 +98,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
 ):
     config, told = KINDS[kind]
-    # The first trial is never forked, nor is a trial that starts before the interpreter has imported its modules.
+    # More trials are needed, because the first trial and trials that start before the interpreter has imported its modules are
+    # not forked.
     trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
     storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
     for folder in (storage, gates, modules):
@@ -141,7 +142,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     for trial in trials:
         assert values(experiment.rows(trial.trial_id)) == [*range(20), trial.sequence_id]
         if kind.startswith("plain"):
-            # The manager examines the files beside the attempts when a job ends; a reused job has other trials by then.
+            # The manager examines the files beside the attempts when a job ends. A reused job runs another trial by then, so its
+            # trials may have no warning.
             assert "check who may write to the shared storage" in trial.warning
     delays_s = [seconds for trial in trials for seconds in delays(gates, trial.trial_id, kind)]
     print(

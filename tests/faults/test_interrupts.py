@@ -79,7 +79,7 @@ def test_an_interrupt_during_the_start_of_the_manager_reports_that_no_process_is
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
-    # The manager needs some hundred milliseconds more to become ready.
+    # The interrupt arrives before the manager is ready: it needs some hundred milliseconds after the creation of the folder.
     wait_until(lambda: any(experiments.glob("*/db")), "the experiment has a folder", every_s=0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=2 * DEADLINE_S)
@@ -113,7 +113,8 @@ def test_an_interrupted_create_leaves_no_process_or_names_the_running_experiment
         ]
         process = nnictl(place, "create", "config.yml", *foreground)
         printed = interrupted(process, moments_s)
-        # Python prints its own traceback if the interrupt arrives before the first line of our code.
+        # Tracebacks without our modules are ignored: Python prints one if the interrupt arrives before the first line of our
+        # code.
         if "Traceback" in printed and any(name in printed for name in OURS):
             tracebacks.append((number, moments_s, printed))
         names = {path.name for path in (place.parent / "experiments").glob("*")}

@@ -10,7 +10,7 @@ from amounts import amount
 from keeper_kills import REPORTS, TRAIN, KeeperKiller
 
 KILLS = amount(2, 100)
-# Seconds for each kill: the start of a new job, and some trials before the next kill.
+# Each kill takes at most this many seconds: a new job starts, and some trials run before the next kill.
 _MAX_KILL_S = 12.0
 
 pytestmark = pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)

@@ -27,7 +27,7 @@ from nni_manager.training_services.kubernetes import resource_calls
 from trial_keeper.wire.reasons import ExitReason
 
 POD = f"{NAME}-worker-0"
-# Exits with the code that the test writes to the job's file.
+# This keeper exits with the code that the test writes to the job's file.
 KEEPER = """\
 end="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID"
 while [ ! -s "$end" ]; do sleep 0.05; done
@@ -86,7 +86,7 @@ async def test_jobs_that_end_while_the_api_server_is_down_are_reported_with_thei
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
-        # Until the watches fail, the last state that they reported counts.
+        # The service uses the last state that the watches reported until the watches fail, so the test waits for their failure.
         told = ("the connection to ", "does not answer")
         await until(
             lambda: any(part in service.problem for part in told), "the problem is reported", DEADLINE_S
@@ -123,7 +123,7 @@ async def test_refused_api_calls_lose_or_duplicate_no_job(site, how):
         api.misbehave(how, 7, at=(verb, ""), retry_after=0)
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
-            for _ in range(20):  # retry like the engine, but without its pauses
+            for _ in range(20):  # the loop retries like the engine, but without pauses
                 with contextlib.suppress(RetryableError):
                     await service.submit(site.settings(job_id))
                     break
@@ -156,7 +156,7 @@ async def test_an_expired_login_is_reported_and_its_renewal_delivers_the_missed_
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
         await until(lambda: not service.problem, "the problem is cleared", DEADLINE_S)
-        # The third job was never created.
+        # stop() returns True for trial3, because its failed submission may have created the job. trial4 was never submitted.
         assert not await service.stop("trial4")
         assert await service.stop("trial3")
         await gone(site)
@@ -197,8 +197,8 @@ async def test_a_job_of_a_lost_node_ends_with_the_warning_of_kubernetes(site):
             *("the pod is being deleted", DEADLINE_S),
         )
         assert site.ends == [], "the node may come back"
-        # Events have their own watch, which may be later than the watch of the job. An earlier warning is possible: the kubelet
-        # warns if it starts the pod before the job's Secret exists.
+        # The watch of events may be later than the watch of the job. An earlier warning is possible, because the kubelet warns if
+        # it starts the pod before the job's Secret exists.
         warnings = service._observed.warnings
         await until(
             lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S

@@ -23,7 +23,7 @@ from nni_manager.store.folders import ExperimentFolder
 
 pytestmark = pytest.mark.timeout(400)
 
-# The maximum time from the failure in Kubernetes until each display shows its cause.
+# Each display must show the cause within this time after the failure in Kubernetes.
 SHOWN_WITHIN_S = 10.0
 TRAIN = """\
 import sys, pathlib

@@ -103,7 +103,7 @@ def without_the_right_to_delete(place, moment_s):
     return place.nnictl("stop")
 
 
-# The order puts short cases first: a manager waits a minute before it gives up a job that has not ended.
+# The short cases come first, because a manager waits a minute before it gives up a job that has not ended.
 WAYS = (with_a_server_that_deletes_nothing, without_the_right_to_delete, without_a_server, during_an_outage)
 MOMENTS = 20
 
@@ -126,7 +126,7 @@ def test_possibly_leftover_jobs_are_reported_with_a_removal_command_until_they_a
 
     (path,) = (place.folder / "experiments").iterdir()
     status = json.loads(place.nnictl("experiment", "status").stdout)
-    # Without the API server, the manager cannot check whether a resource is deleted.
+    # Without the API server, the manager cannot check whether a resource is deleted, so it may list more than is left.
     left_over = status["leftovers"]
     assert len(left_over) >= len(found)
     assert all(len(re.findall("`kubectl delete ", each)) == 1 for each in left_over)

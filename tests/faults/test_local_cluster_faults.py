@@ -265,7 +265,8 @@ def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, mo
         commit(self, writes)
 
     monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
-    # A second SIGTERM would end the grace period, and the job would be killed during its sleep.
+    # The job must receive only one SIGTERM. A second one would end the grace period, and the job would be killed during its
+    # sleep.
     saves = (
         f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"
     )
@@ -346,7 +347,7 @@ def test_a_killed_task_with_a_wrong_or_truncated_process_record_is_restarted(fol
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # Either this process has reused the pid, or a power cut truncated the file.
+    # The document contains the pid of this process, as if it had been reused, or a truncated text, as after a power cut.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

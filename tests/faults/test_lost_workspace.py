@@ -56,7 +56,7 @@ def test_a_resumed_experiment_without_its_folder_of_trials_ends(experiment, tmp_
     workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
     if workspace.root != experiment.folder.path:
-        (experiment.folder.path / "workspace").unlink()  # the link to the shared storage
+        (experiment.folder.path / "workspace").unlink()  # this is the link to the shared storage
     experiment.start()
     assert experiment.folder.workspace == workspace
     assert f"{trials} was missing and has been created" in experiment.folder.manager_log.read_text()

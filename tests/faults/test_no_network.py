@@ -347,7 +347,7 @@ def test_a_trial_whose_job_has_ended_ends_only_when_its_files_are_complete(a_rea
         async with no_keepers(experiment) as (engine, service):
             monkeypatch.setattr(type(service), "uses_snapshot", True)
             trial = await a_trial(engine, service)
-            # With this grace period, the job ends before the first poll.
+            # The long grace period delays the first poll, so that the job ends before it.
             monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 1e6)
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
             await several_polls()

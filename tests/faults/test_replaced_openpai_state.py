@@ -49,7 +49,7 @@ while number in (2, 3) and not os.path.exists({gate!r}):
     time.sleep(0.05)
 nni.report_final_result(number)
 """
-# `state_files` leaves out empty files, so these are added.
+# `state_files` leaves out empty files, so these lock files are added to the list.
 _LOCKS = tuple(f"state/trial-keeper/openpai/{name}" for name in ("owner.lock", "cluster/lock"))
 # Neither the manager nor the service reads logs, code or work/. One file represents the SDK, because its compiled files depend on
 # when the machine was lost.
@@ -117,7 +117,8 @@ class LostHome:
         for name, form in damage.items():
             form(self.path / name)
 
-        # If the entry in the user's list was removed, no message could name it, so the command names the folder.
+        # If the entry in the user's list of experiments was removed, nnictl cannot find the experiment by its id, so the command
+        # names the folder.
         is_listed = os.path.lexists(self.path / self.entry)
         folder = () if is_listed else ("--experiment-dir", self.folder.path)
 

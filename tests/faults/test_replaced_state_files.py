@@ -63,7 +63,7 @@ def resume_with(whole, folder, damage, before):
     try:
         wrong = resume_and_restore(resume, copy.folder.path, whole.folder.path, damage)
         if not wrong:
-            # The experiment continues, because its restarted trials end.
+            # The restarted trials must end, so this waits until the experiment is done.
             copy.wait_for_status("DONE")
             wrong = what_is_lost(copy.folder, before)
             stopped = nnictl(home, "stop", copy.folder.experiment_id)

@@ -99,10 +99,11 @@ WRITER, TUNER, STORE = (
     "nni_manager.store.writer",
 )
 LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
-# The order lets each manager reach its moment with the state that the previous managers have left.
+# Several managers run in sequence, and each is killed at one of these moments. In this order, each manager reaches its moment
+# with the state that the previous managers have left.
 PER_TRIAL = (
     (TUNER, "OptunaTuner", "ask", "after", 2),
-    (LOCAL, None, "replace_file", "before", 2),  # the state file of a keeper
+    (LOCAL, None, "replace_file", "before", 2),  # this function writes the state file of a keeper
     (INGEST, "KeeperIngest", "end", "before", 1),
     (STORE, "Store", "commit", "after", 5),
 )
@@ -236,7 +237,7 @@ def test_the_next_manager_completes_a_stop_that_a_killed_manager_had_started(a_r
         wait_until(
             lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are stopping"
         )
-        # A final result that the trial reports before its stop arrives would count as a success.
+        # The test waits for SIGTERM, because a trial that reports its final result before SIGTERM would count as succeeded.
         wait_until(
             lambda: all((experiment.code / f"stopped{number}").exists() for number in (0, 1)),
             "both have received SIGTERM",

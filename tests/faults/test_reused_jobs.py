@@ -75,7 +75,7 @@ def test_two_reused_jobs_run_many_trials_and_exit(a_real_experiment):
     for trial in trials:
         assert trial["startTime"] <= trial["endTime"]
         assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
-    # A trial's duration is that of its own command, not that of the job.
+    # The duration of a trial is the duration of its command, not of the job.
     assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
     wait_until(
         lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()),
@@ -228,7 +228,8 @@ def test_a_job_that_dies_after_its_trial_has_ended_fails_at_most_one_prefetched_
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trials")
     }
-    # At the time of the kill, a prefetched trial may have ended, run, or not have started. The job runs one trial at a time.
+    # When the job is killed, each prefetched trial has ended, runs, or has not started. The job runs one trial at a time, so at
+    # most one of them fails.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1

@@ -36,8 +36,8 @@ for i in range(10**9):
     nni.report_intermediate_result(i)
     time.sleep(0.05)
 """
-# The keeper hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. The thread starts in
-# the first fork of the fork server, which is a keeper. The fork server itself has no thread, so it can still fork.
+# The keeper hangs while it holds the GIL: it handles no message and no signal, and SIGCONT does not help. The hanging thread
+# starts in the first keeper that the fork server forks. The fork server itself has no such thread, so it can still fork.
 HANGS = """
 import os, sys
 from trial_keeper.wire.fork_requests import FORK_SERVER

@@ -102,7 +102,7 @@ def test_keepers_of_an_older_release_work_with_this_manager(
     )
     python.chmod(0o755)
     monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
-    # A forked keeper would have the present version.
+    # The manager's fork server would start keepers of the current version, so it is not used.
     monkeypatch.setattr(LocalTrainingService, "forks_keepers", False)
     trials_wanted = 8 if reuse else 3
     experiment = a_real_experiment(

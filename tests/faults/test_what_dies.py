@@ -26,7 +26,7 @@ nni.report_final_result({REPORTS})
 
 
 def is_zombie(pid):
-    # The process that adopts orphans may reap a zombie late.
+    # A zombie counts as ended, because the process that adopts orphans may reap it late.
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

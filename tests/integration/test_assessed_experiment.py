@@ -95,7 +95,7 @@ def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
 
     def recorded(**settings):
         study = create_study(**settings)
-        # The pruner creates its own study, which has a name.
+        # The pruner creates a study of its own, which has a name. Only the tuner's studies are recorded.
         if settings.get("study_name") is None:
             studies.append(study)
         return study
@@ -111,7 +111,7 @@ def test_a_trial_that_a_pruner_stops_is_a_pruned_trial_of_the_study(
     async def run():
         async with a_manager_here(experiment, jobs) as engine:
             await until(engine.finished.is_set, "the experiment is over")
-            # The tuner's thread receives the last result a moment later.
+            # The tuner's thread may receive the last result a moment after the end of the experiment.
             await until(lambda: has_all_results(1), "the tuner has all results")
 
     async def restore():
