@@ -200,11 +200,12 @@ build/docs/static/mermaid.min.js: Makefile
 	done
 	@touch '$@'
 
-# A virtual environment of its own: it wants its own versions of what is used here too, such as protobuf.
+# A virtual environment of its own: it wants its own versions of what is used here too, such as protobuf. As in .venv, nothing is
+# compiled before it is used.
 .venv/peers/ray/.installed: Makefile | .venv/bin/pip
 	@echo "installing $(RAY_TUNE) into .venv/peers/ray"
 	@python -m venv .venv/peers/ray
-	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check '$(RAY_TUNE)'
+	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check --no-compile '$(RAY_TUNE)'
 	@touch '$@'
 
 $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed): .venv/peers/%/.installed: Makefile | .venv/bin/pip
@@ -217,7 +218,7 @@ $(foreach each,$(TUNING_PEERS),.venv/peers/$(each)/.installed): .venv/peers/%/.i
 .venv/peers/callbacks/.installed: Makefile | .venv/bin/pip
 	@echo "installing $(CALLBACKS) into .venv/peers/callbacks"
 	@python -m venv .venv/peers/callbacks
-	@.venv/peers/callbacks/bin/python -m pip install --quiet --disable-pip-version-check $(CALLBACKS)
+	@.venv/peers/callbacks/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(CALLBACKS)
 	@touch '$@'
 
 # One of its own, too: what pip finds here must not decide how trial-keeper is tested.
