@@ -10,18 +10,20 @@ from deadlines import DEADLINE_S
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from real_experiment import wait_until
 
-# A trial with a result above 1 fails, and one with 0 runs until it is stopped.
+# The trial reports, and continues when there is a file `gate`. A trial with a result above 1 then fails.
 TRAIN = """
-import time
+import pathlib, time
 import nni_sdk as nni
 x = nni.get_next_parameter()["x"]
+nni.report_intermediate_result(0)
+while not pathlib.Path("gate").exists():
+    time.sleep(0.01)
 if x > 1:
     raise SystemExit(f"x is {x}")
-if x == 0:
-    nni.report_intermediate_result(0)
-    time.sleep(600)
 nni.report_final_result(x)
 """
+
+UNREACHABLE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
 
 class Collector(http.server.ThreadingHTTPServer):
@@ -33,9 +35,12 @@ class Collector(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.spans = queue.Queue()
 
-    def trace(self, count):
-        """Wait for so many spans."""
-        return [self.spans.get(timeout=DEADLINE_S) for _ in range(count)]
+    def trace(self):
+        """Wait for the spans of a trial; the last one is its own."""
+        trace = [self.spans.get(timeout=DEADLINE_S)]
+        while trace[-1][1].name != "trial":
+            trace.append(self.spans.get(timeout=DEADLINE_S))
+        return trace
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,23 +74,42 @@ def endpoint(collector):
     return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}"}
 
 
+def an_experiment(make, x, environ=None):
+    """An experiment with one trial."""
+    return make(TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": x}], environ=environ)
+
+
+def open_gate(experiment):
+    (experiment.code / "gate").touch()
+
+
+def run_to_the_end(experiment):
+    """Run the manager until its trial has ended, then stop it; it exits."""
+    open_gate(experiment)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.delete("/experiment")
+    experiment.manager.wait(DEADLINE_S)
+    assert experiment.manager.returncode == 0
+
+
 def test_a_trial_has_a_span_and_below_it_one_for_each_state(a_real_experiment):
     with a_collector() as collector:
-        experiment = a_real_experiment(
-            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}], environ=endpoint(collector)
-        )
+        experiment = an_experiment(a_real_experiment, 0.5, endpoint(collector))
         experiment.start()
-        trace = collector.trace(4)
-    spans = {span.name: span for _, span in trace}
-    assert list(spans) == ["waiting", "running", "closing", "trial"]
-    root = spans.pop("trial")
-    assert {span.parent_span_id for span in spans.values()} == {root.span_id}
-    assert {span.trace_id for span in spans.values()} == {root.trace_id}
-    starts = [span.start_time_unix_nano for span in spans.values()]
-    assert [root.start_time_unix_nano, *starts[1:], root.end_time_unix_nano] == sorted(
-        [*starts, root.end_time_unix_nano]
-    )
-    assert [span.end_time_unix_nano for span in spans.values()] == [*starts[1:], root.end_time_unix_nano]
+        wait_until(lambda: experiment.row_count() == 1, "the trial runs")
+        open_gate(experiment)
+        trace = collector.trace()
+    *states, root = [span for _, span in trace]
+    # The last state, closing, may take no time.
+    assert [span.name for span in states][:2] == ["waiting", "running"]
+    assert {span.name for span in states[2:]} <= {"closing"}
+    assert {span.parent_span_id for span in states} == {root.span_id}
+    assert {span.trace_id for span in states} == {root.trace_id}
+    starts = [span.start_time_unix_nano for span in states]
+    assert starts[0] == root.start_time_unix_nano
+    assert starts == sorted(starts)
+    assert [span.end_time_unix_nano for span in states] == [*starts[1:], root.end_time_unix_nano]
     (trial,) = experiment.get("/trials")
     assert values_of(root.attributes) == {
         "experiment.id": "TESTEXPT",
@@ -106,77 +130,58 @@ def test_a_trial_has_a_span_and_below_it_one_for_each_state(a_real_experiment):
 def test_the_span_of_a_failed_trial_has_an_error_with_its_message(a_real_experiment):
     with a_collector() as collector:
         environ = endpoint(collector) | {"OTEL_SERVICE_NAME": "digits"}
-        a_real_experiment(
-            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 2}], environ=environ
-        ).start()
-        resource, root = collector.trace(4)[-1]
-    assert root.name == "trial"
+        experiment = an_experiment(a_real_experiment, 2, environ)
+        open_gate(experiment)
+        experiment.start()
+        resource, root = collector.trace()[-1]
     assert root.status.code == root.status.STATUS_CODE_ERROR
     assert "x is 2" in root.status.message
     assert resource["service.name"] == "digits"
 
 
-def test_a_trial_that_an_earlier_manager_started_has_all_its_states(a_real_experiment):
+def test_a_trial_that_an_earlier_manager_started_has_its_states_from_the_creation_on(a_real_experiment):
     with a_collector() as collector:
-        experiment = a_real_experiment(
-            TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0}], environ=endpoint(collector)
-        )
+        experiment = an_experiment(a_real_experiment, 0.5, endpoint(collector))
         experiment.start()
-        wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+        wait_until(lambda: experiment.row_count() == 1, "the trial runs")
         experiment.kill_manager()
         experiment.start()
         (trial,) = experiment.get("/trials")
         experiment.delete(f"/trial-jobs/{trial['id']}")
-        trace = collector.trace(5)
-    names = [span.name for _, span in trace]
-    assert names == ["waiting", "running", "stopping", "closing", "trial"]
-    assert trace[0][1].start_time_unix_nano == trace[-1][1].start_time_unix_nano
-    assert trace[-1][1].start_time_unix_nano // 10**6 == trial["submitTime"]
+        *states, root = [span for _, span in collector.trace()]
+    assert [span.name for span in states][:3] == ["waiting", "running", "stopping"]
+    assert states[0].start_time_unix_nano == root.start_time_unix_nano
+    assert abs(root.start_time_unix_nano / 1e6 - trial["submitTime"]) < 1
 
 
 def test_a_manager_exits_although_the_collector_is_away(a_real_experiment):
-    environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}
-    experiment = a_real_experiment(
-        TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}], environ=environ
+    run_to_the_end(
+        an_experiment(
+            a_real_experiment, 0.5, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}
+        )
     )
-    experiment.start()
-    experiment.wait_for_status("DONE")
-    experiment.delete("/experiment")
-    experiment.manager.wait(DEADLINE_S)
-    assert experiment.manager.returncode == 0
 
 
-@pytest.mark.parametrize("environ", [{}, {"OTEL_SDK_DISABLED": "true"}])
+@pytest.mark.parametrize("environ", [{}, UNREACHABLE | {"OTEL_SDK_DISABLED": "true"}])
 def test_an_experiment_without_tracing_does_not_import_opentelemetry(a_real_experiment, environ):
-    experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1, initialTrials=[{"x": 0.5}])
-    experiment.environ |= environ and (environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    experiment = an_experiment(a_real_experiment, 0.5, environ)
     experiment.program = [
         "-c",
         "import sys; from nni_manager.__main__ import main; code = main()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')]); sys.exit(code)",
     ]
-    experiment.start()
-    experiment.wait_for_status("DONE")
-    experiment.delete("/experiment")
-    experiment.manager.wait(DEADLINE_S)
+    run_to_the_end(experiment)
     assert experiment.folder.manager_stderr.read_text() == "[]\n"
 
 
 def test_a_missing_library_is_named_in_the_log_and_the_experiment_runs(a_real_experiment):
-    experiment = a_real_experiment(
-        TRAIN,
-        trialConcurrency=1,
-        maxTrialNum=1,
-        initialTrials=[{"x": 0.5}],
-        environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"},
-    )
+    experiment = an_experiment(a_real_experiment, 0.5, UNREACHABLE)
     experiment.program = [
         "-c",
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from nni_manager.__main__ import main; sys.exit(main())",
     ]
-    experiment.start()
-    experiment.wait_for_status("DONE")
+    run_to_the_end(experiment)
     log = experiment.folder.manager_log.read_text()
     assert (
         "cannot send traces to the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT: there is no opentelemetry" in log
