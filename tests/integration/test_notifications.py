@@ -161,7 +161,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_processes(a_real_experim
     ]
     experiment.start()
     with fifo.open() as held:
-        assert held.read() == "started\n"  # up to the end of the last process that can write
+        assert held.read() == "started\n"  # read() returns when no process can write to the pipe any more.
     assert "the command has not ended within 0.5 s and was killed" in problem(experiment)
 
 
