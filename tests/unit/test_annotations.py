@@ -401,7 +401,8 @@ def test_every_annotation_form_is_parsed_executed_and_filled_with_values(form, r
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # the first line has no room for an import
+    # An import cannot precede a compound statement in the same line.
+    if before[0].startswith(("class", "def", "try")):
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -681,7 +682,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # a comment or a string may contain @nni.
+    if b"@nni." not in source:  # With @nni. in a comment or a string, diagnostics are possible.
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 

@@ -307,7 +307,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# The part of `python -m tensorboard.main` that nnictl depends on.
+# This module implements the part of `python -m tensorboard.main` that nnictl depends on.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter

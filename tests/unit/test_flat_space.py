@@ -84,7 +84,7 @@ def test_positions_of_inactive_dimensions_have_no_effect_on_features():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        # The cell of 0 is half as wide: 0 to 0.5.
+        # The cell of 0 is half as wide as the other cells: it extends from 0 to 0.5.
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
