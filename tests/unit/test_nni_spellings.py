@@ -95,7 +95,7 @@ def test_each_unsupported_command_of_nni_is_refused_with_a_remedy(capsys, line, 
         ("stop all", "stop --all"),
         ("resume ID --experiment_dir /a_b", "resume ID --experiment_dir /a_b"),
         ("experiment save ID --saveC", "experiment save ID --saveCodeDir"),
-        # Unchanged: ambiguous or unknown options, words after --, and words that are not options.
+        # These command lines stay unchanged: ambiguous or unknown options, words after --, and words that are not options.
         ("trial ls --h", "trial ls --h"),
         ("trial ls --heat", "trial ls --heat"),
         ("experiment delete -- --al", "experiment delete -- --al"),
