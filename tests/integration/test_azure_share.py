@@ -171,7 +171,7 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
         assert here.read_bytes() == brought
-    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # From a mount, fetch() downloads nothing.
+    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # fetch() downloads nothing from a mount.
 
 
 def test_a_log_that_two_processes_fetch_at_once_is_complete_and_not_duplicated(azure, share, workspace):

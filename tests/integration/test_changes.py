@@ -509,15 +509,15 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # The import may wait until the search space has changed. Then it queues no bytes, and the test continues after 1
-                # s.
+                # While the import waits for the change of the search space, the import queues no bytes. Then the test continues
+                # after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # When a trial ends, its own report brings its result to the tuner. So the history first omits the customized trial
-            # that has just ended.
+            # The tuner receives the result of a trial that ends through the trial's own report. Until then, the history omits the
+            # trial.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)

@@ -800,7 +800,7 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
         keeper.send(Chunk(lost, Stream.METRICS, 0, written if was_delivered else first))
         await engine.runtime.durable()
 
-        # The cluster restarts the container.
+        # The cluster restarts the container, so the keeper starts the second attempt.
         key = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
         source = {"trial_id": trial.trial_id, "attempt_id": lost.attempt_id, "task": "main-0"}
         source |= {"checkpoint": "000001", "load": "a"}

@@ -384,7 +384,7 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
 async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
     site, monkeypatch, is_watched_first
 ):
-    # A watch reports a deletion only if its first list contained the job.
+    # A watch reports the deletion of a job only if the watch's first list contained the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 

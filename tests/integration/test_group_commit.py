@@ -312,8 +312,8 @@ def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(dat
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # More reports are added than may bypass the queue. So some reports are queued behind the bulk writer's chunks, and
-        # several chunks share a transaction.
+        # A transaction takes one small report of a trial ahead of the bulk writes. The other reports are queued among the bulk
+        # writer's chunks, and several chunks share a transaction.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)

@@ -329,8 +329,8 @@ def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, mon
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # The watch receives no events of namespaces. So only a bookmark moves the watch beyond this event, and beyond the history
-        # that the server drops next.
+        # The watch receives no events of namespaces. So only a bookmark moves the watch beyond this change, and beyond the
+        # history that the server drops below.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version

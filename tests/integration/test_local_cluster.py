@@ -97,7 +97,7 @@ FOR_EVER = "sleep 1000"
             255,
             {"FAILED", "STOPPED"},
         ),
-        # minFailedInstances 2 fails the job after two failed tasks. minFailedInstances 3 is not reached.
+        # Two failed tasks fail a job with minFailedInstances 2, but not a job with minFailedInstances 3.
         (
             completion(2, -1),
             3,

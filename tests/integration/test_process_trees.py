@@ -60,7 +60,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The program starts a classic daemon, which has no link to the trial.
+    # The program starts a classic daemon. No parent, session, environment or open file links the daemon to the trial.
     "daemon.py": """
 import os, signal
 if os.fork() == 0:

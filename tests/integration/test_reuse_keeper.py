@@ -212,8 +212,8 @@ def test_a_keeper_that_receives_sigterm_ends_its_trial_and_exits(job):
 
 # ---- isolation of trials, in new processes and in forks
 
-# Each script prints a state and then changes it. The next trial must print the original state.
 WARM = "as a fork of a warm interpreter"
+# Each script prints a state and then changes it. The next trial must print the original state.
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
     "working folder": "import os; print(os.getcwd()); os.chdir('/')",

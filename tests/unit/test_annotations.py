@@ -652,7 +652,7 @@ def test_filling_in_fails_if_the_trial_has_no_value_or_an_invalid_value():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # All options of V are literals, so a value that a user chose is filled in.
+    # All options of V are literals, so a user may also choose a value that is not one of the options.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 

@@ -141,7 +141,8 @@ def test_features_are_equal_if_and_only_if_quantised_values_and_choices_are_equa
             two[index] = one[index]
     same_features = bool(np.all(flat.features(one[None]) == flat.features(two[None])))
     of_one, of_two = (json.dumps(parameters_at(raw, each)) for each in (one, two))
-    # A choice may list equal options, for example {"_value": [1, 1]}: their features differ, their parameters do not.
+    # A choice may list equal options, for example {"_value": [1, 1]}. The features of equal options differ, but the parameters do
+    # not.
     assert of_one == of_two if same_features else of_one != of_two or has_equal_options(raw)
 
 

@@ -6,7 +6,7 @@ import pytest
 from nni_manager.cli.main import cli, run
 from nni_manager.cli.nni_spellings import CommandOfNni, translated
 
-# The commands of nnictl with their options. Source: NNI v1.9, v2.10 and v3.0.
+# These are the commands of nnictl with their options. Source: NNI v1.9, v2.10 and v3.0.
 OF_NNI = {
     "create": "--config -c --port -p --debug -d --foreground -f",
     "resume": "--port -p --debug -d --foreground -f --experiment_dir -e",
