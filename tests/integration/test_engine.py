@@ -376,7 +376,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.run.message = "x" * 100_000  # The message needs more pages than the database has.
+        trial.run.message = "x" * 100_000  # The message needs more pages than max_page_count allows.
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
