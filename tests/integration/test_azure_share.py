@@ -85,7 +85,8 @@ def a_trial():
 
 def test_all_files_for_keepers_are_uploaded_and_manager_json_is_the_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
-    workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)  # larger than one range
+    # The file needs more than one range request.
+    workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)
     workspace.checkpoints.mkdir()
     document = ManagerDocument("EXPT", "0.6.0", ("10.0.0.1:8081",))
     files.write_experiment(document, "echo\n", "code-c0de.tar.gz")
@@ -170,13 +171,13 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
         there.stream(Stream.STDOUT).write_bytes(written)
         files.fetch("trial", Stream.STDOUT)
         assert here.read_bytes() == brought
-    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # no download from a mount
+    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # fetch() downloads nothing from a mount.
 
 
 def test_a_log_that_two_processes_fetch_at_once_is_complete_and_not_duplicated(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
     there.parent.mkdir(parents=True)
-    content = bytes(range(1, 250)) * 10_000  # more than one read returns
+    content = bytes(range(1, 250)) * 10_000  # One read returns only a part of these bytes.
     there.write_bytes(content)
 
     class Slow(AzureShare):

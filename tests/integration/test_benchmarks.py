@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
     [
         ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 300}),
         ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
-        # With this many trials, even a fast manager has trials left at the next poll.
+        # With this many trials, even a fast manager has unfinished trials at the next poll.
         ("bench_many_keepers", "cost_of_trials", {"marks": (10, 300), "share": 290}),
         ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
         ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),

@@ -27,9 +27,9 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
 MAX_CHUNKS = 200
-# For each stream: one message in the servicer, and the bytes that gRPC has read in advance.
+# Each stream may use memory for one message in the servicer, and for the bytes that gRPC has read in advance.
 MAX_OF_A_STREAM_BYTES = 1 << 20
-# A tolerance for memory that Python's allocator does not return.
+# The test tolerates this much memory that Python's allocator does not return.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
 

@@ -93,7 +93,7 @@ def test_a_client_with_windows_receives_no_rows_when_more_than_max_rows_changed(
     few = document_of(feed, may_window=True)
     assert (len(few["trials"]), "windowed" in few) == (5, False)
     begin(a_snapshot.experiment, 5)
-    # The client already has the other trials.
+    # The cursor shows that the client already has trials 0 to 4.
     assert [
         row["id"] for row in document_of(feed, Cursor.read(few["version"]), may_window=True)["trials"]
     ] == ["t5"]
@@ -139,7 +139,7 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # any other request polls the store like this call
+            looked.snapshot()  # A request of another client polls the store in the same way.
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())

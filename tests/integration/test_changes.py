@@ -146,7 +146,7 @@ async def served(engine, service=None):
 
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
-    # A manager process also reads the stored configuration.
+    # The test takes the configuration from the store, because a real manager process reads it from there, too.
     with StoreReader(experiment.folder.database) as reader:
         experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
@@ -509,13 +509,14 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # The import may wait for the change of the search space.
+                # While the import waits for the change of the search space, the import queues no bytes. Then the test continues
+                # after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The tuner receives a customized trial that has just ended from the trial's own report, so the history omits the
+            # The tuner receives the result of a trial that ends through the trial's own report. Until then, the history omits the
             # trial.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]

@@ -68,7 +68,7 @@ class Tap:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # one side has closed
+            return  # The client or the server has closed its connection.
 
     def close(self) -> None:
         for each in self._sockets:

@@ -289,7 +289,7 @@ def test_the_next_trial_is_not_submitted_if_the_manager_closes_after_a_stop(a_re
         await start(engine)
         await blocked.wait()
         (trial_id,) = engine.experiment.trials
-        # The stop cancels the submission of the trial. The next trial would start after that.
+        # stop_trial() cancels the blocked submission. close() must prevent the submission of the next trial.
         engine.stop_trial(trial_id)
         await engine.close()
         assert not engine.runtime.failed.is_set()
@@ -376,7 +376,7 @@ def test_a_full_store_is_a_problem_in_every_view_until_space_is_free(a_real_expe
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
-        trial.run.message = "x" * 100_000  # larger than the free pages
+        trial.run.message = "x" * 100_000  # The message needs more pages than max_page_count allows.
         stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
@@ -429,7 +429,7 @@ def test_keepers_are_admitted_only_between_start_and_close(a_real_experiment):
         await engine.close()
         with pytest.raises(NotAccepting):
             engine.admission.admit(*words)
-        # A message that arrives after close() does not reach the closed store.
+        # After close(), the store is closed, so a late message must not reach the store.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
         assert not engine.runtime.failed.is_set()
 
@@ -800,7 +800,7 @@ def test_a_continued_attempt_includes_the_results_that_precede_its_checkpoint(
         keeper.send(Chunk(lost, Stream.METRICS, 0, written if was_delivered else first))
         await engine.runtime.durable()
 
-        # The cluster restarts the container.
+        # The cluster restarts the container, so the keeper starts the second attempt.
         key = AttemptKey(trial.trial_id, attempt_id(1), "main-0")
         source = {"trial_id": trial.trial_id, "attempt_id": lost.attempt_id, "task": "main-0"}
         source |= {"checkpoint": "000001", "load": "a"}

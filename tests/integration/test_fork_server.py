@@ -58,7 +58,7 @@ def fork_servers(of):
     """The fork servers among the children of a process."""
     found = []
     for each in psutil.Process(of).children():
-        with contextlib.suppress(psutil.ZombieProcess):  # left by another test
+        with contextlib.suppress(psutil.ZombieProcess):  # Another test may have left a zombie.
             found += [each] if FORK_SERVER in each.cmdline() else []
     return found
 
@@ -118,7 +118,7 @@ async def test_a_fork_exits_before_the_keeper_runs_if_the_manager_cannot_watch_t
             await server.start(incomplete_settings(), log.fileno(), fail)
         wait_until(lambda: processes.is_dead(pids[0]), "the fork has ended")
         assert (tmp_path / "log").read_text() == ""
-        # The answer to the next request is not that of the failed request.
+        # The next request must receive its own answer, not an answer to the failed request.
         pid, exit_code, _ = await forked(server, tmp_path, incomplete_settings())
         assert pid != pids[0]
         assert await asyncio.wait_for(exit_code, DEADLINE_S) == KeeperExit.SETTINGS

@@ -54,7 +54,7 @@ async def test_hanging_delete_calls_do_not_delay_the_ends_of_other_jobs(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
     async with site.manager() as service:
-        for number in range(6):  # more than the number of worker threads
+        for number in range(6):  # There are more jobs than worker threads.
             await service.submit(site.settings(f"trial{number}"))
         await site.has_ended(6)
         assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes must hang"
@@ -224,7 +224,7 @@ async def test_a_stopped_job_has_no_pending_reason_if_its_pod_is_shown_as_runnin
     site, monkeypatch
 ):
     async with site.manager() as service:
-        # The test delivers the changes itself, with the pod's change last.
+        # The test calls the handlers itself, so that the change of the pod arrives last.
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())
         await service.submit(site.settings())
@@ -259,7 +259,7 @@ async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
         assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
         await site.has_ended(2)
         assert service.problem == ""
-        # The service lists events once for warnings and once for preemptions.
+        # The service lists events twice: once for warnings, and once for preemptions.
         assert site.cluster.api.counted()["list", "events"] == 2
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
@@ -347,7 +347,7 @@ async def test_a_job_is_not_created_until_the_incomplete_job_of_the_same_name_is
 async def test_a_new_manager_deletes_only_ended_jobs_of_the_previous_manager(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
     async with site.manager() as first:
-        # The manager reports the end, and exits before it has deleted the ended job.
+        # Because the delete is denied, the first manager reports the end and exits without deleting the ended job.
         site.cluster.api.denied.add(("delete", "frameworks"))
         await first.submit(site.settings("trial1"))
         await first.submit(site.settings("trial2"))
@@ -384,12 +384,12 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
 async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
     site, monkeypatch, is_watched_first
 ):
-    # If the job is deleted before the first list, no watch ever reports the job.
+    # A watch reports the deletion of a job only if the watch's first list contained the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
     def create(cluster, resource, namespace, document):
-        if resource.plural == "secrets":  # the response is delayed
+        if resource.plural == "secrets":  # The job is deleted while the creation of its Secret is delayed.
             site.store.delete(FRAMEWORKS, "default", NAME)
             is_deleted.set()
             assert is_reported.wait(DEADLINE_S)
@@ -411,9 +411,8 @@ async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
 
     async with site.manager() as service:
         if is_watched_first:
-            assert (
-                await service.adopt("another") is JobPresence.UNKNOWN
-            )  # adopt() returns after the first list
+            # adopt() returns only after the first list of the watch.
+            assert await service.adopt("another") is JobPresence.UNKNOWN
         await service.submit(site.settings())
         end = await site.has_ended()
         assert "was deleted, but not by this manager" in end.message
@@ -472,14 +471,14 @@ async def test_an_adopted_job_is_polled_until_the_cluster_answers(site):
 
 
 async def test_the_number_of_list_and_watch_calls_is_independent_of_the_number_of_jobs(site):
-    site.cluster.node.is_full = True  # the jobs stay pending, without any poll
+    site.cluster.node.is_full = True  # A full node keeps all jobs pending.
     async with site.manager() as service:
         await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
         await until(lambda: len(site.store.list(PODS)) == 30, "all pods exist", DEADLINE_S)
         counted = site.cluster.api.counted()
         assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
         del counted["create", "frameworks"], counted["create", "secrets"]
-        # Events are watched once for warnings, and once for preemptions.
+        # The service watches events twice: once for warnings, and once for preemptions.
         for verb in ("list", "watch"):
             assert counted.pop((verb, "events")) == 2
         assert dict(counted) == dict.fromkeys(

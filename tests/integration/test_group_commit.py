@@ -190,9 +190,8 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_reported(database, tmp_p
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        clash = trial_row(
-            Trial("other", 1, {}, {}, 0.0, "other")
-        )  # this trial has the sequence id of the first trial
+        # This trial has the same sequence id as the trial of row(1), so the store raises an error.
+        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
             await done
@@ -293,7 +292,7 @@ def play(scenario, database, tmp_path):
 def test_a_bulk_writer_delays_a_report_of_another_trial_by_one_transaction(database, tmp_path):
     async def scenario(group, gate):
         flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
-        await asyncio.sleep(0)  # the first transaction has started, and is blocked
+        await asyncio.sleep(0)  # The first transaction starts, and the gate blocks it.
         report = group.add(metrics(QUIET, 1))
         gate.opened.set()
         await report
@@ -313,8 +312,8 @@ def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(dat
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
-        # These are more reports than may join a transaction directly. Some of them are queued with the chunks of the bulk writer,
-        # and several chunks share a transaction.
+        # A transaction takes one small report of a trial ahead of the bulk writes. The other reports are queued among the bulk
+        # writer's chunks, and several chunks share a transaction.
         reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
         gate.opened.set()
         await asyncio.gather(*reports)
@@ -364,7 +363,7 @@ def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
                 number += 1
         waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
         await asyncio.sleep(0)
-        waiting[0].cancel()  # a keeper that disconnects cancels its wait too
+        waiting[0].cancel()  # A keeper that disconnects cancels its wait in the same way.
         gate.opened.set()
         await asyncio.wait_for(waiting[1], DEADLINE_S)
         await group.add([])
@@ -527,7 +526,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        while not closing:  # there were fewer transactions than `closes_at`
+        while not closing:  # All writes fitted into fewer transactions than `closes_at`.
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)
         if store.transactions > store.refused:

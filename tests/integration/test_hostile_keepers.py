@@ -44,7 +44,7 @@ from trial_keeper.wire.reasons import ExitReason
 CONNECTIONS = int(os.environ.get("HOSTILE_CONNECTIONS", "2000"))
 # A measurement showed 22 kB for an unauthenticated connection.
 MAX_BYTES_OF_CONNECTION = 60_000
-# Includes memory of the experiment's own trials, and memory that the allocator does not return.
+# The limit includes memory for the experiment's own trials, and memory that the allocator does not return.
 MAX_GROWTH_BYTES = 100_000_000
 TRAIN = """
 import os, pathlib, time
@@ -137,7 +137,7 @@ def test_every_invalid_message_gets_a_documented_status_and_a_short_error(hostil
     cases = [
         ([b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
         ([hello, b"\xff\xff\xff"], CODE.INVALID_ARGUMENT),
-        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # text that is no UTF-8
+        ([b"\x0a\x04\x0a\x02\xff\xfe"], CODE.INVALID_ARGUMENT),  # This text is not valid UTF-8.
         ([hello, hello], CODE.INVALID_ARGUMENT),
         ([b""], CODE.INVALID_ARGUMENT),
         ([words(Chunk(key, metrics, 0, b"x"))], CODE.INVALID_ARGUMENT),
@@ -228,7 +228,7 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
 
     with contextlib.ExitStack() as stack:
         stack.callback(silence.set)
-        codes, calls = [], []  # keep references: an unreferenced call ends
+        codes, calls = [], []  # gRPC ends a call that has no references.
         for number in range(most + 4):
             channel = stack.enter_context(hostile.channel())
             task = HostileKeeper(scene.experiment, hostile.job_id, f"task-{number}")
@@ -262,7 +262,8 @@ def test_two_keepers_of_the_same_task_lose_no_metrics(scene):
         OPENING + frame(HEADERS, END_HEADERS, 1, call_headers())[:20],
         OPENING + frame(DATA, 0, 1, b"x" * 1000)[:500],
         b"GET / HTTP/1.1\r\nHost: manager\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,  # TLS
+        # This is the start of a TLS handshake.
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,
         os.urandom(4096),
     ],
     ids=[
@@ -331,7 +332,7 @@ def test_many_short_connections_leave_no_open_files(scene):
     files_before = scene.process.num_fds()
     for number in range(1000):
         peer = connected(address, OPENING if number % 2 else PREFACE[:5])
-        if number % 3 == 0:  # a reset instead of an orderly close
+        if number % 3 == 0:  # SO_LINGER with a timeout of 0 makes close() reset the connection.
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         peer.close()
     for _ in range(50):

@@ -155,8 +155,8 @@ def test_a_bug_in_the_server_ends_the_stream_and_is_not_shown_to_the_peer(place,
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    # gRPC has one poller for the process. It may still log about the closed event loop of an earlier test, with the logger
-    # asyncio.
+    # gRPC has one poller per process. The poller may log an error about the closed event loop of an earlier test, with the logger
+    # `asyncio`.
     names = [record.name for record in caplog.records if record.name != "asyncio"]
     assert names == ["nni_manager.grpc_server.servicer"]
 
@@ -194,7 +194,7 @@ def without_grpc_timeouts(monkeypatch):
 def test_connections_above_the_limit_are_closed_and_an_authenticated_keeper_continues(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
-    # Without /proc, only gRPC's own limit applies.
+    # Without /proc, the manager cannot evict peers, so only gRPC's own limit applies.
     monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
@@ -225,10 +225,11 @@ async def until_admitted(address):
 def test_a_keeper_can_connect_while_unauthenticated_peers_hold_every_connection(monkeypatch):
     without_grpc_timeouts(monkeypatch)
     monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 40)
-    monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)  # so that the peers first reach the limit
+    # With this long interval, the peers reach the limit before the first eviction.
+    monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)
 
     async def scenario(gate, address):
-        async with a_call(address) as call:  # older than the connections of the peers
+        async with a_call(address) as call:  # This connection is older than the peers' connections.
             await call.write(words(HELLO))
             assert isinstance(await call.read(), bytes)
             session = await gate.sessions.get()

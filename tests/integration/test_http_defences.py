@@ -177,7 +177,7 @@ def test_nnictl_connects_only_to_a_server_with_the_expected_certificate(a_server
     with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
-        server.ask()  # a request without TLS
+        server.ask()  # This request is sent without TLS.
     assert server.done == 1
     assert TOKEN not in repr(process)
 
@@ -194,7 +194,8 @@ def test_a_body_that_is_too_large_or_has_no_length_is_refused(server):
 
 @pytest.mark.parametrize("request_", [{"path": "/?" + "x" * 20_000}, {"headers": {"X": "x" * 20_000}}])
 def test_a_url_or_header_that_is_too_long_is_refused(server, request_):
-    with contextlib.suppress(requests.ConnectionError):  # the server may answer while the client still sends
+    # The server may respond and disconnect while the client still sends.
+    with contextlib.suppress(requests.ConnectionError):
         # The status depends on how many bytes arrive at once.
         assert server.ask(**request_).status_code in (400, 431)
     assert server.done == 0
@@ -289,7 +290,7 @@ def test_the_oldest_unauthenticated_connection_is_evicted_at_the_limit(server, m
         for peer in peers:
             peer.sendall(b"GET / HTTP/1.1\r\n")
         assert server.ask().text == "done"
-        assert is_closed(peers[0])  # the oldest connection
+        assert is_closed(peers[0])  # peers[0] has the oldest connection.
         peers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
         assert is_done(peers[-1])
 
@@ -304,7 +305,7 @@ def test_the_oldest_unauthenticated_connection_is_evicted_at_the_limit(server, m
     ],
 )
 def test_a_refused_request_closes_its_connection(server, headers, status):
-    server.config.timeout_keep_alive = 1000  # otherwise the idle timeout could close the connection first
+    server.config.timeout_keep_alive = 1000  # The idle timeout must not close the connection first.
     headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with server.connect() as connection:

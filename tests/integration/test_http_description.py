@@ -29,7 +29,7 @@ nni.report_intermediate_result(1)
 nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
 """
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# Valid statuses of requests that match no operation: not found, a redirect for a slash, a wrong method, or a request that is not
+# These statuses are valid if no operation matches: not found, a redirect for a slash, a wrong method, or a request that is not
 # HTTP.
 OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
 

@@ -83,7 +83,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
-    # This checks the manager's log. A keeper that writes at that moment receives only gRPC's error for a closed stream.
+    # The test reads the manager's log, because a keeper that is sending receives only gRPC's error for a closed stream.
     assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
@@ -101,7 +101,7 @@ def test_a_dead_connection_behind_a_proxy_that_still_accepts_bytes_is_replaced(s
         broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
-        # The keeper lingers for 30 s, and would then exit without sending the end.
+        # A keeper that does not replace the dead connection would linger for 30 s, and exit without sending the trial's end.
         assert time.monotonic() - broke_at_s < 28
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]

@@ -356,7 +356,8 @@ def test_sigterm_is_sent_immediately_if_the_stop_notice_cannot_be_written(site):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
-    # The keeper writes the notice to this temporary path. Not even root can replace a folder by a file.
+    # The keeper first writes the notice to this path. The write fails because the path is a folder, even if the keeper runs as
+    # root.
     (site.attempt().path / ".stop_notice.json.new" / "full").mkdir(parents=True)
     keeper.signal(signal.SIGTERM)
     wait_until(lambda: b"SIGTERM" in site.file(Stream.STDOUT), "the signal is handled")
@@ -394,7 +395,8 @@ def test_a_signal_immediately_after_the_start_is_not_lost(silent_site, number):
     site.add_trial('trap "exit 5" TERM; echo > started; sleep 1000 & wait')
     os.mkfifo(site.code / "started")
     keeper = site.start_keeper(linger_s=0, grace_s=20)
-    (site.code / "started").read_bytes()  # the command runs, but the keeper has not imported gRPC yet
+    # When the pipe returns data, the command runs, but the keeper has not imported gRPC yet.
+    (site.code / "started").read_bytes()
     keeper.signal(number)
     assert keeper.wait() in (5, 128 + signal.SIGTERM)
     assert exit_of(site).reason is ExitReason.JOB_LOST
@@ -511,7 +513,7 @@ def test_a_read_only_or_full_workspace_is_an_error_with_a_remedy(site, private_m
 
 def test_the_exit_record_is_written_when_the_workspace_accepts_writes_again(silent_site):
     site = silent_site
-    # A folder at the path of the temporary file makes the write fail, like a full disk.
+    # A folder at the path of the temporary file makes the write of exit.json fail, like a full disk.
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
@@ -738,7 +740,7 @@ def test_a_keeper_works_with_closed_standard_descriptors(site):
 
 
 def test_an_attempt_is_closed_only_after_log_chunks_that_arrive_later_than_the_end(site):
-    site.manager.commits = False  # so that the windows of the logs stay full
+    site.manager.commits = False  # Without commits, the send windows of the logs stay full.
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)

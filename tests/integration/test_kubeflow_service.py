@@ -62,7 +62,7 @@ async def test_a_job_that_the_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
         await service.submit(site.settings())
-        # A policy of the cluster may set the restartPolicy.
+        # An admission policy of the cluster may change the restartPolicy of a submitted job.
         site.store.change(
             *(PYTORCH_JOBS, "default", NAME),
             lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
@@ -201,7 +201,7 @@ def test_a_release_of_kubeflow_trainer_without_pod_template_overrides_is_refused
     with pytest.raises(UserError, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"):
         check(kubernetes, operator, "default")
     site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{operator.resource.root}"))
-    # A server without this document cannot be checked, so it is accepted.
+    # A server without this OpenAPI document cannot be checked, so the check accepts the server.
     check(kubernetes, operator, "default")
     kubernetes.close()
 
@@ -248,7 +248,7 @@ async def test_a_deleted_job_ends_with_a_pending_reason_only_if_its_pods_never_s
     site, monkeypatch, change, phase, reason
 ):
     async with site.manager() as service:
-        # The test delivers the changes itself, with the pod's change last.
+        # The test calls the handlers itself, so that the change of the pod arrives last.
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())
         await service.submit(site.settings())

@@ -268,7 +268,7 @@ def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cl
     server.store.create(SECRETS, "default", a_secret("b"))
     with RecordedWatch(cluster) as told:
         assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
-        with server.store.changed:  # so that the watch receives both changes together
+        with server.store.changed:  # The lock makes the watch receive both changes together.
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()
@@ -282,8 +282,9 @@ def test_a_watch_lists_objects_without_another_pause_after_an_outage_and_a_410(c
         return server.api.counted()["watch", "secrets"]
 
     def pauses(*_):
+        # The server answers the fifth watch with 410. A pause after that answer would be 1e6 s.
         while True:
-            yield 1e6 if watches() == 5 else 0.0  # the server answers the fifth watch with 410
+            yield 1e6 if watches() == 5 else 0.0
 
     monkeypatch.setattr(watching, "delays_s", pauses)
     server.api.misbehave(503, 3, at=("watch", "secrets"))
@@ -328,7 +329,8 @@ def test_a_watch_that_times_out_continues_from_its_bookmark(cluster, server, mon
 
     with RecordedWatch(cluster) as told:
         assert told.next() == ("Synced",)
-        # This is an event of another kind, so the watch moves beyond it, and beyond the dropped history, only by a bookmark.
+        # The watch receives no events of namespaces. So only a bookmark moves the watch beyond this change, and beyond the
+        # history that the server drops below.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
@@ -354,7 +356,8 @@ def test_a_watch_continues_with_a_renewed_login(cluster, server, tmp_path):
 
 
 def test_a_watch_continues_after_a_response_that_cannot_be_parsed(cluster, server):
-    server.api.misbehave(200, 1, at=("list", "secrets"))  # the response is a Status in place of the objects
+    # The response to the list call is a Status without objects.
+    server.api.misbehave(200, 1, at=("list", "secrets"))
     with RecordedWatch(cluster) as told:
         kind, message = told.next()
         assert kind == "WatchFailed"

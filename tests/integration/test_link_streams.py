@@ -94,7 +94,8 @@ async def talk(folder, reads_before_break, size):
         for _ in range(ROUNDS):
             link.open(HELLO)
             assert isinstance(await events.get(), Welcome)
-            while events.empty():  # send like the keeper of a busy trial until the link detects the loss
+            # The loop sends without pauses, like the keeper of a busy trial, until the link detects the loss.
+            while events.empty():
                 link.send(chunk)
                 await asyncio.sleep(0)
             lost = await events.get()
@@ -148,7 +149,7 @@ async def reopen(folder, ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
-            link.open(HELLO)  # the manager has a new address
+            link.open(HELLO)  # In a real keeper, a new address of the manager causes this second open().
             assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
                 link.send(chunk)
@@ -228,7 +229,7 @@ async def overtake(folder):
             TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
             Chunk(key, Stream.METRICS, 8, b"the last 1"),
         ]
-        # Without a pause, a whole window of logs is queued, and then the urgent messages.
+        # The link queues a whole window of logs before the urgent messages, because the loop makes no pause.
         for message in (
             *logs,
             *urgent,
@@ -300,7 +301,7 @@ def test_messages_are_coalesced_until_coalescing_is_switched_off(tmp_path, no_co
             link.set_coalescing(is_allowed=False)
             await until(servicer, 3)
             assert servicer.requests == [[HELLO], [metric(1), metric(2)], [LOG]]
-            link.send(metric(3))  # from here on, the link delays no message
+            link.send(metric(3))  # From here on, the link sends every message immediately.
             await until(servicer, 4)
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
@@ -400,7 +401,7 @@ async def next_trial(folder):
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]
-        for chunk in rest:  # at the limited rate, this would take twenty seconds
+        for chunk in rest:  # With the rate limit, these chunks would take 20 s.
             link.send(chunk)
         while len(brought) < 1 + len(rest):
             await asyncio.sleep(0)

@@ -97,7 +97,7 @@ FOR_EVER = "sleep 1000"
             255,
             {"FAILED", "STOPPED"},
         ),
-        # minFailedInstances 2 fails the job after two failed tasks. minFailedInstances 3 is not reached.
+        # Two failed tasks fail a job with minFailedInstances 2, but not a job with minFailedInstances 3.
         (
             completion(2, -1),
             3,
@@ -116,9 +116,9 @@ FOR_EVER = "sleep 1000"
             0,
             {"SUCCEEDED", "STOPPED"},
         ),
-        # Failed tasks do not count, even if all tasks fail.
+        # With -1, failed tasks never fail the job, even if all tasks fail.
         (completion(-1, -1), 2, "false", "SUCCEEDED", 0, {"FAILED"}),
-        # Succeeded tasks do not count, and the job ends with its last task.
+        # With -1, succeeded tasks do not end the job early. The job ends with its last task.
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
@@ -366,7 +366,8 @@ def test_a_stopped_job_leaves_no_process_even_of_daemons_in_other_sessions(play,
         await cluster.submit("alice", commands(*python(DAEMONS)))
 
         async def are_there():
-            return len(processes_of(tmp_path)) >= 7  # supervisor, bash, Python, one child, three daemons
+            # The processes are the supervisor, bash, Python, one child and three daemons.
+            return len(processes_of(tmp_path)) >= 7
 
         await until(are_there)
         detail = await stop(cluster)

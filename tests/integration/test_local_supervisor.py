@@ -20,7 +20,7 @@ USER_NAMESPACES = (
     if shutil.which("unshare")
     else False
 )
-# The fields of a bind mount that is optional: the task also runs without it.
+# A bind mount with these fields is optional: the task also runs without the mount.
 PLAIN = {"size_mb": 0, "is_required": False}
 
 
@@ -153,7 +153,8 @@ def test_a_child_between_fork_and_exec_ends_with_its_supervisor(when):
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(DEADLINE_S)
-        # After end_with(), the child ends with its parent. In the case `before`, the child first has to read its line.
+        # After end_with(), the child ends with its parent. In the case `before`, the child calls end_with() only after it has
+        # read a line.
         if when == "before":
             parent.stdin.write("\n")
             parent.stdin.flush()
@@ -212,7 +213,8 @@ def test_a_container_is_removed_while_its_watcher_runs_and_a_failed_removal_is_r
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"
     begins = f"{stop}\nsetsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
-    is_watched = f"[ -e /proc/$(< {watcher})/exe ]"  # a killed process may be a zombie for a moment
+    # A killed watcher may be a zombie for a moment. A zombie has no /proc/PID/exe.
+    is_watched = f"[ -e /proc/$(< {watcher})/exe ]"
     removes = f"{is_watched} && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
     sandbox = {
         "begin": ["bash", "-c", begins],

@@ -113,7 +113,7 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
     )
     assert 50 <= int(said[1]) <= 55
     assert "is empty" in said[2]
-    # The workspace moves, but `storage` still refers to the old path.
+    # The workspace moves to the mount, and `storage` still refers to the old path.
     mount_here(storage)
     assert keeper.wait() == 0
     ended = storage.manager.wait_for_message(TrialEnded)
@@ -122,7 +122,7 @@ def test_the_keeper_uses_a_mount_that_appears_while_it_waits(storage):
 
 def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mounting):
     storage.add_trial("echo ran")
-    # The test opens the gate as soon as the keeper waits.
+    # The mount is made when the gate opens. The test opens the gate as soon as the keeper waits.
     gate = storage.gate("gate")
     late = (
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
@@ -134,7 +134,7 @@ def test_the_keeper_uses_a_bind_mount_that_appears_while_it_waits(storage, mount
     assert storage.file(Stream.STDOUT) == b"ran\n"
 
 
-# A FUSE server that does not respond for 20 s. Any access to its mount hangs in the kernel.
+# This FUSE server does not respond for 20 s, so any access to its mount hangs in the kernel.
 SILENT_SERVER = """
 import ctypes, os, signal, sys
 device = os.open("/dev/fuse", os.O_RDWR)
@@ -330,7 +330,7 @@ def test_a_snapshot_name_with_a_path_outside_the_workspace_is_refused(site):
 
 
 def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
-    # The archive is followed by 64 GiB of zeros. The keeper decompresses them for verification, which takes a minute.
+    # The keeper decompresses the 64 GiB of zeros behind the archive to verify it. This takes a minute.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     with snapshot.open("ab") as file:
         file.write(gzip.compress(bytes(64 << 20)) * 1024)

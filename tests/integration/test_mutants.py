@@ -16,7 +16,7 @@ def tree(tmp_path):
     root = tmp_path / "checkout"
     (root / "tests").mkdir(parents=True)
     (root / "small.py").write_text(CODE)
-    # The import of schemathesis takes seconds.
+    # The plugin is disabled, because the import of schemathesis takes seconds.
     (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")
     (root / "tests/test_signs.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q", root], check=True)

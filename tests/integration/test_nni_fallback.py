@@ -18,7 +18,7 @@ LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
 SHOW = "import nni; from nni.tuner import WHO; print(nni.__version__, nni.tuner.WHO, nni.__file__)"
 SHOW_OURS = "import nni; from nni.tuner import Tuner; print(nni.__name__, Tuner.__module__, nni.__version__)"
 OURS = "nni_sdk nni_sdk.tuner 3.0\n"
-# setuptools installs such a finder for an editable package whose folder has another name.
+# For an editable package whose folder has another name, setuptools installs a finder like this one.
 FINDER = """
 import sys
 from importlib.util import spec_from_file_location
@@ -115,7 +115,7 @@ def in_a_prefix(tmp_path, site_packages):
     for entry in Path(sys.base_prefix, LIB).iterdir():
         if entry.name != "site-packages":
             (prefix / LIB / entry.name).symlink_to(entry)
-    # The folder is site-packages, or dist-packages on Debian.
+    # Debian names this folder dist-packages instead of site-packages.
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
@@ -173,7 +173,8 @@ def test_import_nni_prefers_the_real_package_in_every_python_version(sdk, tmp_pa
 
 @pytest.mark.parametrize("python", each_of({f"3.{minor}": python_of(f"3.{minor}") for minor in range(7, 15)}))
 def test_import_nni_returns_the_sdk_if_no_package_is_installed(sdk, tmp_path, python):
-    # A folder without __init__.py, such as a folder of checkpoints.
+    # This folder `nni` has no __init__.py. It could be a user's folder of checkpoints, so Python must not import it as the
+    # package.
     (tmp_path / "code/nni").mkdir(parents=True)
     assert ran(python, SHOW_OURS, sdk, folder=tmp_path / "code") == (OURS, "")
 

@@ -34,7 +34,7 @@ OF_TRIAL_JOB = {
     "sequenceId", "message",
 }  # fmt: skip
 REQUIRED = {"trialJobId", "status", "startTime", "sequenceId"}
-# The part of `python -m tensorboard.main` that these tests need.
+# This module implements the part of `python -m tensorboard.main` that these tests need.
 TENSORBOARD = """
 import socket, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -165,7 +165,7 @@ def test_tensorboard_is_started_listed_and_stopped(done):
     assert (board["status"], board["trialJobIdList"]) == ("RUNNING", trials)
     assert [path.rpartition("/")[2] for path in board["trialLogDirectoryList"]] == ["tensorboard"] * 2
     process = psutil.Process(board["pid"])
-    wait_until(process.cmdline, "its program has started")  # the command line is empty during exec
+    wait_until(process.cmdline, "its program has started")  # During exec, the command line is empty.
     assert process.cmdline()[-1] == board["port"]
     path = f"/tensorboard/{board['id']}"
     assert done.get(path) == board == done.ask("PUT", path).json()
@@ -197,7 +197,8 @@ def test_a_program_without_a_token_receives_the_same_responses(done):
         url = f"http://localhost:{done.port}/api/v1/nni{path}"
         answer = requests.get(url, timeout=DEADLINE_S)
         assert answer.status_code == 200, path
-        if path != "/experiment-metadata":  # this response contains the address of the request
+        # The response for /experiment-metadata contains the address of the request.
+        if path != "/experiment-metadata":
             assert answer.json() == done.get(path)
 
 

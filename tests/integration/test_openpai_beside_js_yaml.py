@@ -21,7 +21,7 @@ from nni_manager.training_services.openpai.scalars import Date
 
 pytestmark = pytest.mark.timeout(amount(120, 1200))
 
-# Texts that js-yaml accepts and this parser refuses. The patterns match this parser's message.
+# js-yaml accepts these texts, and the manager's parser refuses them. The patterns match the message of the manager's parser.
 REFUSED_HERE = {
     "a key after a question mark that is a list, a mapping, a merge or nothing, or that follows a value in its line": (
         "mapping keys are not allowed here|a list or a mapping cannot be a key|<< merges only mappings"
@@ -41,7 +41,7 @@ REFUSED_HERE = {
     "an anchor in its own value": "an anchor contains itself",
     "a directive without a name": "expected alphabetic or numeric character|expected '<document start>'",
 }
-# Texts that js-yaml refuses and this parser accepts. The patterns match js-yaml's message.
+# js-yaml refuses these texts, and the manager's parser accepts them. The patterns match the message of js-yaml.
 REFUSED_THERE = {
     "an anchor or a tag before a key, and a block scalar without indentation": (
         "end of the stream or a document separator is expected|bad indentation of a mapping entry"
@@ -51,7 +51,7 @@ REFUSED_THERE = {
     "the end of a document, twice": "expected a single document",
     "<< with nothing": "the provided source object is unacceptable",
 }
-# Texts that both parsers accept with different values. The patterns match the text.
+# Both parsers accept these texts, but with different values. The patterns match the text.
 READ_DIFFERENTLY = {
     "what follows an entry of a list without a value, indented less: js-yaml adds it to that entry's list": (
         r"-[ ]*(#.*)?\n(\s|#.*\n)*-"

@@ -42,8 +42,8 @@ ABSENT_CALLS = {
     "user.deleteUserGroup",
     "user.updateUserGrouplist",
 }
-# OpenPAI's server sends these fields in another form than it describes. Source: microsoft/pai v1.8.1,
-# models/v2/utils/frameworkConverter.js: the runtime's output is an object, `launcher` is null beside it, uids are text.
+# OpenPAI's server sends these fields in another form than OpenPAI's description defines. Source: microsoft/pai v1.8.1,
+# models/v2/utils/frameworkConverter.js. The runtime's output is an object, `launcher` is null beside it, and uids are text.
 DESCRIBED_OTHERWISE = {"appExitMessages.runtime", "exitDiagnostics.launcher", "taskUid"}
 
 IN_PATH = {
@@ -123,7 +123,7 @@ def test_every_described_operation_responds_as_described_or_is_documented_as_abs
         for verb, operation in verbs.items()
         if verb in ("get", "post", "put", "delete")
     }
-    # The removal of the user is the last operation.
+    # The removal of the user is the last operation, because the other operations need the user.
     order = sorted(operations, key=lambda name: name in ("DELETE /api/v2/users/{user}",))
     absent, differences = set(), {}
     for name in order:

@@ -58,9 +58,9 @@ def test_concurrent_wrong_passwords_are_checked_one_by_one_and_excess_attempts_a
     refused = [said for status, said, _ in answers if status == 429]
     last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
     assert len(checked) + len(refused) == 60
-    # A guess that arrives after a completed check takes the free position in the queue.
+    # Each completed check frees a position in the queue, so one more guess is checked.
     assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
-    # Each check takes 30 ms of CPU, so the checks use 6 % of a core.
+    # A check takes 30 ms of CPU. With one check per FAILURE_COOLDOWN_S (0.5 s), the checks use 6 % of a core.
     assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S
     assert {said["code"] for said in refused} == {"TooManyLoginsError"}
     assert all("of your attempts are already queued; try again in 5 s" in said["message"] for said in refused)

@@ -116,7 +116,7 @@ def test_a_transient_error_is_retried(server, cluster, how):
 
 def test_a_submit_retried_after_a_lost_response_succeeds(server, cluster):
     cluster.submit(job_text("first"))
-    # The call whose response is lost has created this job.
+    # The server has this job already, as if the call with the lost response had created it.
     server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
     server.misbehave("drop", at=("POST", "/jobs"))
     cluster.submit(job_text("second"))

@@ -124,7 +124,8 @@ async def test_a_rate_limit_makes_list_calls_rarer_until_calls_succeed_again(sit
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
-        site.server.misbehave(429, 1, at=("GET", "/jobs"))  # the retry of this call succeeds
+        # The server limits one call, and the client's retry of this call succeeds.
+        site.server.misbehave(429, 1, at=("GET", "/jobs"))
         await until(lambda: service.problem, "the problem is shown")
         assert "limits this user's calls: jobs are listed every 0.1 s instead of 0.05 s" in service.problem
         assert service._interval_s > service._poll_s
@@ -133,7 +134,7 @@ async def test_a_rate_limit_makes_list_calls_rarer_until_calls_succeed_again(sit
         site.server.misbehave(429, 1, at=("POST", "/jobs"))
         await service.submit(site.settings("trial2", "trial2"))
         await site.polled()
-        assert not service.problem  # the limit of submissions does not affect list calls
+        assert not service.problem  # A limit of submissions does not affect list calls.
 
 
 SUBMIT = ("POST", "/jobs")

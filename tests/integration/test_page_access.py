@@ -102,7 +102,8 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     cookie = browser.enter(served.link()).headers["Set-Cookie"]
     assert cookie.startswith(f"{served.cookie_name}=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    assert "Secure" not in cookie  # HTTP on loopback: browsers would drop a Secure cookie
+    # Browsers would drop a Secure cookie that is sent over HTTP.
+    assert "Secure" not in cookie
     assert served.session_auth.token not in cookie
     assert browser.key not in cookie
 

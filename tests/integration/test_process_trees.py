@@ -60,7 +60,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The program starts a classic daemon, which has no link to the trial.
+    # The program starts a classic daemon. No parent, session, environment or open file links the daemon to the trial.
     "daemon.py": """
 import os, signal
 if os.fork() == 0:
@@ -111,7 +111,7 @@ open("ready", "w").close()
 while True:
     signal.pause()
 """,
-    # The program's work during the grace period takes some time, and several processes.
+    # At SIGTERM, the program starts ten processes in sequence to save its work, so it needs a part of the grace period.
     "saving.py": """
 import os, signal, subprocess, sys
 def save(*_):
@@ -193,7 +193,7 @@ def stragglers():
 
 def is_dead(process):
     try:
-        # A process that is exiting has no command line; the guard exits after its keeper.
+        # An exiting process has no command line. This matters for the guard, which exits after its keeper.
         return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
     except psutil.ZombieProcess:
         return True
@@ -543,7 +543,7 @@ def test_only_the_oom_killed_trial_of_a_job_has_the_reason_out_of_memory(program
         programs.add_trial(command, trial_id=trial_id)
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
-    for trial_id in commands:  # the second and the third trial are prefetched
+    for trial_id in commands:  # The keeper prefetches the second and the third trial.
         manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
@@ -591,7 +591,7 @@ def open_site(as_nobody):
     shutil.rmtree(folder)
 
 
-# The process execs through the setuid program. After that, only root can signal the process.
+# The process execs a setuid program. After the exec, only root can signal the process.
 BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
 
 
@@ -655,7 +655,7 @@ def delegated_group():
 @pytest.mark.any_machine
 def test_a_process_of_another_user_is_killed_with_its_control_group(open_site, delegated_group):
     site, as_nobody = open_site
-    # The keeper moves the command soon after its start.
+    # The command waits until the keeper has moved it into a control group, which happens soon after the start.
     look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"
     add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
     site.manager.closes = False
@@ -727,7 +727,8 @@ def test_processes_left_by_a_killed_keeper_and_guard_are_killed_before_the_next_
         keeper.wait()
         left = [process for process in stragglers() if process.pid != other.pid]
         assert len(left) >= 5
-        # Without the kill, the leftover processes would write into the next attempt's files, or hold its GPU.
+        # The second attempt's command prints the states of these processes. A living process could write into the attempt's files
+        # or hold its GPU.
         document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
         pids = " ".join(str(process.pid) for process in left)
         look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"

@@ -52,7 +52,7 @@ assert w.is_ready(20)
 w.start(warm_start())
 """,
 }
-# Only the session links these two processes: bash execs a program with an empty environment, and a child remains.
+# Both processes have an empty environment, so only their session links them to the trial.
 EMPTIED = "exec env -i bash -c 'sleep 1000 & echo $$ $!; exec sleep 1000'"
 
 

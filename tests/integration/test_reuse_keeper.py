@@ -212,8 +212,8 @@ def test_a_keeper_that_receives_sigterm_ends_its_trial_and_exits(job):
 
 # ---- isolation of trials, in new processes and in forks
 
-# Each script prints a state and changes it. A later run must print the same state.
 WARM = "as a fork of a warm interpreter"
+# Each script prints a state and then changes it. The next trial must print the original state.
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
     "working folder": "import os; print(os.getcwd()); os.chdir('/')",
@@ -386,7 +386,7 @@ def test_trials_start_cold_after_the_warm_interpreter_died(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    # The keeper has one other child, the standby fork, which leads no session.
+    # The keeper's other child is the standby fork, which leads no session.
     (interpreter,) = (
         child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
     )

@@ -99,7 +99,8 @@ def changing_routes(app, trial_id):
     mount = app.routes[0]
     for route in mount.routes:
         for method in sorted(route.methods - {"GET", "HEAD"}):
-            # These routes open a session of the page, show logs in TensorBoard, or are refused by managers too.
+            # The test skips routes that open a session of the page, that show logs in TensorBoard, or that a manager refuses,
+            # too.
             if not route.path.startswith(
                 ("/entrance", "/session", "/tensorboard", "/experiment/cluster-metadata")
             ) and ((method, route.path) != ("POST", "/experiment")):

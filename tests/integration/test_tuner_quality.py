@@ -96,7 +96,6 @@ def test_every_tuner_has_a_quality_baseline(measured):
 
 
 def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, monkeypatch):
-    # Replace TPE by random search.
     monkeypatch.setattr(measured, "of_tuner", lambda name, *job: measured.of_sampler("Random", *job))
     rows = measured.quality(["TPE"], ["sphere, 5"], seeds=5, trials=40, processes=1)
     assert not any(row.holds for row in rows), measured.render(rows)

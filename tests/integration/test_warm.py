@@ -373,7 +373,7 @@ def test_state_that_a_trial_changes_does_not_affect_the_next_trial(warm, site, w
     site.write(f"{MODULES}print({look})", "look.py")
     before = comparable(site.warmly(warm, script="look.py"))
     assert before[0] == "0", before
-    # Both scripts can import `helper`, and neither starts with `helper` imported.
+    # Both scripts can import `helper`, but `helper` is not imported yet when a script starts.
     site.write(f"{MODULES}{change}\nprint({look})")
     changed = comparable(site.warmly(warm))
     assert changed[0] == "0", changed
@@ -575,7 +575,7 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
     interpreter = warm_of("json")
     site.write(IS_CACHED.format(1) + "#" * (1 << 20))
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
-    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # larger than a pipe's buffer
+    site.write(IS_CACHED.format(1) + "#" * (1 << 19))  # The script is larger than the buffer of a pipe.
     assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
 
 
@@ -731,7 +731,7 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        ended(int(shown))  # this process adopts the interpreter as an orphan
+        ended(int(shown))  # The test process has adopted the orphaned interpreter.
 
 
 # ---- refusals
@@ -865,7 +865,8 @@ def test_a_warm_start_is_refused_if_the_process_does_not_adopt_orphans(tmp_path)
         [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "does not adopt orphans" in shown.stdout, shown
-    for child in set(psutil.Process().children()) - before:  # this process has adopted these children
+    # The test process has adopted the orphans of the keeper.
+    for child in set(psutil.Process().children()) - before:
         ended(child.pid)
     assert not (tmp_path / "ran").exists()
 

@@ -34,8 +34,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
-# Each folder to mutate has the tests that fit all its modules: quick tests, then tests of several parts. The unit tests that
-# import a module run before both.
+# For each folder: the quick tests, and then the slow tests, that apply to all its modules. For each mutant, the unit tests that
+# import the module run first.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -192,7 +192,7 @@ def _is_left_out(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id=name)]):
             return name.lstrip("_").isupper()
-        # `strict` of zip: the lists have the same length by construction.
+        # Skip the argument `strict` of zip(): the lists have the same length by construction.
         case ast.keyword(arg="strict"):
             return True
     return False
@@ -288,7 +288,7 @@ class Copy:
         self._lock = threading.Lock()
         self._changes = count(1)
         (folder / "tmp").mkdir(parents=True)
-        folder.parent.chmod(0o755)  # some tests run as another user
+        folder.parent.chmod(0o755)  # Some tests run as another user, who must be able to enter this folder.
         listed = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
         for name in subprocess.check_output(listed, text=True).split("\0"):
             if name and (root / name).is_file():
@@ -440,7 +440,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             free.append(copy)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores SIGINT
+    # If a script starts this program in the background, SIGINT is ignored without this handler.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         copies += [Copy(ROOT, folder / str(number)) for number in range(options.workers)]
         free += copies

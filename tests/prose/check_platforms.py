@@ -18,7 +18,7 @@ HOMES = (
     PRODUCT / "local_openpai",
     PRODUCT / "config" / "platforms.py",
 )
-# Other files, and why they name platforms.
+# These other files may name platforms, each for the given reason.
 EXEMPT = {
     "cli/openpai.py": "the commands of the local OpenPAI",
     "cli/openpai_jobs.py": "the commands for jobs on OpenPAI",

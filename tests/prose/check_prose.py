@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 35
-# Not checked are the changelog, generated code, and the files that list retired words.
+# The check skips the changelog, generated code, and the files that list retired words.
 EXEMPT = ("CHANGELOG.md", "_pb2", "tests/prose/", "tests/golden/", "tests/unit/stores/")
 
 _CODE_BLOCK = re.compile(r"^(?:```.*?^```|~~~.*?^~~~|>>> .*?$(?:\n\.\.\. .*?$)*)", re.MULTILINE | re.DOTALL)

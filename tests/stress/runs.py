@@ -17,7 +17,7 @@ TESTS_FAILED = 1
 """pytest's exit status of a run in which tests failed. Others: interrupted, internal error, usage error, no tests."""
 
 
-# Tests have this time to end the processes that they started.
+# After an interrupt, tests have this time to end the processes that they started.
 INTERRUPTED_TIMEOUT_S = 60
 
 

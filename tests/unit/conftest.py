@@ -39,9 +39,8 @@ def an_experiment(tmp_path, state_home):
 @pytest.fixture
 def unused_port():
     with socket.socket() as probe:
-        probe.bind(
-            ("127.0.0.1", 0)
-        )  # bound and not listening: the port stays free, and connections to it fail
+        # The socket is bound but does not listen. So no other process gets the port, and connections to the port fail.
+        probe.bind(("127.0.0.1", 0))
         yield probe.getsockname()[1]
 
 

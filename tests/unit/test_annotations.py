@@ -401,7 +401,8 @@ def test_every_annotation_form_is_parsed_executed_and_filled_with_values(form, r
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # the first line has no room for an import
+    # An import cannot precede a compound statement in the same line.
+    if before[0].startswith(("class", "def", "try")):
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -651,7 +652,7 @@ def test_filling_in_fails_if_the_trial_has_no_value_or_an_invalid_value():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # All options of V are literals, so a value that a user chose is filled in.
+    # All options of V are literals, so a user may also choose a value that is not one of the options.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 
@@ -681,7 +682,7 @@ SOURCES = st.one_of(
 def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # a comment or a string may contain @nni.
+    if b"@nni." not in source:  # With @nni. in a comment or a string, diagnostics are possible.
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 

@@ -309,7 +309,7 @@ def test_links_inside_the_code_cannot_redirect_files_outside(saved, move, tmp_pa
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("x", tarfile.DIRTYPE))
         packed.addfile(a_member("x/up", tarfile.SYMTYPE, ".."))
-        # As text, the target is x/evil, inside the folder; once the link x/up is followed, it is ../evil, outside.
+        # As plain text, the target is x/evil inside the folder. Through the link x/up, the target is ../evil outside the folder.
         packed.addfile(a_member("link", tarfile.SYMTYPE, "x/up/../evil"))
         packed.addfile(a_member("link", size=1), io.BytesIO(b"x"))
     path = saved("-s")

@@ -214,7 +214,7 @@ def test_code_with_chained_links_to_the_outside_is_rejected_and_leaves_no_files(
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # Both targets are inside the folder as plain text, and outside once the links are followed.
+        # As plain text, both targets are inside the folder. When the links are followed, both targets are outside.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
     new_code = tmp_path / "new code"

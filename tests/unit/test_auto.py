@@ -371,7 +371,7 @@ def test_the_tuner_keeps_a_bounded_number_of_points_of_10_000_trials():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # Only points without the numbers x, C and z recur: one point for each value of n.
+        # Points with the numbers x, C or z do not recur, so `tried` omits them. The remaining points differ only in n.
         assert len(study.tried) == most
 
 

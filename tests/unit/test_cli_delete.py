@@ -18,7 +18,8 @@ def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnict
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    assert (code, folder.path.exists()) == (1, True)  # refused: there is no terminal for the confirmation
+    # The command is refused, because there is no terminal for the confirmation.
+    assert (code, folder.path.exists()) == (1, True)
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])

@@ -28,7 +28,7 @@ trial:
   codeDir: .
 """
 SPACE = '{\n  "lr": {"_type": "loguniform", "_value": [0.001, 1]},\n  "units": {"_type": "choice", "_value": [16, 32]}\n}\n'
-# Replacements in the experiment file: the old text and the new text.
+# Each case replaces an old text in the experiment file by a new text.
 IN_FILE = {
     "tab": ("  builtinTunerName", "\tbuiltinTunerName"),
     "unclosed-brace": ("maximize}", "maximize"),
@@ -60,7 +60,7 @@ IN_FILE = {
     ),
     "annotations-and-a-space": ("useAnnotation: false", "useAnnotation: true"),
 }
-# Replacements in the search space file: the old text and the new text.
+# Each case replaces an old text in the search space file by a new text.
 IN_SPACE = {
     "space-misspelt-type": ("loguniform", "log_uniform"),
     "space-bounds-swapped": ("[0.001, 1]", "[1, 0.001]"),

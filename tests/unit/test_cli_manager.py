@@ -207,7 +207,7 @@ def test_an_immediately_closed_connection_is_reported_as_closed_with_and_without
     gc.collect()
 
 
-# A manager that reports that it is ready and then rejects every request.
+# This manager reports that it is ready, and then rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys

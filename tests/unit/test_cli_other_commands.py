@@ -222,7 +222,7 @@ def test_platform_clean_removes_only_files_of_ended_experiments(nnictl, an_exper
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # The experiment on the other storage has the same name.
+    # The experiment else1111 is on another storage. A folder with its name on this storage must be kept.
     an_experiment("else1111", storage=home)
     roots = {
         name: make_trial_files(storage, name)
@@ -307,7 +307,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# The part of `python -m tensorboard.main` that nnictl depends on.
+# This module implements the part of `python -m tensorboard.main` that nnictl depends on.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter

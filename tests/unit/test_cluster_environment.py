@@ -27,7 +27,7 @@ def task_of(name: str, **changes: str | None) -> str:
     return task_name(recorded(name, **changes))
 
 
-# Outside a cluster
+# ---- outside a cluster
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_only_task_outside_a_cluster_is_main_0(environ: dict[str, str]):
     assert task_name(environ) == "main-0"
 
 
-# OpenPAI, one task
+# ---- OpenPAI, one task
 
 
 def test_the_role_name_of_a_single_openpai_task_is_used():
@@ -60,7 +60,7 @@ def test_minus_one_is_a_valid_minimum_of_succeeded_tasks():
     assert task_name(environ) == "taskrole-0"
 
 
-# OpenPAI, two roles, no gang
+# ---- OpenPAI, two roles, no gang
 
 
 def test_an_openpai_task_without_gang_allocation_is_identified():
@@ -77,7 +77,7 @@ def test_an_ipv6_host_keeps_its_colons():
     assert task_of("openpai-two-roles-no-gang", **hosts) == "worker-1"
 
 
-# Mangled role names
+# ---- mangled role names
 
 
 def test_an_invalid_variable_of_a_mangled_role_is_rejected_under_either_role_name():
@@ -90,7 +90,7 @@ def test_the_task_name_contains_the_original_name_of_a_mangled_role():
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
-# FrameworkController alone
+# ---- FrameworkController alone
 
 
 def test_a_frameworkcontroller_pod_is_identified_without_openpai():
@@ -101,7 +101,7 @@ def test_a_pod_without_attempt_numbers_is_identified():
     assert task_of("frameworkcontroller", FC_FRAMEWORK_ATTEMPT_ID=None, FC_TASK_ATTEMPT_ID=None) == "worker-0"
 
 
-# Malformed values
+# ---- malformed values
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_pod_without_an_index_is_rejected():
     assert task_name({"POD_NAME": "job-x7k2p"}) == "main-0", "no role was requested"
 
 
-# Arbitrary environments
+# ---- arbitrary environments
 
 VARIABLES = sorted({name for path in RECORDED.glob("*.env") for name in recorded(path.stem)})
 VARIABLES += ["POD_NAME", "JOB_COMPLETION_INDEX"]

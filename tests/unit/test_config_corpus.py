@@ -79,7 +79,8 @@ def comparable_fields(config):
     if fields["tuner"]["own"]:
         del fields["tuner"]["name"]  # in the second schema, the name contains the location of the class
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
-        fields["pai"]["host"] = f"http://{fields['pai']['host']}"  # the default scheme of the first schema
+        # In the first schema, http is the default scheme.
+        fields["pai"]["host"] = f"http://{fields['pai']['host']}"
     return fields
 
 

@@ -40,7 +40,8 @@ def read(tmp_path):
     """Reads an experiment file, one key in each line, with a search space."""
 
     def read(keys, space=None):
-        lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in keys.items()]  # JSON is YAML
+        # JSON values are valid YAML.
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in keys.items()]
         (tmp_path / "experiment.yml").write_text("".join(lines))
         (tmp_path / "job.yml").touch()
         space = space or {"lr": {"_type": "uniform", "_value": [0, 1]}}

@@ -10,7 +10,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import InternalError
 
-# The file of NNI's page "Run an Experiment on OpenPAI".
+# This is the file of NNI's page "Run an Experiment on OpenPAI".
 PAGE = """\
 authorName: your_name
 experimentName: auto_mnist
@@ -128,7 +128,7 @@ def test_the_unedited_example_of_nnis_openpai_page_gets_every_error_with_a_remed
 def test_annotations_override_the_search_space_in_the_example_of_nnis_openpai_page(write, tmp_path):
     path = write({"useAnnotation: false": "useAnnotation: true"})
     (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
-    # The storage is below the code folder, and its files are not code.
+    # The storage is below the code folder, but its files are not code and must not be read.
     (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")
     (tmp_path / "search_space.json").unlink()
     config = read_experiment_file(path)

@@ -31,7 +31,7 @@ def test_every_nnictl_command_is_in_the_nnictl_page_and_the_changelog(command):
         rf"`nnictl openpai …`.*`{name}`" if group == ["openpai"] else rf"^\| `nnictl {' '.join(command)}\b"
     )
     assert re.search(mention, text_of("docs/nnictl.md"), re.MULTILINE)
-    # A group's commands share one mention: `trial ls|kill`.
+    # The changelog mentions the commands of a group together, e.g. as `trial ls|kill`.
     assert re.search(
         rf"`{' '.join(group)} [\w|]*\b{name}\b" if group else rf"`{name}`", text_of("CHANGELOG.md")
     )

@@ -119,7 +119,7 @@ def test_no_trials_are_requested_after_a_tuner_exception_for_a_result() -> None:
     search.run("t0")
     search.handle(TunerFailed("cannot take it", was_asked=False))
     assert search.state is ExperimentState.ERROR
-    search.suggest()  # the answer to a request that was sent before the failure
+    search.suggest()  # These parameters answer a request that was sent before the failure.
     search.run("t1")
     assert search.finishes == 1
 

@@ -307,7 +307,7 @@ class AnyJobs(RuleBasedStateMachine):
         job, trial_id = asked[number % len(asked)]
         before = job.trial_ids
         self.jobs.reclaim(job, trial_id)
-        self.jobs.queue.appendleft(trial_id)  # as the scheduler does
+        self.jobs.queue.appendleft(trial_id)  # The scheduler queues a reclaimed trial in the same way.
         assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)

@@ -39,7 +39,7 @@ JSON = st.recursive(
         ("null", None),
         ('"0.93"', None),
         ("[0.93]", None),
-        # values of broken or malicious programs
+        # Broken or malicious programs may report these values.
         ("", None),
         ("0.9 0.8", None),
         ("9" * 400, None),

@@ -105,7 +105,8 @@ def test_no_trial_is_revoked_twice_or_while_an_open_request_can_serve_the_job(
     revocable.idle("env-1")
     assert len(revocable.revoked) == 1
     search = search_with_revocable_trials()
-    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not answered yet
+    # The higher limit causes a request, which the tuner has not answered yet.
+    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)
     search.idle("env-1")
     assert search.revoked == []
     search.handle(ParametersSuggested("t6", 6, {}, {}, 1.0))

@@ -223,7 +223,7 @@ def test_an_orphaned_task_that_the_policy_does_not_need_delays_no_trial_end(team
 def test_task_ends_that_were_reported_before_a_restart_count_after_the_restart(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # the stored state before the second task end
+    team.trial("t0").state = TrialState.RUNNING  # This state was stored before the second task ended.
     team.trial("t0").run.reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)

@@ -175,7 +175,7 @@ def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() 
     assert (trial.state, trial.run.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "retry 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
-    search.start("t0", attempt=0)  # a late report of the lost attempt
+    search.start("t0", attempt=0)  # This late report comes from the lost attempt.
     search.report("t0", "0.8")
     assert (trial.state, trial.run.final) == (TrialState.WAITING, None)
     search.start("t0", attempt=1)

@@ -16,7 +16,7 @@ from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# Far longer than the slow poll, so a wait that ends early was ended by a write and not by a timeout.
+# This timeout is far longer than the slow poll. If a wait ends early, a write has ended it.
 NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 

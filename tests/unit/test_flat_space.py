@@ -84,7 +84,7 @@ def test_positions_of_inactive_dimensions_have_no_effect_on_features():
     ("raw", "position", "centre"),
     [
         ({"_type": "randint", "_value": [0, 4]}, 0.3, 0.375),
-        # The cell of 0 is half as wide: 0 to 0.5.
+        # The cell of 0 is half as wide as the other cells: it extends from 0 to 0.5.
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.01, 0.0625),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 0.3, 0.25),
         ({"_type": "quniform", "_value": [0, 4, 1]}, 1.0, 0.9375),
@@ -141,7 +141,8 @@ def test_features_are_equal_if_and_only_if_quantised_values_and_choices_are_equa
             two[index] = one[index]
     same_features = bool(np.all(flat.features(one[None]) == flat.features(two[None])))
     of_one, of_two = (json.dumps(parameters_at(raw, each)) for each in (one, two))
-    # A choice may list equal options, for example {"_value": [1, 1]}: their features differ, their parameters do not.
+    # A choice may list equal options, for example {"_value": [1, 1]}. The features of equal options differ, but the parameters do
+    # not.
     assert of_one == of_two if same_features else of_one != of_two or has_equal_options(raw)
 
 

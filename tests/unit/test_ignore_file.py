@@ -26,7 +26,7 @@ def patterns(draw):
 
 
 FILES = st.lists(patterns(), min_size=1, max_size=5).map("\n".join)
-# File paths for a tree; the test skips a path that is also a parent folder of another path.
+# The test skips a path that is also a parent folder of another path.
 PATHS = st.sets(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), min_size=5, max_size=25
 )

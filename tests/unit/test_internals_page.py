@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
 ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
-# Module, prefix of the names CHANGES and IGNORED in the module, heading, and the diagram's name for a state that is None.
+# Each table has a module, the prefix of CHANGES and IGNORED in the module, a heading, and the diagram's name for the state None.
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),

@@ -12,7 +12,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.experiment import AliasHint, ExperimentConfig
 from nni_manager.experiment.aliases import NoSuchField
 
-# Keys that a configuration in Python lacks or stores in a different field.
+# A configuration in Python lacks these keys, or stores them in another field.
 ELSEWHERE = ("author_name", "config_path", "expansions", "warnings", "schema")
 
 
@@ -43,7 +43,7 @@ def test_a_loaded_file_describes_the_same_experiment_in_any_working_folder(file,
         config = ExperimentConfig.load(file)
     checked = fields_of(config.checked())
     wanted = fields_of(expected)
-    if wanted["experiment_name"] == file.stem:  # In a file, the default name is the name of the file.
+    if wanted["experiment_name"] == file.stem:  # The default name of an experiment is the name of its file.
         del wanted["experiment_name"], checked["experiment_name"]
     assert checked == wanted
 

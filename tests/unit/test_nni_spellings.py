@@ -6,7 +6,7 @@ import pytest
 from nni_manager.cli.main import cli, run
 from nni_manager.cli.nni_spellings import CommandOfNni, translated
 
-# The commands of nnictl with their options. Source: NNI v1.9, v2.10 and v3.0.
+# These are the commands of nnictl with their options. Source: NNI v1.9, v2.10 and v3.0.
 OF_NNI = {
     "create": "--config -c --port -p --debug -d --foreground -f",
     "resume": "--port -p --debug -d --foreground -f --experiment_dir -e",
@@ -95,7 +95,7 @@ def test_each_unsupported_command_of_nni_is_refused_with_a_remedy(capsys, line, 
         ("stop all", "stop --all"),
         ("resume ID --experiment_dir /a_b", "resume ID --experiment_dir /a_b"),
         ("experiment save ID --saveC", "experiment save ID --saveCodeDir"),
-        # Unchanged: ambiguous or unknown options, words after --, and words that are not options.
+        # These command lines stay unchanged: ambiguous or unknown options, words after --, and words that are not options.
         ("trial ls --h", "trial ls --h"),
         ("trial ls --heat", "trial ls --heat"),
         ("experiment delete -- --al", "experiment delete -- --al"),

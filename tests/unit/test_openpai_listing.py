@@ -39,7 +39,7 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # It matches the user bob and the virtual cluster big.
+        ({"keyword": "b"}, "ba"),  # The keyword matches the user bob and the virtual cluster big.
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),

@@ -18,7 +18,8 @@ from nni_manager.training_services.openpai.scalars import (
     resolved,
 )
 
-# [text, kind, String(value)], recorded from js-yaml 3.14.1 on Node 20. The kind is JavaScript's typeof, or "null" or "date".
+# Each row is [text, kind, String(value)], recorded from js-yaml 3.14.1 on Node 20. The kind is JavaScript's typeof, or "null" or
+# "date".
 JS_YAML = json.loads((Path(__file__).parents[1] / "golden/openpai/js_yaml_scalars.json").read_text())
 
 

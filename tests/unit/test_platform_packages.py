@@ -22,7 +22,7 @@ from nni_manager.training_services.platform import platform_of
 CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
-# Platform packages that an experiment imports besides the package of its own platform.
+# An experiment on Kubeflow or FrameworkController also imports the package `kubernetes`.
 SHARED = {"kubeflow": {"kubernetes"}, "frameworkcontroller": {"kubernetes"}}
 READ = """
 import json, sys

@@ -31,7 +31,7 @@ def test_a_thread_with_the_pid_of_an_ended_process_does_not_match_the_process(th
     own = ProcessIdentity.of(os.getpid())
     assert own is not None
     assert ProcessIdentity(thread_id, stat.start_ticks, own.boot_id).open_pidfd() is None
-    # This returns at once: the thread is not a process to wait for.
+    # wait_for_ends() returns at once, because a thread is not a process.
     wait_for_ends([thread_id], time.monotonic() + 3600)
 
 

@@ -27,7 +27,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
-# Public names of NNI v2.10.
+# These are the public names of NNI v2.10.
 NAMES = """
     Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
     FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig

@@ -122,7 +122,7 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# Keys that the reader handles outside of its tables.
+# The reader handles these keys outside of its tables.
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 

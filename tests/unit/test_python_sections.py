@@ -58,7 +58,7 @@ class Section:
         self.keys: dict[str, list[Key]] = {}
         self.aliases: dict[str, str] = {}
         self.platform = ""
-        # Keys of NNI that are refused with a hint.
+        # These keys of NNI are refused with a hint.
         self.refused: list[str] = []
 
     def add(self, key: Key) -> None:

@@ -370,7 +370,7 @@ def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
     for container in (unlucky, other):
         container.end_trial(0.5)
         world.settle()
-    # The next dispatch to this keeper goes to a stream that the keeper has lost.
+    # The manager sends the next dispatch to `unlucky`, but the link breaks before the delivery.
     unlucky.end_trial(0.5)
     while not world.outbox.get(unlucky.job_id):
         if world.requests:

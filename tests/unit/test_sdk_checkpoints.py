@@ -195,7 +195,8 @@ def test_the_newest_checkpoints_and_at_least_one_signed_checkpoint_are_kept(atte
     nni.save_checkpoint(saving("1"), keep=1)
     sign(folder)
     nni.save_checkpoint(saving("2"), keep=1)
-    assert names() == ["000001", "000002"]  # The second checkpoint is not signed yet.
+    # The first checkpoint stays, because the second checkpoint is not signed yet.
+    assert names() == ["000001", "000002"]
     sign(folder)
     nni.save_checkpoint(saving("3"), keep=1)
     assert names() == ["000002", "000003"]

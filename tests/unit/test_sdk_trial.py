@@ -105,7 +105,7 @@ class Meta:
         raise NotImplementedError("a tensor without storage")
 
 
-# Parameters
+# ---- parameters
 
 
 def test_the_first_process_that_reads_the_parameters_reports_its_interpreter(
@@ -172,7 +172,7 @@ def test_a_sequence_id_that_is_not_a_number_raises(trial_of, environ):
         nni.get_sequence_id()
 
 
-# Reports
+# ---- reports
 
 
 def test_reports_are_written_as_records_in_order(trial):
@@ -291,7 +291,7 @@ def test_a_metric_over_the_size_limit_raises_without_a_record(trial):
     assert len(records(trial)) == 1
 
 
-# Storage errors
+# ---- storage errors
 
 
 def test_a_metrics_file_that_cannot_be_opened_raises_with_the_cause(trial_of, environ, tmp_path):
@@ -346,7 +346,7 @@ def test_a_partially_written_record_does_not_damage_later_records(environ):
     assert decoded.consumed == len(data)
 
 
-# Values
+# ---- values
 
 
 class Colour(enum.IntEnum):
@@ -428,7 +428,7 @@ def test_a_value_that_contains_itself_is_refused():
         value_json(loop)
 
 
-# Outside an experiment
+# ---- outside an experiment
 
 
 @pytest.mark.parametrize("platform", [{}, {"NNI_PLATFORM": "standalone"}, {"NNI_PLATFORM": "unittest"}])
@@ -469,7 +469,7 @@ def test_an_invalid_metric_is_also_refused_outside_an_experiment():
     )
 
 
-# Names that NNI scripts use
+# ---- names that NNI scripts use
 
 
 def test_merge_parameter_changes_a_namespace_in_place():

@@ -126,7 +126,7 @@ def test_an_ended_session_stays_ended_after_a_restart(new_session_auth, tmp_path
     stored = tmp_path / "ended.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
     assert one.cookie.rpartition(".")[2] not in stored.read_text()
-    # Expired sessions are removed from the file.
+    # end() removes expired sessions from the file.
     clock.now_s += SESSION_S + 1
     third = session_auth.begin(session_auth.new_login_code())
     session_auth.end(third.cookie)

@@ -281,7 +281,7 @@ def test_a_folder_that_the_manager_may_not_read_raises_with_its_path(
 ) -> None:
     running_folder.path.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read all files.
+    if user == 0:  # Root can read all files, so the test becomes another user.
         os.seteuid(_NOBODY)
     try:
         with pytest.raises(PermissionError, match=str(running_folder.path)):
@@ -370,7 +370,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_the_attempt_of_a_kee
     shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
     shut.chmod(0)
     user = os.geteuid()
-    if user == 0:  # root may read all files.
+    if user == 0:  # Root can read all files, so the test becomes another user.
         os.seteuid(_NOBODY)
     try:
         found = SharedFiles(workspace).find_attempts("abcde", SIGNER)

@@ -144,7 +144,7 @@ def test_a_truncated_database_is_readable_only_if_the_log_has_the_missing_pages(
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
     ):
         Store(folded, tmp_path)
-    # This is the state after an interrupted checkpoint.
+    # This database file lacks pages as well, but its log has all pages, as after an interrupted checkpoint.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
 

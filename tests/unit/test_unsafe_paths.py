@@ -117,7 +117,7 @@ def test_an_obstacle_at_the_temporary_path_is_removed_and_not_written_to(tmp_pat
     (tmp_path / "passwd").write_bytes(SECRET)
     temporary = tmp_path / ".exit.json.new"
     put(temporary)
-    # A writer on a pipe blocks unless the pipe has a reader.
+    # If the temporary path is a pipe, a write to the pipe would block without this reader.
     reader = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)
     replace_file(tmp_path / "exit.json", b"{}", 0o600)
     os.close(reader)

@@ -60,7 +60,7 @@ def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch
 
 def test_an_inaccessible_file_is_refused_with_the_chmod_command(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").touch()
-    # This is the result for all users except root.
+    # Root can access all files, so the test uses the result for other users.
     monkeypatch.setattr(unusable_files.os, "access", lambda *_, **__: False)
     assert f"run `chmod u+rw {tmp_path / 'x'}`" in why_unusable(tmp_path / "x", "remove it")
 

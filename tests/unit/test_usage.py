@@ -16,7 +16,7 @@ from trial_keeper.wire.small_files import read_all
 
 KEY = AttemptKey("t0", attempt_id(0), "main-0")
 TICK_S, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-# The kernel's format, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
+# The line has the kernel's format, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
 STAT = b"42 (%s) S 7 41 43 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 18446744073709551615 1 1\n"
 
 
