@@ -223,6 +223,26 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
 
+def without_number(number, now_s):
+    trial = made_trial(number, now_s)
+    trial.run.final = trial.run.value = None
+    return trial
+
+
+def test_an_experiment_without_a_result_is_shown_as_a_warning(browser, tmp_path):
+    with (
+        served_view(made_experiment(tmp_path, 3, without_number).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        badge = person.page.locator(".badge", has_text="Done")
+        expect(badge).to_have_text(["Done, no result counts"] * 2)  # one is in the bar and one on the page
+        person.see("nav-experiments").click()
+        listed = person.see("experiments").locator("tr.chosen .badge")
+        expect(listed).to_have_text("Done, no result counts")
+        for each in (badge.first, listed):
+            expect(each).to_have_attribute("data-look", "waiting")
+
+
 def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tmp_path):
     played = Played(made_experiment(tmp_path, 0).folder)
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:

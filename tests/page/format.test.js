@@ -54,6 +54,13 @@ test("a warning is shown after the reason, or alone without one", () => {
   assert.equal(format.why(aRow()), "");
 });
 
+test("an experiment that is done without a best result is shown as a warning, and one without a success as failed", () => {
+  const states = [{}, { bestValue: 0 }, { succeededCount: 0 }, { frontCount: 2 }, { frontCount: 0 }, { status: "RUNNING" }, { trialCount: 0, succeededCount: 0 }]
+    .map((fields) => format.experimentState(format.listedOutcome({ id: "a", status: "DONE", trialCount: 3, succeededCount: 2, ...fields })));
+  const [good, warning] = [{ look: "good", text: "Done" }, { look: "waiting", text: "Done, no result counts" }];
+  assert.deepEqual(states, [warning, good, { look: "bad", text: "Done, 0 of 3 succeeded" }, good, warning, { look: "busy", text: "Running" }, good]);
+});
+
 test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");

@@ -91,7 +91,7 @@ function row(each) {
     h("td", { class: "named" }, each.problem ? plain(id) : h("a", { href: `${BASE}/experiments/${encodeURIComponent(id)}/oview` }, short(each.experimentName || id, 80)),
       h("div", { class: "muted" }, h("code", {}, plain(id))), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
     h("td", { class: "tags" }, tagList(each.tags ?? [])),
-    h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
+    h("td", {}, experimentBadge(format.listedOutcome(each))),
     h("td", { class: "number", "data-title": "Best" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
     h("td", {}, points.length > 1 ? sparkline(points, results, `${format.counted(points.length, "improvement")}, from ${format.number(points[0]?.[2] ?? null)} to ${format.number(points[points.length - 1]?.[2] ?? null)}`) : null),
     h("td", { class: "number", "data-title": "Trials" }, trialsOf(each)),

@@ -82,7 +82,7 @@ function line(each) {
     h("td", {}, h("code", {}, plain(each.id))),
     h("td", { class: "named" }, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
     h("td", { class: "tags" }, tagList(each.tags ?? [])),
-    h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
+    h("td", {}, experimentBadge(format.listedOutcome(each))),
     h("td", { class: "number", "data-title": "Best" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
     h("td", { class: "number", "data-title": "Trials" }, trialsOf(each)),
     h("td", {}, plain(each.platform ?? "")),

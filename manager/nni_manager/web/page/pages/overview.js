@@ -142,7 +142,7 @@ function stateCard() {
     name,
     h("div", { class: "bars" }, h("div", {}, trials), trialsBar, h("div", {}, elapsed, left), timeBar),
     counts, times);
-  const drawState = whenChanged((/** @type {[string, number, number]} */ shown) => fill(stateBox, experimentBadge(...shown)));
+  const drawState = whenChanged((/** @type {format.Outcome} */ outcome) => fill(stateBox, experimentBadge(outcome)));
   const drawTimes = whenChanged((/** @type {(number | null)[]} */ [start, end]) =>
     fill(times, facts([["Started", time(start)], ["Ended", time(end)]])));
   const drawCounts = whenChanged((/** @type {{[state: string]: number}} */ numbers) => {
@@ -155,7 +155,7 @@ function stateCard() {
   /** @param {Summary} summary */
   function update(summary) {
     say(name, plain(summary.name || summary.id));
-    drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
+    drawState(format.outcomeOf(summary));
     drawCounts(summary.counts);
     drawTimes([summary.startTime, summary.endTime]);
     const done = format.ended(summary);

@@ -1,11 +1,12 @@
 /** Small elements that several pages share. */
 
 import { h, link } from "../dom.js";
-import { count, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
+import { count, experimentState, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
 import { flat, oneLine, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 
 /** @import { Child } from "../dom.js" */
+/** @import { Outcome } from "../format.js" */
 /** @import { CodeVersion, Parameters, Summary } from "../types.js" */
 
 /**
@@ -19,15 +20,13 @@ export function badge(state, text = stateWord(state)) {
 }
 
 /**
- * The badge of an experiment. One that has ended without a success is not good.
+ * The badge of an experiment.
  *
- * @param {string} status
- * @param {number} trials
- * @param {number} succeeded
+ * @param {Outcome} outcome
  */
-export function experimentBadge(status, trials, succeeded) {
-  if (status !== "DONE" || trials === 0 || succeeded > 0) return badge(status);
-  return h("span", { class: "badge", "data-look": "bad" }, `${stateWord(status)}, 0 of ${trials} succeeded`);
+export function experimentBadge(outcome) {
+  const { look, text } = experimentState(outcome);
+  return h("span", { class: "badge", "data-look": look }, text);
 }
 
 /**
