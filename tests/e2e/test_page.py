@@ -223,6 +223,24 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
 
+def test_the_overview_links_to_the_failures_that_it_does_not_name(browser, tmp_path):
+    def failed(number, now_s):
+        trial = made_trial(number, now_s)
+        if number > 0:
+            trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None
+        return trial
+
+    with (
+        served_view(made_experiment(tmp_path, 6, failed).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        failures = person.page.get_by_role("region", name="Latest failures")
+        expect(failures.get_by_role("listitem")).to_have_count(4)
+        expect(failures).to_contain_text("2 more failed trials")
+        person.see("more-failures").click()
+        expect(person.see("table-count")).to_have_text("5 of 6 trials")
+
+
 def without_number(number, now_s):
     trial = made_trial(number, now_s)
     trial.run.final = trial.run.value = None

@@ -66,10 +66,12 @@ export function overview({ live, go, notices }) {
 
   const drawTop = whenChanged((/** @type {{trials: Trial[], why: string}} */ { trials, why }) =>
     fill(topBox, trials.length > 0 ? topTable(trials, live.objectives) : h("p", { class: "empty" }, why)));
-  const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
+  const drawFailures = whenChanged((/** @type {{trials: Trial[], failed: number}} */ { trials, failed }) => {
     failuresCard.hidden = trials.length === 0;
-    fill(failures, h("ul", { class: "lines" }, trials.slice(0, 5).map((trial) =>
-      h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300))))));
+    const more = failed - trials.length;
+    fill(failures, h("ul", { class: "lines" }, trials.map((trial) =>
+      h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300)))),
+    more > 0 && h("li", {}, link("/detail#state=FAILED", { "data-test": "more-failures" }, format.counted(more, "more failed trial")))));
   });
 
   /** Redraws what has changed. */
@@ -83,7 +85,7 @@ export function overview({ live, go, notices }) {
     remarks.showNote(summary.note);
     remarks.setReadOnly(live.isReadOnly);
     drawTop({ trials: summary.top, why: whyNoResult(summary) });
-    drawFailures(summary.latestFailures);
+    drawFailures({ trials: summary.latestFailures, failed: summary.counts["FAILED"] ?? 0 });
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
     if (live.isWindowed) sample.refresh();
     else drawBest();
