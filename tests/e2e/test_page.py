@@ -241,6 +241,23 @@ def test_the_overview_links_to_the_failures_that_it_does_not_name(browser, tmp_p
         expect(person.see("table-count")).to_have_text("5 of 6 trials")
 
 
+def test_an_ended_experiment_has_no_final_result_to_wait_for(browser, tmp_path):
+    def stopped(number, now_s):
+        trial = without_number(number, now_s)
+        trial.state, trial.run.reason = TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER
+        return trial
+
+    said = "No trial has reported a final result."
+    with (
+        served_view(made_experiment(tmp_path, 2, stopped).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        for title in ("Best result", "Best result over time", "Top trials"):
+            expect(person.page.get_by_role("region", name=title, exact=True)).to_contain_text(said)
+        person.see("nav-trials").click()
+        expect(person.page.get_by_label("Default metric of each trial")).to_contain_text(said)
+
+
 def without_number(number, now_s):
     trial = made_trial(number, now_s)
     trial.run.final = trial.run.value = None

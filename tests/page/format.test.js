@@ -61,6 +61,11 @@ test("an experiment that is done without a best result is shown as a warning, an
   assert.deepEqual(states, [warning, good, { look: "bad", text: "Done, 0 of 3 succeeded" }, good, warning, { look: "busy", text: "Running" }, good]);
 });
 
+test("what is missing of an experiment that has ended does not come", () => {
+  assert.equal(format.soFar("No trial has started", SUMMARY), "No trial has started yet.");
+  assert.equal(format.soFar("No trial has started", { ...SUMMARY, status: "STOPPED" }), "No trial has started.");
+});
+
 test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");

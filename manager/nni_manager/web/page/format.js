@@ -251,6 +251,16 @@ export function momentWithZone(ms) {
 }
 
 /**
+ * "No trial has started yet.", and of an experiment that has ended "No trial has started."
+ *
+ * @param {string} text  without the full stop
+ * @param {Summary | null} summary
+ */
+export function soFar(text, summary) {
+  return summary !== null && isTerminal(summary.status) ? `${text}.` : `${text} yet.`;
+}
+
+/**
  * The number of terminal trials.
  *
  * @param {Summary} summary

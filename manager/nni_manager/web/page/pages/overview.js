@@ -34,7 +34,7 @@ export function overview({ live, go, notices }) {
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
   const remarks = new RemarksEditor((change) => api.remark(change), report !== null ? "" : "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
-  const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
+  const chart = new Chart("Best result over time", { test: "best-chart", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
   const front = frontChart((id) => go(`/detail#trial=${encodeURIComponent(id)}`));
   const frontCard = card("Pareto front", { class: "wide" }, front.element);
@@ -91,10 +91,12 @@ export function overview({ live, go, notices }) {
     else drawBest();
   }
   function drawBest() {
+    const { summary } = live;
+    chart.note = summary !== null && summary.best === null && format.isTerminal(summary.status) ? whyNoResult(summary) : "The curve begins with the first result.";
     const isFront = live.objectives.length > 1;
     frontCard.hidden = !isFront;
     bestOverTime.hidden = isFront;
-    if (isFront && live.summary !== null) front.update(live.isWindowed ? sample.rows : live.rows.all, live.summary);
+    if (isFront && summary !== null) front.update(live.isWindowed ? sample.rows : live.rows.all, summary);
     else chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live, sample.results) : bestDrawing(live.rows.all, live)));
   }
   function notice() {

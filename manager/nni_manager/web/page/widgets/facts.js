@@ -1,7 +1,7 @@
 /** Small elements that several pages share. */
 
 import { h, link } from "../dom.js";
-import { count, experimentState, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
+import { count, experimentState, moment, momentWithZone, number, soFar, stateLook, stateWord } from "../format.js";
 import { flat, oneLine, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 
@@ -120,10 +120,10 @@ export function resultName(objectives) {
  * @param {Summary | null} summary
  */
 export function whyNoResult(summary) {
-  if (summary === null) return "No trial has reported a final result yet.";
+  if (summary === null) return soFar("No trial has reported a final result", summary);
   const hasResult = (summary.counts["SUCCEEDED"] ?? 0) > 0 && !summary.latestWithoutResult;
   if (hasResult && summary.constraints.length > 0 && summary.best === null && summary.front.count === 0) return "Every result violates a constraint.";
-  if (!summary.latestWithoutResult) return "No trial has reported a final result yet.";
+  if (!summary.latestWithoutResult) return soFar("No trial has reported a final result", summary);
   return `No final result has a number for ${summary.objectives.length > 1 ? "each objective" : `the ${resultName(summary.objectives).replace(/^(?!default metric$)/, "objective ")}`}.`;
 }
 
