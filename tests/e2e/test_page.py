@@ -258,6 +258,22 @@ def test_an_ended_experiment_has_no_final_result_to_wait_for(browser, tmp_path):
         expect(person.page.get_by_label("Default metric of each trial")).to_contain_text(said)
 
 
+def test_a_running_trial_with_a_final_result_is_not_among_the_results_over_time(browser, tmp_path):
+    def last_runs(number, now_s):
+        trial = made_trial(number, now_s - 100 + number)
+        if number == 10:
+            trial.state = TrialState.RUNNING
+            trial.run.ended_at_s = trial.run.reason = trial.run.exit_code = None
+        return trial
+
+    with (
+        served_view(made_experiment(tmp_path, 11, last_runs).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        caption = person.see("best-chart").locator("figcaption")
+        expect(caption).to_have_text("Best: 1.28571, trial 9; 10 improvements in 10 results.")
+
+
 def without_number(number, now_s):
     trial = made_trial(number, now_s)
     trial.run.final = trial.run.value = None

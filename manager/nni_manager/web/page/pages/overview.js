@@ -4,7 +4,7 @@ import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
+import { bestSoFar, endedWithResult, MOST_MARKS, thinned } from "../series.js";
 import { api, report } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
@@ -361,12 +361,12 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
  * @param {number} [results]  if `all` is a sample: the number of results that it is from
  */
 function bestDrawing(all, { maximize, objectives }, results) {
-  const rows = valued(all);
+  const rows = endedWithResult(all);
   const count = results ?? rows.length;
   if (rows.length === 0) return null;
   const colour = colours();
   const corners = bestSoFar(rows, maximize);
-  const shownRows = thinned(rows.filter((row) => row.end !== null), MOST_MARKS, corners);
+  const shownRows = thinned(rows, MOST_MARKS, corners);
   const last = corners[corners.length - 1];
   const x = corners.map((row) => local(Number(row.end)));
   const y = corners.map((row) => row.value);
