@@ -10,10 +10,11 @@ from attempts import attempt_id, sign_attempt
 from browser import Visit, chromium, expect, needs_chromium, visit
 from deadlines import scaled_s
 from free_ports import free_port_pair
-from made_experiment import Played, made_experiment, made_trial, served_view
+from made_experiment import Played, made_experiment, made_trial, served_view, write
 
 from nni_manager.domain.events import AttemptStarted, MetricsStored, ParametersSuggested, TaskReported
 from nni_manager.domain.trial import TrialState
+from nni_manager.store.rows import trial_row
 from nni_manager.web import change_feed
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -272,6 +273,14 @@ def test_a_running_trial_with_a_final_result_is_not_among_the_results_over_time(
     ):
         caption = person.see("best-chart").locator("figcaption")
         expect(caption).to_have_text("Best: 1.28571, trial 9; 10 improvements in 10 results.")
+
+
+def test_a_limit_below_the_number_of_ended_trials_is_named_beside_it(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 2)
+    now_s = time.time()
+    write(experiment.folder, *(trial_row(made_trial(number, now_s)) for number in range(2, 7)))
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        expect(person.page.get_by_text("7 trials ended (limit 2)", exact=True)).to_be_visible()
 
 
 def without_number(number, now_s):

@@ -61,6 +61,11 @@ test("an experiment that is done without a best result is shown as a warning, an
   assert.deepEqual(states, [warning, good, { look: "bad", text: "Done, 0 of 3 succeeded" }, good, warning, { look: "busy", text: "Running" }, good]);
 });
 
+test("more trials than a limit that was lowered are not a part of it", () => {
+  const limits = [20, 10, 2, null].map((maxTrialNum) => format.endedTrials({ ...SUMMARY, maxTrialNum }));
+  assert.deepEqual(limits, ["10 of 20 trials ended", "10 of 10 trials ended", "10 trials ended (limit 2)", "10 trials ended"]);
+});
+
 test("what is missing of an experiment that has ended does not come", () => {
   assert.equal(format.soFar("No trial has started", SUMMARY), "No trial has started yet.");
   assert.equal(format.soFar("No trial has started", { ...SUMMARY, status: "STOPPED" }), "No trial has started.");

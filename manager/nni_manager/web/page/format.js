@@ -270,6 +270,18 @@ export function ended(summary) {
 }
 
 /**
+ * "3 of 20 trials ended"; of more trials than a limit that was lowered later, "7 trials ended (limit 2)".
+ *
+ * @param {Summary} summary
+ */
+export function endedTrials(summary) {
+  const done = ended(summary);
+  const most = summary.maxTrialNum;
+  if (most !== null && done <= most) return `${count(done)} of ${counted(most, "trial")} ended`;
+  return `${counted(done, "trial")} ended${most === null ? "" : ` (limit ${count(most)})`}`;
+}
+
+/**
  * The estimated remaining time; empty if it is unknown or the experiment is terminal. The earlier of the time limit and the
  * end of all trials at the rate so far.
  *

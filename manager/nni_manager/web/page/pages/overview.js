@@ -164,7 +164,7 @@ function stateCard() {
     drawTimes([summary.startTime, summary.endTime]);
     const done = format.ended(summary);
     const { maxTrialNum: most, maxExecDurationS: limit, elapsedS } = summary;
-    say(trials, most === null ? `${format.counted(done, "trial")} ended` : `${format.count(done)} of ${format.counted(most, "trial")} ended`);
+    say(trials, format.endedTrials(summary));
     say(elapsed, limit === null ? `${format.duration(elapsedS)} of running time` : `${format.duration(elapsedS)} of ${format.duration(limit)}`);
     const words = format.timeLeft(summary);
     say(left, words && ` · ${words}`);
