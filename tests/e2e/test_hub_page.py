@@ -8,7 +8,7 @@ import pytest
 from browser import chromium, expect, needs_chromium, visit
 from deadlines import scaled_s
 from free_ports import free_port_pair
-from made_experiment import made_experiment, write
+from made_experiment import made_experiment, served_view, write
 from real_experiment import wait_until
 from user_home import BIN, environ_of, left_in, processes_of
 
@@ -37,6 +37,15 @@ while nni_sdk.get_sequence_id() == 1 and not os.path.exists("go"):
     time.sleep(0.05)
 nni_sdk.report_final_result(x)
 """
+NARROW = {"width": 390, "height": 800}
+# For each row of a list of experiments: its height, and the content and the box of each visible cell.
+ROWS = """[...document.querySelectorAll('[data-test=experiments] tbody tr')].map((row) => ({
+  height: row.getBoundingClientRect().height,
+  cells: [...row.cells].map((cell) => ({
+    text: cell.textContent, content: cell.textContent || cell.querySelector('input, svg')?.tagName || '',
+    ...cell.getBoundingClientRect().toJSON()
+  })).filter(({ width }) => width > 0),
+}))"""
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 
 
@@ -121,6 +130,32 @@ def test_experiments_are_searched_compared_and_opened(browser, place):
         assert person.errors == []
         person.see("sign-out").click()
         expect(person.see("locked")).to_contain_text("nnictl web")
+
+
+def test_both_lists_of_experiments_fit_on_a_narrow_screen(browser, place):
+    (folder,) = (each for each in Registry.of_user().all() if each.experiment_id == "BASE0001")
+    with served_view(folder) as view:
+        for link, path in ((served(place)["links"][0], "all"), (view.link(), "experiment")):
+            with visit(browser, link, viewport=NARROW) as person:
+                if path == "experiment":
+                    person.see("nav-experiments").click()
+                expect(person.see("experiments").locator("tbody tr")).to_have_count(2)
+                person.screenshot(f"narrow-list-{path}")
+                rows = person.evaluate(ROWS)
+                assert len(rows) == 2
+                for row in rows:
+                    assert row["height"] < 200
+                    for cell in row["cells"]:
+                        assert cell["content"], "an empty cell is hidden"
+                        assert cell["left"] >= 0
+                        assert cell["right"] <= NARROW["width"], cell["text"]
+                (tagged,) = (row for row in rows if any("BASE0001" in cell["text"] for cell in row["cells"]))
+                shown = [cell["text"] for cell in tagged["cells"]]
+                assert {"keep", "Done", "10"} <= set(shown)
+                assert any(text.startswith("1.28") for text in shown), "the best result"
+                assert person.page.get_by_text("keep", exact=True).bounding_box()["height"] < 30
+                assert person.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+                assert person.faults_for_assistive_technology() == []
 
 
 def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(browser, place):

@@ -10,10 +10,11 @@ from attempts import attempt_id, sign_attempt
 from browser import Visit, chromium, expect, needs_chromium, visit
 from deadlines import scaled_s
 from free_ports import free_port_pair
-from made_experiment import Played, made_experiment, made_trial, served_view
+from made_experiment import Played, made_experiment, made_trial, served_view, write
 
 from nni_manager.domain.events import AttemptStarted, MetricsStored, ParametersSuggested, TaskReported
 from nni_manager.domain.trial import TrialState
+from nni_manager.store.rows import trial_row
 from nni_manager.web import change_feed
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -221,6 +222,85 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
         expect(badge).to_have_count(2)  # one badge is in the bar and one on the page
         for number in range(2):
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
+
+
+def test_the_overview_links_to_the_failures_that_it_does_not_name(browser, tmp_path):
+    def failed(number, now_s):
+        trial = made_trial(number, now_s)
+        if number > 0:
+            trial.state, trial.run.final, trial.run.value = TrialState.FAILED, None, None
+        return trial
+
+    with (
+        served_view(made_experiment(tmp_path, 6, failed).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        failures = person.page.get_by_role("region", name="Latest failures")
+        expect(failures.get_by_role("listitem")).to_have_count(4)
+        expect(failures).to_contain_text("2 more failed trials")
+        person.see("more-failures").click()
+        expect(person.see("table-count")).to_have_text("5 of 6 trials")
+
+
+def test_an_ended_experiment_has_no_final_result_to_wait_for(browser, tmp_path):
+    def stopped(number, now_s):
+        trial = without_number(number, now_s)
+        trial.state, trial.run.reason = TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER
+        return trial
+
+    said = "No trial has reported a final result."
+    with (
+        served_view(made_experiment(tmp_path, 2, stopped).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        for title in ("Best result", "Best result over time", "Top trials"):
+            expect(person.page.get_by_role("region", name=title, exact=True)).to_contain_text(said)
+        person.see("nav-trials").click()
+        expect(person.page.get_by_label("Default metric of each trial")).to_contain_text(said)
+
+
+def test_a_running_trial_with_a_final_result_is_not_among_the_results_over_time(browser, tmp_path):
+    def last_runs(number, now_s):
+        trial = made_trial(number, now_s - 100 + number)
+        if number == 10:
+            trial.state = TrialState.RUNNING
+            trial.run.ended_at_s = trial.run.reason = trial.run.exit_code = None
+        return trial
+
+    with (
+        served_view(made_experiment(tmp_path, 11, last_runs).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        caption = person.see("best-chart").locator("figcaption")
+        expect(caption).to_have_text("Best: 1.28571, trial 9; 10 improvements in 10 results.")
+
+
+def test_a_limit_below_the_number_of_ended_trials_is_named_beside_it(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 2)
+    now_s = time.time()
+    write(experiment.folder, *(trial_row(made_trial(number, now_s)) for number in range(2, 7)))
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        expect(person.page.get_by_text("7 trials ended (limit 2)", exact=True)).to_be_visible()
+
+
+def without_number(number, now_s):
+    trial = made_trial(number, now_s)
+    trial.run.final = trial.run.value = None
+    return trial
+
+
+def test_an_experiment_without_a_result_is_shown_as_a_warning(browser, tmp_path):
+    with (
+        served_view(made_experiment(tmp_path, 3, without_number).folder) as view,
+        visit(browser, view.link()) as person,
+    ):
+        badge = person.page.locator(".badge", has_text="Done")
+        expect(badge).to_have_text(["Done, no result counts"] * 2)  # one is in the bar and one on the page
+        person.see("nav-experiments").click()
+        listed = person.see("experiments").locator("tr.chosen .badge")
+        expect(listed).to_have_text("Done, no result counts")
+        for each in (badge.first, listed):
+            expect(each).to_have_attribute("data-look", "waiting")
 
 
 def test_the_page_reloads_when_another_experiment_uses_the_same_port(browser, tmp_path):

@@ -54,6 +54,23 @@ test("a warning is shown after the reason, or alone without one", () => {
   assert.equal(format.why(aRow()), "");
 });
 
+test("an experiment that is done without a best result is shown as a warning, and one without a success as failed", () => {
+  const states = [{}, { bestValue: 0 }, { succeededCount: 0 }, { frontCount: 2 }, { frontCount: 0 }, { status: "RUNNING" }, { trialCount: 0, succeededCount: 0 }]
+    .map((fields) => format.experimentState(format.listedOutcome({ id: "a", status: "DONE", trialCount: 3, succeededCount: 2, ...fields })));
+  const [good, warning] = [{ look: "good", text: "Done" }, { look: "waiting", text: "Done, no result counts" }];
+  assert.deepEqual(states, [warning, good, { look: "bad", text: "Done, 0 of 3 succeeded" }, good, warning, { look: "busy", text: "Running" }, good]);
+});
+
+test("more trials than a limit that was lowered are not a part of it", () => {
+  const limits = [20, 10, 2, null].map((maxTrialNum) => format.endedTrials({ ...SUMMARY, maxTrialNum }));
+  assert.deepEqual(limits, ["10 of 20 trials ended", "10 of 10 trials ended", "10 trials ended (limit 2)", "10 trials ended"]);
+});
+
+test("what is missing of an experiment that has ended does not come", () => {
+  assert.equal(format.soFar("No trial has started", SUMMARY), "No trial has started yet.");
+  assert.equal(format.soFar("No trial has started", { ...SUMMARY, status: "STOPPED" }), "No trial has started.");
+});
+
 test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { asTyped, flat, flatName, namesOf, typed } from "../../manager/nni_manager/web/page/parameters.js";
 import { metricNamesOf, withMetric } from "../../manager/nni_manager/web/page/metrics.js";
 import { logTicks, scalesOf } from "../../manager/nni_manager/web/page/scales.js";
-import { axisOf, bestSoFar, metricIn, metricNames, nearestLine, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
+import { axisOf, bestSoFar, endedWithResult, metricIn, metricNames, nearestLine, parallel, thinned, top, valued } from "../../manager/nni_manager/web/page/series.js";
 import { aRow, seeded } from "./trials.js";
 
 const ROWS = [3, 1, 4, 1, 5].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1000 + seq, parameters: { lr: 10 ** -seq, kind: "ab"[seq % 2], same: 1 } }));
@@ -13,8 +13,10 @@ test("the best value so far only improves", () => {
   assert.deepEqual(bestSoFar(ROWS, false).map((row) => row.value), [3, 1]);
 });
 
-test("running trials are not in the best values so far", () => {
-  assert.deepEqual(bestSoFar([aRow({ value: 1, end: null })], true), []);
+test("running trials are not in the best values so far, nor among the results that have come", () => {
+  const running = aRow({ value: 1, end: null });
+  assert.deepEqual(bestSoFar([running], true), []);
+  assert.deepEqual(endedWithResult([...ROWS, running, aRow()]), ROWS);
 });
 
 test("the best share has at least one trial, sorted by value", () => {

@@ -40,7 +40,7 @@ class _View:
     place: dict[str, int] | None = None
     """The index of each id; None: not needed yet."""
     results: int = 0
-    """Of a sample: the number of trials with a result, out of which it was drawn."""
+    """Of a sample: the number of trials that have ended with a result, out of which it was drawn."""
 
 
 class TrialViews:
@@ -90,7 +90,9 @@ class TrialViews:
                 chosen = await asyncio.to_thread(
                     sampled, trials, limit, maximize=leaderboard.maximize, front=front
                 )
-                results = sum(trial.run.value is not None for trial in trials)
+                results = sum(
+                    trial.run.value is not None and trial.run.ended_at_s is not None for trial in trials
+                )
                 known = _View(revision, [trial.trial_id for trial in chosen], results=results)
                 _keep(self._samples, (query, limit), known)
             await self._name()

@@ -2,7 +2,7 @@
 
 import { plain } from "./plain.js";
 
-/** @import { Row, Summary, Trial } from "./types.js" */
+/** @import { KnownExperiment, Row, Summary, Trial } from "./types.js" */
 
 export const NOTHING = "–";
 
@@ -66,6 +66,39 @@ export function stateLook(state) {
   if (state === "FAILED" || state === "ERROR" || state === "UNREADABLE") return "bad";
   if (state === "WAITING" || state === "INITIALIZED" || state === "readying") return "waiting";
   return ENDED.includes(state) || OVER.includes(state) || QUIET.includes(state) ? "quiet" : "busy";
+}
+
+/** @typedef {{status: string, trials: number, succeeded: number, hasBest: boolean}} Outcome  what the state of an experiment depends on */
+
+/**
+ * @param {Summary} summary
+ * @returns {Outcome}
+ */
+export function outcomeOf({ status, trialCount, counts, best, front }) {
+  return { status, trials: trialCount, succeeded: counts["SUCCEEDED"] ?? 0, hasBest: best !== null || front.count > 0 };
+}
+
+/**
+ * The same of an experiment in a list.
+ *
+ * @param {KnownExperiment} each
+ * @returns {Outcome}
+ */
+export function listedOutcome({ status, trialCount = 0, succeededCount = 0, bestValue, frontCount = 0 }) {
+  return { status, trials: trialCount, succeeded: succeededCount, hasBest: bestValue !== undefined || frontCount > 0 };
+}
+
+/**
+ * The style and the display name of an experiment's state, in the words of `nnictl experiment ls`. One that has ended without a
+ * best result is not good.
+ *
+ * @param {Outcome} outcome
+ */
+export function experimentState({ status, trials, succeeded, hasBest }) {
+  const isDone = status === "DONE" && trials > 0;
+  if (isDone && succeeded === 0) return { look: "bad", text: `${stateWord(status)}, 0 of ${count(trials)} succeeded` };
+  if (isDone && !hasBest) return { look: "waiting", text: `${stateWord(status)}, no result counts` };
+  return { look: stateLook(status), text: stateWord(status) };
 }
 
 /** @param {string} state of a trial */
@@ -218,12 +251,34 @@ export function momentWithZone(ms) {
 }
 
 /**
+ * "No trial has started yet.", and of an experiment that has ended "No trial has started."
+ *
+ * @param {string} text  without the full stop
+ * @param {Summary | null} summary
+ */
+export function soFar(text, summary) {
+  return summary !== null && isTerminal(summary.status) ? `${text}.` : `${text} yet.`;
+}
+
+/**
  * The number of terminal trials.
  *
  * @param {Summary} summary
  */
 export function ended(summary) {
   return ENDED.reduce((sum, state) => sum + (summary.counts[state] ?? 0), 0);
+}
+
+/**
+ * "3 of 20 trials ended"; of more trials than a limit that was lowered later, "7 trials ended (limit 2)".
+ *
+ * @param {Summary} summary
+ */
+export function endedTrials(summary) {
+  const done = ended(summary);
+  const most = summary.maxTrialNum;
+  if (most !== null && done <= most) return `${count(done)} of ${counted(most, "trial")} ended`;
+  return `${counted(done, "trial")} ended${most === null ? "" : ` (limit ${count(most)})`}`;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { addressOf, BASE, HOME, LOGIN_COMMAND, pageOf } from "./base.js";
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
-import { moment } from "./format.js";
+import { moment, outcomeOf } from "./format.js";
 import { plain } from "./plain.js";
 import { report } from "./state/api.js";
 import { Live } from "./state/live.js";
@@ -18,6 +18,7 @@ import { overview } from "./pages/overview.js";
 import { trials } from "./pages/trials.js";
 
 /** @import { Context, MakePage, Page } from "./pages/page.js" */
+/** @import { Outcome } from "./format.js" */
 /** @import { Connection } from "./state/connection.js" */
 
 /** @type {{[path: string]: MakePage}} */
@@ -122,14 +123,14 @@ function locked() {
     h("p", { class: "muted" }, "After a login in this or another tab, this page continues automatically.")));
 }
 
-const drawState = whenChanged((/** @type {[string, number, number]} */ shown) => fill(state, experimentBadge(...shown)));
+const drawState = whenChanged((/** @type {Outcome} */ outcome) => fill(state, experimentBadge(outcome)));
 
 live.onNews((news) => {
   const { summary } = live;
   if (summary !== null) {
     say(name, plain(summary.name || summary.id));
     setAttribute(name, "title", `experiment ${summary.id}`);
-    drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
+    drawState(outcomeOf(summary));
   }
   notices.update();
   drawNotices();

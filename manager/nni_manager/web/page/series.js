@@ -40,13 +40,22 @@ export function valued(rows) {
 }
 
 /**
+ * Trials with a finite result that have ended: a running trial may report another final result.
+ *
+ * @param {Iterable<Row>} rows
+ */
+export function endedWithResult(rows) {
+  return valued(rows).filter((row) => row.end !== null);
+}
+
+/**
  * The steps of the best-so-far curve: each trial that was better than all that ended before it.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
  */
 export function bestSoFar(rows, maximize) {
-  const byEnd = rows.filter((row) => row.end !== null).sort((a, b) => Number(a.end) - Number(b.end) || a.seq - b.seq);
+  const byEnd = endedWithResult(rows).sort((a, b) => Number(a.end) - Number(b.end) || a.seq - b.seq);
   return improvements(byEnd, maximize);
 }
 

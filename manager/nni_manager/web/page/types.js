@@ -133,7 +133,7 @@
  * @typedef {object} TrialSample
  * @property {number} total
  * @property {number} matching
- * @property {number} results  number of matching trials with a result
+ * @property {number} results  number of matching trials that have ended with a result
  * @property {string[]} parameters  names, of all trials
  * @property {string[]} metrics  names, of all trials
  * @property {boolean} hasTags  true once a trial has had a tag

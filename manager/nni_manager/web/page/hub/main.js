@@ -56,7 +56,7 @@ const list = h("div", { class: "page grid" },
   card("Experiments", { class: "wide" },
     h("div", { class: "bar" }, search, which, count, compare, start),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
-      h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
+      h("table", { class: "plain lines experiments", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
         h("thead", {}, h("tr", {}, TITLES.map((title) => h("th", { scope: "col", class: NUMBERS.includes(title) ? "number" : null }, title || h("span", { class: "unseen" }, "Actions"))))), body)),
     note),
   comparison.element);
@@ -88,17 +88,17 @@ function row(each) {
   const results = (each.trialCount ?? 0) - (each.failedCount ?? 0);
   return h("tr", { "data-test": `experiment-${id}` },
     h("td", {}, box),
-    h("td", {}, each.problem ? plain(id) : h("a", { href: `${BASE}/experiments/${encodeURIComponent(id)}/oview` }, short(each.experimentName || id, 80)),
+    h("td", { class: "named" }, each.problem ? plain(id) : h("a", { href: `${BASE}/experiments/${encodeURIComponent(id)}/oview` }, short(each.experimentName || id, 80)),
       h("div", { class: "muted" }, h("code", {}, plain(id))), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
-    h("td", {}, tagList(each.tags ?? [])),
-    h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
-    h("td", { class: "number" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
+    h("td", { class: "tags" }, tagList(each.tags ?? [])),
+    h("td", {}, experimentBadge(format.listedOutcome(each))),
+    h("td", { class: "number", "data-title": "Best" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
     h("td", {}, points.length > 1 ? sparkline(points, results, `${format.counted(points.length, "improvement")}, from ${format.number(points[0]?.[2] ?? null)} to ${format.number(points[points.length - 1]?.[2] ?? null)}`) : null),
-    h("td", { class: "number" }, trialsOf(each)),
+    h("td", { class: "number", "data-title": "Trials" }, trialsOf(each)),
     h("td", {}, plain(each.platform ?? "")),
-    h("td", {}, time(each.startTime) ?? format.NOTHING),
-    h("td", {}, each.durationS === undefined ? format.NOTHING : format.duration(each.durationS)),
-    h("td", { class: "buttons" }, actions(each)));
+    h("td", { "data-title": "Started" }, time(each.startTime) ?? format.NOTHING),
+    h("td", { "data-title": "Time" }, each.durationS === undefined ? format.NOTHING : format.duration(each.durationS)),
+    h("td", { class: "last" }, h("div", { class: "buttons" }, actions(each))));
 }
 
 /** @param {Line} each */

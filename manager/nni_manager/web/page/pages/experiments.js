@@ -37,7 +37,7 @@ export function experiments(_) {
   const titles = ["Id", "Name", "Tags", "State", "Best", "Trials", "Platform", "Started", "Ended", "How to open"];
   const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
-      h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
+      h("table", { class: "plain lines experiments", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
         h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: NUMBERS.includes(title) ? "number" : null }, title)))), body)), note);
 
   const drawLines = whenChanged((/** @type {KnownExperiment[]} */ found) => fill(body, found.map(line)));
@@ -80,15 +80,15 @@ function isServed(each) {
 function line(each) {
   return h("tr", { class: each.here ? "chosen" : null },
     h("td", {}, h("code", {}, plain(each.id))),
-    h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
-    h("td", {}, tagList(each.tags ?? [])),
-    h("td", {}, experimentBadge(each.status, each.trialCount ?? 0, each.succeededCount ?? 0)),
-    h("td", { class: "number" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
-    h("td", { class: "number" }, trialsOf(each)),
+    h("td", { class: "named" }, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
+    h("td", { class: "tags" }, tagList(each.tags ?? [])),
+    h("td", {}, experimentBadge(format.listedOutcome(each))),
+    h("td", { class: "number", "data-title": "Best" }, each.frontCount ? `front of ${format.count(each.frontCount)}` : format.number(each.bestValue ?? null)),
+    h("td", { class: "number", "data-title": "Trials" }, trialsOf(each)),
     h("td", {}, plain(each.platform ?? "")),
-    h("td", {}, time(each.startTime) ?? format.NOTHING),
-    h("td", {}, time(each.endTime) ?? format.NOTHING),
-    h("td", {}, howToOpen(each)));
+    h("td", { "data-title": "Started" }, time(each.startTime) ?? format.NOTHING),
+    h("td", { "data-title": "Ended" }, time(each.endTime) ?? format.NOTHING),
+    h("td", { class: "last" }, howToOpen(each)));
 }
 
 /**

@@ -17,7 +17,7 @@ import { Chart, colours, label } from "../widgets/charts.js";
  * @param {(id: string) => void} onPoint
  */
 export function frontChart(onPoint) {
-  const chart = new Chart("Pareto front", { test: "front-chart", note: "No trial has reported all objectives yet.", height: 340, onPoint });
+  const chart = new Chart("Pareto front", { test: "front-chart", height: 340, onPoint });
   const across = h("select", { "data-test": "front-x", change: () => redraw() });
   const up = h("select", { "data-test": "front-y", change: () => redraw() });
   const chooser = h("div", { class: "inline" }, h("label", {}, "Across ", across), " ", h("label", {}, "Up ", up));
@@ -40,6 +40,7 @@ export function frontChart(onPoint) {
       }
       chooser.hidden = names.length < 3;
     }
+    chart.note = format.soFar("No trial has reported all objectives", summary);
     redraw = () => chart.draw(() => {
       const chosen = [across.value, up.value].map((name) => objectives.find(({ metric }) => metric === name) ?? { metric: name, mode: "" });
       return drawing(rows, summary, chosen);

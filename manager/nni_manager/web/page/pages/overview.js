@@ -4,7 +4,7 @@ import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { flat } from "../parameters.js";
 import { plain, short } from "../plain.js";
-import { bestSoFar, MOST_MARKS, thinned, valued } from "../series.js";
+import { bestSoFar, endedWithResult, MOST_MARKS, thinned } from "../series.js";
 import { api, report } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { attempt, confirm } from "../widgets/dialog.js";
@@ -34,7 +34,7 @@ export function overview({ live, go, notices }) {
   const failuresCard = card("Latest failures", { class: "wide" }, failures);
   const about = aboutCard();
   const remarks = new RemarksEditor((change) => api.remark(change), report !== null ? "" : "This view is read-only: `nnictl experiment tag ID --add TAG` and `nnictl experiment note ID --text TEXT` change tags and note.");
-  const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result.", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
+  const chart = new Chart("Best result over time", { test: "best-chart", onPoint: (id) => go(`/detail#trial=${encodeURIComponent(id)}`) });
 
   const front = frontChart((id) => go(`/detail#trial=${encodeURIComponent(id)}`));
   const frontCard = card("Pareto front", { class: "wide" }, front.element);
@@ -66,10 +66,12 @@ export function overview({ live, go, notices }) {
 
   const drawTop = whenChanged((/** @type {{trials: Trial[], why: string}} */ { trials, why }) =>
     fill(topBox, trials.length > 0 ? topTable(trials, live.objectives) : h("p", { class: "empty" }, why)));
-  const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
+  const drawFailures = whenChanged((/** @type {{trials: Trial[], failed: number}} */ { trials, failed }) => {
     failuresCard.hidden = trials.length === 0;
-    fill(failures, h("ul", { class: "lines" }, trials.slice(0, 5).map((trial) =>
-      h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300))))));
+    const more = failed - trials.length;
+    fill(failures, h("ul", { class: "lines" }, trials.map((trial) =>
+      h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300)))),
+    more > 0 && h("li", {}, link("/detail#state=FAILED", { "data-test": "more-failures" }, format.counted(more, "more failed trial")))));
   });
 
   /** Redraws what has changed. */
@@ -83,16 +85,18 @@ export function overview({ live, go, notices }) {
     remarks.showNote(summary.note);
     remarks.setReadOnly(live.isReadOnly);
     drawTop({ trials: summary.top, why: whyNoResult(summary) });
-    drawFailures(summary.latestFailures);
+    drawFailures({ trials: summary.latestFailures, failed: summary.counts["FAILED"] ?? 0 });
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
     if (live.isWindowed) sample.refresh();
     else drawBest();
   }
   function drawBest() {
+    const { summary } = live;
+    chart.note = summary !== null && summary.best === null && format.isTerminal(summary.status) ? whyNoResult(summary) : "The curve begins with the first result.";
     const isFront = live.objectives.length > 1;
     frontCard.hidden = !isFront;
     bestOverTime.hidden = isFront;
-    if (isFront && live.summary !== null) front.update(live.isWindowed ? sample.rows : live.rows.all, live.summary);
+    if (isFront && summary !== null) front.update(live.isWindowed ? sample.rows : live.rows.all, summary);
     else chart.draw(() => (live.isWindowed ? bestDrawing(sample.rows, live, sample.results) : bestDrawing(live.rows.all, live)));
   }
   function notice() {
@@ -142,7 +146,7 @@ function stateCard() {
     name,
     h("div", { class: "bars" }, h("div", {}, trials), trialsBar, h("div", {}, elapsed, left), timeBar),
     counts, times);
-  const drawState = whenChanged((/** @type {[string, number, number]} */ shown) => fill(stateBox, experimentBadge(...shown)));
+  const drawState = whenChanged((/** @type {format.Outcome} */ outcome) => fill(stateBox, experimentBadge(outcome)));
   const drawTimes = whenChanged((/** @type {(number | null)[]} */ [start, end]) =>
     fill(times, facts([["Started", time(start)], ["Ended", time(end)]])));
   const drawCounts = whenChanged((/** @type {{[state: string]: number}} */ numbers) => {
@@ -155,12 +159,12 @@ function stateCard() {
   /** @param {Summary} summary */
   function update(summary) {
     say(name, plain(summary.name || summary.id));
-    drawState([summary.status, summary.trialCount, summary.counts["SUCCEEDED"] ?? 0]);
+    drawState(format.outcomeOf(summary));
     drawCounts(summary.counts);
     drawTimes([summary.startTime, summary.endTime]);
     const done = format.ended(summary);
     const { maxTrialNum: most, maxExecDurationS: limit, elapsedS } = summary;
-    say(trials, most === null ? `${format.counted(done, "trial")} ended` : `${format.count(done)} of ${format.counted(most, "trial")} ended`);
+    say(trials, format.endedTrials(summary));
     say(elapsed, limit === null ? `${format.duration(elapsedS)} of running time` : `${format.duration(elapsedS)} of ${format.duration(limit)}`);
     const words = format.timeLeft(summary);
     say(left, words && ` · ${words}`);
@@ -357,12 +361,12 @@ function configurationFacts({ id, logDir, description, tuner, assessor, earlySto
  * @param {number} [results]  if `all` is a sample: the number of results that it is from
  */
 function bestDrawing(all, { maximize, objectives }, results) {
-  const rows = valued(all);
+  const rows = endedWithResult(all);
   const count = results ?? rows.length;
   if (rows.length === 0) return null;
   const colour = colours();
   const corners = bestSoFar(rows, maximize);
-  const shownRows = thinned(rows.filter((row) => row.end !== null), MOST_MARKS, corners);
+  const shownRows = thinned(rows, MOST_MARKS, corners);
   const last = corners[corners.length - 1];
   const x = corners.map((row) => local(Number(row.end)));
   const y = corners.map((row) => row.value);

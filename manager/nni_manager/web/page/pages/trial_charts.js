@@ -167,7 +167,7 @@ export class TrialCharts {
     const chart = new Chart("Duration of each trial", { onPoint: this.trials.open });
     fill(this.panel, chart.element);
     const show = () => chart.draw(() => {
-      chart.note = this.trials.isFiltered && this.trials.rows.length === 0 ? this.trials.note : "No trial has started yet.";
+      chart.note = this.trials.isFiltered && this.trials.rows.length === 0 ? this.trials.note : format.soFar("No trial has started", this.trials.live.summary);
       const rows = this.trials.rows.filter((row) => row.start !== null).sort((a, b) => a.seq - b.seq);
       if (rows.length === 0) return null;
       const colour = colours();

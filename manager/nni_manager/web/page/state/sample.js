@@ -15,7 +15,7 @@ const ALL = { states: new Set(), text: "", conditions: [] };
 export class Sample {
   /** @type {Row[]} */
   rows = [];
-  /** Number of matching trials with a result. */
+  /** Number of matching trials that have ended with a result. */
   results = 0;
   matching = 0;
   /** @type {string[]} */

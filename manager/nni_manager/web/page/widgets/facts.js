@@ -1,11 +1,12 @@
 /** Small elements that several pages share. */
 
 import { h, link } from "../dom.js";
-import { count, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
+import { count, experimentState, moment, momentWithZone, number, soFar, stateLook, stateWord } from "../format.js";
 import { flat, oneLine, shown } from "../parameters.js";
 import { plain, short } from "../plain.js";
 
 /** @import { Child } from "../dom.js" */
+/** @import { Outcome } from "../format.js" */
 /** @import { CodeVersion, Parameters, Summary } from "../types.js" */
 
 /**
@@ -19,15 +20,13 @@ export function badge(state, text = stateWord(state)) {
 }
 
 /**
- * The badge of an experiment. One that has ended without a success is not good.
+ * The badge of an experiment.
  *
- * @param {string} status
- * @param {number} trials
- * @param {number} succeeded
+ * @param {Outcome} outcome
  */
-export function experimentBadge(status, trials, succeeded) {
-  if (status !== "DONE" || trials === 0 || succeeded > 0) return badge(status);
-  return h("span", { class: "badge", "data-look": "bad" }, `${stateWord(status)}, 0 of ${trials} succeeded`);
+export function experimentBadge(outcome) {
+  const { look, text } = experimentState(outcome);
+  return h("span", { class: "badge", "data-look": look }, text);
 }
 
 /**
@@ -121,10 +120,10 @@ export function resultName(objectives) {
  * @param {Summary | null} summary
  */
 export function whyNoResult(summary) {
-  if (summary === null) return "No trial has reported a final result yet.";
+  if (summary === null) return soFar("No trial has reported a final result", summary);
   const hasResult = (summary.counts["SUCCEEDED"] ?? 0) > 0 && !summary.latestWithoutResult;
   if (hasResult && summary.constraints.length > 0 && summary.best === null && summary.front.count === 0) return "Every result violates a constraint.";
-  if (!summary.latestWithoutResult) return "No trial has reported a final result yet.";
+  if (!summary.latestWithoutResult) return soFar("No trial has reported a final result", summary);
   return `No final result has a number for ${summary.objectives.length > 1 ? "each objective" : `the ${resultName(summary.objectives).replace(/^(?!default metric$)/, "objective ")}`}.`;
 }
 

@@ -12,11 +12,12 @@ const LONGEST_TAG = 64;
 const LONGEST_NOTE = 10_000;
 
 /**
- * Tags as small labels.
+ * Tags as small labels; null without tags.
  *
  * @param {readonly string[]} tags
  */
 export function tagList(tags) {
+  if (tags.length === 0) return null;
   return h("span", { class: "chips" }, tags.map((tag) => h("span", { class: "tag" }, short(tag, LONGEST_TAG))));
 }
 
