@@ -333,7 +333,7 @@ def test_a_block_of_python_runs(block, place):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dialogue_with_python_prints_what_the_page_shows(place):
+def test_the_interactive_python_examples_of_the_docs_print_the_documented_output(place):
     names = {}
     for block in (block for block in BLOCKS if block.kind == "pycon"):
         example = doctest.DocTestParser().get_doctest(block.text, names, block.page, block.page, block.number)

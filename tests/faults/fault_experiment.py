@@ -229,8 +229,7 @@ class Experiment:
                 stderr=log,
                 env=site.environ | clock | apart.to_environ(),
                 start_new_session=True,
-                # With umask 0, which the jobs inherit, only the modes with which files are created can prevent writes by other
-                # users.
+                # The jobs inherit umask 0. Then only the mode with which each file is created prevents writes by other users.
                 umask=0 if Kind.METRICS_APPENDED in self.plan.kinds else -1,
             )
         manager = self.manager

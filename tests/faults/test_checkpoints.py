@@ -200,7 +200,7 @@ def test_a_promoted_hyperband_trial_continues_its_parent_trial_of_the_previous_r
     assert promoted["intermediateCount"] == 2
 
 
-def test_the_checkpoints_example_runs_alone_and_its_experiment_file_is_valid(tmp_path):
+def test_the_checkpoints_example_runs_standalone_and_its_experiment_file_is_valid(tmp_path):
     folder = Path(__file__).parents[2] / "examples/checkpoints"
     assert read_experiment_file(folder / "config.yml").tuner.name == "Hyperband"
     run = subprocess.run(

@@ -139,7 +139,7 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
             pieces = feed.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, trial_row(made_trial(999, time.time(), -1.0)))
-            looked.snapshot()  # A request of another client polls the store in the same way.
+            looked.snapshot()  # This stands for a request of another client, which polls the store.
             return [*slow, *[piece async for piece in pieces]]
 
         asyncio.run(ask_slowly())

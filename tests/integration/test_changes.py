@@ -539,7 +539,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
             assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
-            # The keeper of this job starts an attempt, which is then lost too.
+            # The keeper of this job starts an attempt. Then this job is lost, too.
             sign_attempt(
                 experiment.folder, AttemptKey(trial.trial_id, attempt_id(0), "main-0"), f"{trial.trial_id}-1"
             )

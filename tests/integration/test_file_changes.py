@@ -6,7 +6,7 @@ from fake_manager import KEY
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream, TrialEnded
 
-# The keeper collects six reports before the change, and five reports after it.
+# The keeper collects six reports before the trial changes its file, and five after that.
 TRAIN = """
 import os
 import nni_sdk as nni

@@ -526,7 +526,8 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
         group = commits.GroupCommit(store, pytest.fail)
         next_step(-1)
         await asyncio.wait([done for _, done in added])
-        while not closing:  # All writes fitted into fewer transactions than `closes_at`.
+        # If the writes needed fewer transactions than `closes_at`, the store closes here.
+        while not closing:
             next_step(closes_at)
         await asyncio.wait_for(closing[0], DEADLINE_S)
         if store.transactions > store.refused:

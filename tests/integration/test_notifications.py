@@ -151,7 +151,7 @@ def test_a_failed_command_is_a_problem_that_names_its_output(a_real_experiment):
 def test_a_command_that_does_not_end_is_killed_with_its_processes(a_real_experiment, tmp_path):
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
-    # Not before all processes that can write have ended, a read returns the end of the file.
+    # A read returns the end of the file only after every process that has the FIFO open for writing has exited.
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     experiment = an_experiment(
         a_real_experiment, [0.5], [{"command": f"exec 3> {fifo}; sleep 600 & sleep 600"}]

@@ -296,7 +296,7 @@ def test_a_job_of_the_maximum_size_is_accepted(here):
         ("GET", f"{JOBS}/ada~job/attempts/0/taskRoles/..%2f..%2fx/taskIndex/0/attempts/0/logs"),
     ],
 )
-def test_an_unknown_path_is_refused_with_the_code_no_api_error(here, method, path):
+def test_an_unknown_path_returns_status_404_and_its_openpai_error_code(here, method, path):
     refused(here.client().request(method, path), 404, "NoApiError")
 
 

@@ -82,7 +82,7 @@ def start(tmp_path, server):
         yield start
 
 
-def test_create_reports_a_forbidden_virtual_cluster_although_openpai_lists_no_permissions(tmp_path, server):
+def test_nnictl_create_reports_a_forbidden_virtual_cluster_if_openpai_hides_the_permissions(tmp_path, server):
     server.shows_rights = False
     place = make_place(tmp_path, server, TRAIN)
     done = run_nnictl(

@@ -388,7 +388,7 @@ def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
 def test_the_snapshot_omits_a_file_with_a_login_under_every_path(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
-    # The snapshot would contain the target's content instead of an absolute link, because the link leads outside.
+    # A snapshot has the target's content in place of an absolute link. Here this is the token, so the link must be omitted, too.
     (place.code / "alias.yml").symlink_to(place.code / "config.yml")
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")

@@ -128,7 +128,7 @@ def test_doctor_compares_the_clock_with_the_clock_of_the_storage(written_s, outc
     assert (finding.outcome, words in finding.found) == (outcome, True)
 
 
-def test_slow_storage_does_not_count_as_a_wrong_clock():
+def test_slow_storage_is_not_reported_as_clock_skew():
     assert doctor.clock_finding(100.0, 130.0, 140.0).found.startswith("0.0 s")
 
 

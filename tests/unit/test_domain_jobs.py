@@ -53,7 +53,7 @@ def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -
     assert jobs.next_idle() is job
 
 
-def test_a_pending_job_that_can_run_a_queued_trial_leaves_no_shortfall() -> None:
+def test_no_additional_job_is_needed_while_a_pending_job_can_take_the_queued_trial() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")

@@ -180,7 +180,9 @@ def test_the_next_manager_restarts_a_trial_whose_preemption_is_reported_late():
     search.end(trial_id, JOB_LOST)
     search.deliver(trial_id)
     search = search.resumed()
-    search.trial(trial_id).run.ended = None  # the store does not contain this field
+    search.trial(
+        trial_id
+    ).run.ended = None  # The store lacks this field, so a resumed manager does not have it.
     search.experiment.state = type(search.state).RUNNING
     search.lose_job(trial_id, PREEMPTED)
     assert (search.trial(trial_id).state, search.trial(trial_id).preemptions) == (TrialState.WAITING, 1)

@@ -165,7 +165,7 @@ def test_an_idle_keeper_gets_the_next_trial_after_a_stopped_undelivered_trial() 
     assert search.dispatched[-1] == ("env-0", "t2", "main-0")
 
 
-def test_an_unstarted_stopped_trial_ends_when_its_job_ends(
+def test_a_prefetched_trial_stopped_before_its_start_is_canceled_when_its_job_is_lost(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")

@@ -77,7 +77,7 @@ def test_configuration_and_profile_contain_no_credentials(played):
     assert shown["searchSpace"] == {"x": {"_type": "uniform", "_value": [0, 1]}}
 
 
-def test_the_view_of_a_job_contains_keepers_cluster_link_and_times(played):
+def test_the_view_of_a_job_contains_its_keepers_and_times_and_a_link_to_the_cluster(played):
     snapshot = dataclasses.replace(
         played.snapshot(),
         keepers_of=lambda job_id: [KeeperSeen("main-0", "0.6.0")] if job_id == "env-1" else [],

@@ -159,7 +159,7 @@ def test_a_missing_or_damaged_parameter_file_raises_with_its_path(trial_of, envi
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_environment_variable_raises_with_its_name(trial_of, environ, name):
+def test_a_missing_environment_variable_raises_an_error_that_names_it(trial_of, environ, name):
     del environ[name]
     trial_of(environ)
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):

@@ -114,7 +114,7 @@ def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_refused(text: str) ->
 
 
 @pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
-def test_a_version_that_could_forge_a_log_line_is_refused(text: str) -> None:
+def test_a_malformed_version_in_a_hello_message_is_refused(text: str) -> None:
     hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
     with pytest.raises(MessageInvalid, match="is not a valid version"):
         keeper_message_from_pb(pb.ConnectRequest(hello=hello))
