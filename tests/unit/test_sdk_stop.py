@@ -55,7 +55,7 @@ def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 
 
-def test_a_missing_environment_variable_raises_with_its_name(monkeypatch):
+def test_a_missing_environment_variable_raises_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
     with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
         nni.should_stop()
