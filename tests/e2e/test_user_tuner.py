@@ -192,6 +192,16 @@ class Halving(MsgDispatcherBase):
 """
 
 
+def printed_by_the_advisor(experiment, ends):
+    """The lines that the advisor printed. The experiment is done before the advisor receives the last of the trials' ends."""
+
+    def lines():
+        found = (experiment.folder.log / "tuner.log").read_text().splitlines()
+        return found if sum(line.startswith("ended") for line in found) >= ends else None
+
+    return wait_until(lines, f"the advisor has received {ends} ends")
+
+
 @pytest.mark.parametrize("names", ["v1", "v2"])
 def test_an_experiment_with_an_own_advisor_runs_to_its_end_and_resumes(a_real_experiment, names):
     experiment = a_real_experiment(
@@ -213,7 +223,7 @@ def test_an_experiment_with_an_own_advisor_runs_to_its_end_and_resumes(a_real_ex
     trials = experiment.get("/trials")
     assert sorted(trial["parameters"]["n"] for trial in trials) == [1, 2, 3, 4, 5]
     assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
-    heard = (experiment.folder.log / "tuner.log").read_text().splitlines()
+    heard = printed_by_the_advisor(experiment, 5)
     assert len(heard) == 5
     assert heard[0].startswith("ended SUCCEEDED 5 10")
     assert heard[-1].count(":") == 5
@@ -280,7 +290,7 @@ def test_an_own_advisor_receives_intermediate_results_and_stops_trials(a_real_ex
         **dict.fromkeys((0, 1, 2), "EARLY_STOPPED"),
         3: "SUCCEEDED",
     }
-    printed = (experiment.folder.log / "tuner.log").read_text().splitlines()
+    printed = printed_by_the_advisor(experiment, 4)
     assert sorted(line for line in printed if line.startswith("ended")) == [
         *(f"ended EARLY_STOPPED {n}" for n in (0, 1, 2)),
         "ended SUCCEEDED 3",
