@@ -430,6 +430,20 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(person, stored):
         assert width <= 390, name
 
 
+@pytest.mark.parametrize("path", ["/oview", "/detail"])
+def test_a_chart_fits_into_its_card_when_only_the_card_becomes_narrower(person, stored, path):
+    person.page.set_viewport_size({"width": 500, "height": 800})
+    person.go(stored.origin + path)
+    chart = person.page.locator("figure.chart >> visible=true").first
+    chart.scroll_into_view_if_needed()
+    drawing = chart.locator(CHART).first
+    expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")
+    # As when a scroll bar appears: the window keeps its width.
+    person.evaluate("document.body.style.width = '390px'")
+    assert chart.bounding_box()["width"] < 350
+    expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")
+
+
 def test_the_page_can_be_used_with_the_keyboard_only(person, stored):
     person.go(f"{stored.origin}/oview")
     seen = []

@@ -168,7 +168,8 @@ def test_the_page_explains_results_that_lack_the_objective_metric(browser, tmp_p
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/oview")
         said = "No final result has a number for the default metric."
-        expect(person.page.get_by_text(said)).to_have_count(2)
+        # The best result, the chart of the best result over time, and the top trials.
+        expect(person.page.get_by_text(said)).to_have_count(3)
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
 

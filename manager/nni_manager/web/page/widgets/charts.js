@@ -12,7 +12,7 @@ import { plain } from "../plain.js";
  * @typedef {object} Plotly
  * @property {(element: HTMLElement, traces: Figure[], layout: Figure, config: Figure) => Promise<unknown>} react
  * @property {(element: HTMLElement) => void} purge
- * @property {{resize: (element: HTMLElement) => void}} Plots
+ * @property {{resize: (element: HTMLElement) => Promise<unknown>}} Plots
  */
 
 /** Minimum interval between drawings of a chart. */
@@ -84,6 +84,8 @@ export class Chart {
   #drawnAtMs = 0;
   #drawingMs = 0;
   #isListening = false;
+  /** The width in pixels for which the chart is drawn; 0: not drawn yet. */
+  #widthPx = 0;
   /** @type {number | undefined} */
   #timer;
   /** @type {number | undefined} */
@@ -110,6 +112,8 @@ export class Chart {
       if (this.#isVisible && this.#isStale) this.#soon();
     }, { rootMargin: "200px" });
     this.seen.observe(this.element);
+    this.resized = new ResizeObserver(() => void this.#fit());
+    this.resized.observe(this.box);
     this.redraw = () => this.#later();
     addEventListener("themechange", this.redraw);
   }
@@ -166,13 +170,27 @@ export class Chart {
     if (this.#isGone) return;
     const beganAtMs = performance.now();
     this.box.style.minWidth = `${drawing.minWidth ?? 0}px`;
+    const widthPx = this.box.clientWidth;
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
       // Results are private: disable plotly's button that uploads them to its vendor's server.
-      showSendToCloud: false, plotlyServerURL: "", displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
+      showSendToCloud: false, plotlyServerURL: "", displaylogo: false, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
     });
+    if (this.#widthPx === 0) this.#widthPx = widthPx;
+    void this.#fit();
     this.#listen();
     this.#drawnAtMs = performance.now();
     this.#drawingMs = this.#drawnAtMs - beganAtMs;
+  }
+
+  /**
+   * Give the drawing the width of its box. Plotly itself follows the window only, whose width stays the same when a scroll bar
+   * appears.
+   */
+  async #fit() {
+    const widthPx = this.box.clientWidth;
+    if (this.#isGone || this.#widthPx === 0 || widthPx === 0 || widthPx === this.#widthPx) return;
+    this.#widthPx = widthPx;
+    await (await plotly()).Plots.resize(this.plot);
   }
 
   /** Listen for clicks, once: plotly adds `on` to the element with the first drawing. */
@@ -190,6 +208,7 @@ export class Chart {
     this.#isGone = true;
     clearTimeout(this.#timer);
     this.seen.disconnect();
+    this.resized.disconnect();
     removeEventListener("themechange", this.redraw);
     if (loading !== null) void loading.then((library) => library.purge(this.plot), () => undefined);
     this.element.remove();
