@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from real_experiment import wait_until
 
 from nni_manager.store.reader import StoreReader
 
