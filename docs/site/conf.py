@@ -33,6 +33,8 @@ myst_fence_as_directive = ["mermaid"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "separated"
+# Pygments knows no lexer of .gitignore.
+suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"
 html_title = f"{project} {version}"

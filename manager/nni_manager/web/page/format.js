@@ -89,7 +89,7 @@ export function listedOutcome({ status, trialCount = 0, succeededCount = 0, best
 }
 
 /**
- * The style and the display name of an experiment's state, in the words of `nnictl experiment ls`. One that has ended without a
+ * The style and the display name of an experiment's state, in the words of `nnictl experiment list`. One that has ended without a
  * best result is not good.
  *
  * @param {Outcome} outcome
