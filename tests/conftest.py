@@ -5,6 +5,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import logging
 import secrets
 import shutil
 import signal
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 # Each worker imports and collects all tests. The imported and collected objects exist until the end of the worker, so the garbage
 # collector starts only after the collection and ignores them.
 gc.disable()
+
+
+class LoggersByName(dict[str, logging.Logger | logging.PlaceHolder]):
+    """The loggers of a process. An iteration over them does not fail while another thread creates a logger.
+
+    pytest 9.2 iterates over them without logging's lock before each test, and a server of a test may import a module just then.
+    """
+
+    def values(self) -> Any:
+        """A copy of the loggers."""
+        return [*super().values()]
+
+
+logging.root.manager.loggerDict = LoggersByName(logging.root.manager.loggerDict)
 
 # `--hypothesis-profile` selects the number of examples of a property test. A test that sets its own number gives the reason.
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
