@@ -83,7 +83,7 @@ def _contents(section: str) -> str:
 
 
 def add_mermaid(app: Sphinx, page: str, template: str, context: dict[str, str], tree: nodes.document) -> None:
-    """Load Mermaid on pages with diagrams only: it has three megabytes."""
+    """Load Mermaid on pages with diagrams only: it has five megabytes."""
     if 'class="mermaid"' in context.get("body", ""):
         app.add_js_file("mermaid.min.js")
 

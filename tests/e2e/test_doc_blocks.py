@@ -86,7 +86,7 @@ def of_kind(*kinds):
     return pytest.mark.parametrize("block", chosen)
 
 
-def run_reason(block):
+def skip_if_not_run(block):
     if block.reason:
         pytest.skip(f"not run: {block.reason}")
 
@@ -166,7 +166,7 @@ def document_with(block):
 
 @of_kind("yaml")
 def test_a_block_of_an_experiment_file_is_accepted(block, place):
-    run_reason(block)
+    skip_if_not_run(block)
     for each in blocks_of(block.page):
         # The block may use classes and annotated code from other blocks of the page, so these are written to files.
         for name in re.findall(r"^class (My\w+)\(", each.text, re.M):
@@ -195,7 +195,7 @@ def test_a_block_of_an_experiment_file_is_accepted(block, place):
 
 @of_kind("json")
 def test_a_json_block_is_a_search_space_or_a_list_of_results_or_another_document(block):
-    run_reason(block)
+    skip_if_not_run(block)
     value = json.loads(block.text)
     if isinstance(value, list):
         space = {
@@ -210,13 +210,13 @@ def test_a_json_block_is_a_search_space_or_a_list_of_results_or_another_document
 
 @of_kind("toml")
 def test_a_toml_block_is_part_of_the_example_platform(block):
-    run_reason(block)
+    skip_if_not_run(block)
     assert block.text in (ROOT / "examples/platform/pyproject.toml").read_text()
 
 
 @of_kind("gitignore")
 def test_the_rules_of_an_ignore_file_leave_out_what_their_comments_say(block):
-    run_reason(block)
+    skip_if_not_run(block)
     rules = [IgnoreRules.of("", block.text)]
     kept = ("scripts/run.py", "scripts/sub/run.py", "train.py", "sub/logs")
     assert [path for path in kept if is_left_out(rules, path)] == []
@@ -226,7 +226,7 @@ def test_the_rules_of_an_ignore_file_leave_out_what_their_comments_say(block):
 
 @of_kind("nginx")
 def test_nginx_accepts_a_block_of_its_configuration(block, tmp_path):
-    run_reason(block)
+    skip_if_not_run(block)
     with nginx(tmp_path / "nginx", free_port_pair(), settings=f"}} {block.text.rstrip().removesuffix('}')}"):
         pass
 
@@ -314,7 +314,7 @@ plotly.graph_objects.Figure.show = lambda self: print("shown")
 
 @of_kind("python")
 def test_a_block_of_python_runs(block, place):
-    run_reason(block)
+    skip_if_not_run(block)
     if block.page == "docs/integrations.md" and importlib.util.find_spec("xgboost") is None:
         pytest.skip("xgboost is not installed")
     # A block that starts with `experiment.` continues the Python blocks before it on the page.

@@ -271,6 +271,38 @@ def test_an_email_is_sent_over_tls_to_a_server_with_a_valid_certificate(a_real_e
         assert (envelope.mail_from, envelope.rcpt_tos) == ("it@example.com", ["me@example.com"])
 
 
+RAISING = """
+from nni.tuner import Tuner
+class Raising(Tuner):
+    def update_search_space(self, space): ...
+    def generate_parameters(self, number, **_):
+        raise KeyError("lr")
+"""
+
+
+def test_an_email_about_an_error_with_a_traceback_has_one_line_as_its_subject(a_real_experiment):
+    with a_mail_server() as (mails, port):
+        a_real_experiment(
+            TRAIN,
+            notify=[{"email": "me@example.com", "smtp": f"smtp://127.0.0.1:{port}"}],
+            tuner={"codeDir": ".", "classFileName": "mine.py", "className": "Raising"},
+            files={"mine.py": RAISING},
+        ).start()
+        envelope = mails.received.get(timeout=DEADLINE_S)
+    message = message_from_bytes(envelope.content, policy=policy.default)
+    assert message["subject"].startswith("Experiment tests (TESTEXPT) has failed: ")
+    assert "KeyError: 'lr'" in message.get_content()
+
+
+def test_a_delivered_notification_does_not_hide_the_problem_of_another_recipient(a_real_experiment):
+    with a_webhook(404) as refusing, a_webhook() as accepting:
+        notify = [{"webhook": refusing.url}, {"webhook": accepting.url}]
+        experiment = an_experiment(a_real_experiment, [0.5], notify)
+        experiment.start()
+        assert accepting.next()["event"] == "end"
+        assert "HTTP status 404" in problem(experiment)
+
+
 @pytest.mark.parametrize(
     ("host", "login", "email", "why"),
     [
@@ -280,6 +312,7 @@ def test_an_email_is_sent_over_tls_to_a_server_with_a_valid_certificate(a_real_e
             "me@example.com",
             "refused the login (535); check the name and password in smtp",
         ),
+        ("127.0.0.1", "m%C3%BC:p%3Aw@", "me@example.com", "the e-mail cannot be written"),
         ("127.0.0.1", "", "nobody@example.com", "refused the recipient (550 no such user); check email"),
         (
             "127.0.0.2",

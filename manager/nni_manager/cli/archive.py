@@ -97,7 +97,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        # Whoever loads the archive is not to run commands of `notify`, or to send to its addresses.
+        # A loaded experiment must not run the commands of `notify`, or send to its addresses.
         public = config.replace(cluster=cluster.without_login(), notify=[])
         copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
         manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}

@@ -286,7 +286,7 @@ class Engine:
             self.submission.problem,
             *self.recovery.leftovers.values(),
             self.service.problem,
-            self.notifier.problem,
+            *self.notifier.problems,
             *self.storage_poller.problems,
             *self.experiment.transports.problems(time.monotonic()),
         )

@@ -59,8 +59,8 @@ class Notifier:
         `describe`: the experiment as in lists. `after_save` calls a function when all decisions so far are stored. `spawn` runs
         a task.
         """
-        self.problem = ""
-        """Why the latest notification was not delivered, with the remedy; empty: it was."""
+        self._problems: dict[int, str] = {}
+        """By the `id` of a recipient: why its latest notification was not delivered, with the remedy."""
         self._recipients = config.notify
         self._folder = config.config_path.parent
         self._log_file = log_file
@@ -72,6 +72,11 @@ class Notifier:
         self._spawn = spawn
         self._deliveries: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the latest notifications of recipients were not delivered, with the remedies."""
+        return tuple(self._problems.values())
 
     def note_state(self, state: ExperimentState, error: str) -> None:
         """Notify of the experiment's state once it is stored, if somebody wants to know of it."""
@@ -96,14 +101,15 @@ class Notifier:
 
     def _deliver_to(self, recipients: list[NotificationKeys], notification: Notification) -> None:
         experiment = self._describe()
-        subject = f"Experiment {experiment['experimentName']} ({experiment['id']}) {notification.text}"
+        headline = f"Experiment {experiment['experimentName']} ({experiment['id']}) {notification.text}"
         message = {
             "event": notification.event.value,
-            "text": f"{subject}. {_summary(experiment)}",
+            "text": f"{headline}. {_summary(experiment)}",
             "experiment": experiment,
         }
         for each in recipients:
-            task = self._spawn(self._deliver(each, subject, message))
+            # An error of user code has a traceback.
+            task = self._spawn(self._deliver(each, headline.partition("\n")[0], message))
             self._deliveries.add(task)
             task.add_done_callback(self._deliveries.discard)
 
@@ -116,13 +122,13 @@ class Notifier:
                 log.warning(_DROPPED, recipient.recipient, message["text"])
                 raise
             except _Undelivered as error:
-                self.problem = f"cannot notify {recipient.recipient}: {error}"
-                log.warning("%s", self.problem)
+                self._problems[id(recipient)] = f"cannot notify {recipient.recipient}: {error}"
+                log.warning("%s", self._problems[id(recipient)])
                 if error.is_final or self._is_closing.is_set() or time.monotonic() >= deadline_s:
                     log.warning(_DROPPED, recipient.recipient, message["text"])
                     return
             else:
-                self.problem = ""
+                self._problems.pop(id(recipient), None)
                 log.info("notified %s: %s", recipient.recipient, message["event"])
                 return
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -223,3 +229,7 @@ def _send_mail(recipient: NotificationKeys, subject: str, message: dict[str, Any
     except OSError as error:
         why = f"the mail server cannot be used ({error}); check smtp"
         raise _Undelivered(why, is_final=False) from None
+    except (KeyError, ValueError) as error:
+        # An invalid host name or login, or this process's user has no name.
+        why = f"the e-mail cannot be written ({error}); check smtp, and set sender"
+        raise _Undelivered(why, is_final=True) from None

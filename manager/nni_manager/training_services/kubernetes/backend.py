@@ -374,11 +374,11 @@ class KubernetesService(TrainingService):
         message = self._observed.termination_message(job.job_id, verdict)
         cause = "" if job.stop_is_asked else self._observed.cause(job.job_id, verdict.pod)
         preempted = self._observed.preempted_pod(job.job_id)
-        was_pending = await self._reason_if_never_started(job, job.pending_reason_at_stop)
+        why_pending = await self._reason_if_never_started(job, job.pending_reason_at_stop)
         self._apply(job, _E.REPORTED)
         if job.stop_is_asked and verdict.reason is ExitReason.JOB_LOST:
             # The operator reports our own deletion as somebody's.
-            self._end_deleted(job, was_pending)
+            self._end_deleted(job, why_pending)
         elif preempted is not None:
             # Whatever the exit code: training code may use the grace period to end without an error.
             message += f"\nKubernetes preempted pod {preempted} for one of higher priority"
