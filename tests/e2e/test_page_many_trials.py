@@ -220,6 +220,39 @@ def test_brushes_in_the_charts_filter_all_trials(person):
     expect(person.see("contour-x").locator("option")).to_have_count(8)
 
 
+def test_a_focused_row_stays_focused_when_columns_order_or_loaded_rows_change(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(change_feed, "MAX_ROWS", 50)
+    played = Played(made_experiment(tmp_path, 0).folder)
+
+    def begin(number):
+        played.apply(ParametersSuggested(f"t{number}", number, {"x": number}, {}, time.time()))
+
+    for number in range(300):
+        begin(number)
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+        person.see("nav-trials").click()
+        person.see("expand-t298").focus()
+        view.loop.call_soon_threadsafe(played.apply, RemarksChanged("t297", Remarks(("keep",))))
+        expect(person.see("sort-tags")).to_be_visible()
+        expect(person.see("expand-t298")).to_be_focused()
+        view.loop.call_soon_threadsafe(begin, 300)
+        expect(rows_of(person).first).to_contain_text("t300")
+        expect(person.see("expand-t298")).to_be_focused()
+        person.page.keyboard.press("ArrowDown")
+        expect(person.see("expand-t297")).to_be_focused()
+        # A checkbox that the mouse has focused is the start of the next move.
+        person.see("select-t293").click()
+        person.page.keyboard.press("ArrowDown")
+        expect(person.see("select-t292")).to_be_focused()
+        # The link removes the filter, so all rows are loaded again.
+        person.see("search").fill("t29")
+        expect(person.see("table-count")).to_have_text("11 of 301 trials")
+        person.see("expand-t290").focus()
+        person.page.evaluate("location.hash = 'trial=t5'")
+        expect(person.see("detail-t5")).to_be_visible()
+        expect(person.see("expand-t5")).to_be_focused()
+
+
 def query_of(response):
     return parse_qs(urlparse(response.url).query)
 

@@ -38,7 +38,9 @@ const MARGIN_ROWS = 8;
  * @property {(row: Row) => Detail} detail
  * @property {(selected: ReadonlySet<string>) => void} onSelect
  *
- * @typedef {{element: HTMLTableRowElement, button: HTMLButtonElement, box: HTMLInputElement, cells: HTMLElement[]}} Line
+ * @typedef {{row: Row, element: HTMLTableRowElement, button: HTMLButtonElement, box: HTMLInputElement, cells: HTMLElement[]}} Line
+ *
+ * @typedef {{row: Row, toBox: boolean}} Focus  a row that has the focus, in its box or its button
  */
 
 export class TrialTable {
@@ -72,6 +74,10 @@ export class TrialTable {
     this.element = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": options.label }, this.table, this.empty);
     this.element.addEventListener("scroll", () => this.#later(), { passive: true });
     this.body.addEventListener("keydown", (event) => this.#key(event));
+    this.body.addEventListener("focusin", () => {
+      this.#follow(this.#focus());
+      this.#later();
+    });
     this.resized = new ResizeObserver(() => this.#later());
     this.resized.observe(this.element);
     this.measured = new ResizeObserver(() => this.#measure());
@@ -95,9 +101,10 @@ export class TrialTable {
     // The table is at least as wide as its columns, and fills a wider screen.
     this.table.style.minWidth = `${76 + columns.reduce((sum, { width }) => sum + width, 0)}px`;
     this.#drawHead();
+    const focus = this.#focus();
     for (const { element } of this.#lines.values()) element.remove();
     this.#lines.clear();
-    this.draw();
+    this.draw(focus);
   }
 
   #drawHead() {
@@ -131,6 +138,7 @@ export class TrialTable {
   setRows(rows, note) {
     this.#rows = rows;
     this.#active = Math.min(this.#active, Math.max(0, rows.length - 1));
+    this.#follow(this.#focus());
     setAttribute(this.table, "aria-rowcount", rows.length + 1);
     say(this.empty, rows.length === 0 ? note : "");
     // Rows that a reader waits for are not delayed by a frame.
@@ -158,6 +166,25 @@ export class TrialTable {
     return this.#rows.findIndex((row) => row?.id === id);
   }
 
+  /** @returns {Focus | null} */
+  #focus() {
+    const { activeElement } = document;
+    const id = this.body.contains(activeElement) ? activeElement?.closest("tr.line")?.getAttribute("data-id") : null;
+    const line = this.#lines.get(id ?? "");
+    return line === undefined ? null : { row: line.row, toBox: activeElement === line.box };
+  }
+
+  /**
+   * Let the keys move from the row that has the focus, also after the order has changed.
+   *
+   * @param {Focus | null} focus
+   */
+  #follow(focus) {
+    if (focus === null || this.#rows[this.#active]?.id === focus.row.id) return;
+    const index = this.#indexOf(focus.row.id);
+    if (index >= 0) this.#active = index;
+  }
+
   #later() {
     if (this.#isDue) return;
     this.#isDue = true;
@@ -167,8 +194,12 @@ export class TrialTable {
     });
   }
 
-  /** Put the visible rows into the document. */
-  draw() {
+  /**
+   * Put the visible rows into the document.
+   *
+   * @param {Focus | null} focus
+   */
+  draw(focus = this.#focus()) {
     const height = this.element.clientHeight || 600;
     const open = this.#open;
     const openAt = open === null ? -1 : this.#indexOf(open.id);
@@ -185,7 +216,8 @@ export class TrialTable {
     const wanted = [];
     for (let index = first; index <= last; index++) wanted.push(index);
     // The open row and the focused row stay in the document at any scroll position.
-    const focused = this.#active < this.#rows.length && this.body.contains(document.activeElement) ? this.#active : -1;
+    const isFocused = focus !== null || this.body.contains(document.activeElement);
+    const focused = isFocused && this.#active < this.#rows.length ? this.#active : -1;
     for (const index of [openAt, focused]) if (index >= 0 && (index < first || index > last)) wanted.push(index);
     wanted.sort((a, b) => a - b);
     this.#isWaiting = wanted.some((index) => this.#rows[index] === undefined);
@@ -196,7 +228,8 @@ export class TrialTable {
     let at = 0;
     let spaces = 0;
     for (const index of wanted) {
-      const row = this.#rows[index];
+      // Without its row, the focus would leave the table until the row is loaded again.
+      const row = this.#rows[index] ?? (index === focused ? focus?.row : undefined);
       if (row === undefined || seen.has(row.id)) continue;
       if (index > at) elements.push(this.#space((index - at) * ROW_HEIGHT, spaces++));
       at = index + 1;
@@ -215,6 +248,7 @@ export class TrialTable {
       }
     }
     place(this.body, elements);
+    if (focus !== null && !this.body.contains(document.activeElement)) this.#focusOn(this.#rows[this.#active] ?? focus.row, focus.toBox);
     if (this.#next !== null && this.#rows[this.#next.index] !== undefined) this.#moveTo(this.#next.index, this.#next.toBox);
   }
 
@@ -243,6 +277,7 @@ export class TrialTable {
       line = this.#newLine(row);
       this.#lines.set(row.id, line);
     }
+    line.row = row;
     const isOpen = this.#open?.id === row.id;
     const isActive = index === this.#active;
     setAttribute(line.element, "aria-rowindex", index + 2);
@@ -274,7 +309,7 @@ export class TrialTable {
     const tableCells = cells.map((cell, place) => h("td", { class: this.#columns[place]?.isNumber ? "number" : null }, cell));
     const element = h("tr", { class: "line", "data-test": `row-${id}`, "data-id": id, click: (/** @type {MouseEvent} */ event) => this.#click(event, id) },
       h("td", {}, button, box), ...tableCells);
-    return { element, button, box, cells };
+    return { row, element, button, box, cells };
   }
 
   /**
@@ -364,8 +399,20 @@ export class TrialTable {
     const { scrollTop, clientHeight } = this.element;
     if (y < scrollTop) this.element.scrollTop = y;
     else if (y + ROW_HEIGHT + headHeight > scrollTop + clientHeight) this.element.scrollTop = y + ROW_HEIGHT + headHeight - clientHeight;
-    this.draw();
-    const line = this.#lines.get(row?.id ?? "");
+    if (row === undefined) {
+      this.draw();
+    } else {
+      this.draw({ row, toBox });
+      this.#focusOn(row, toBox);
+    }
+  }
+
+  /**
+   * @param {Row} row
+   * @param {boolean} toBox
+   */
+  #focusOn({ id }, toBox) {
+    const line = this.#lines.get(id);
     (toBox ? line?.box : line?.button)?.focus({ preventScroll: true });
   }
 }
