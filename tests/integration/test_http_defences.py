@@ -407,3 +407,21 @@ def test_the_shutdown_of_a_server_without_open_connections_takes_less_than_80_ms
         server.close()
         took_s.append(time.monotonic() - began_s)
     assert min(took_s) < 0.08
+
+
+def test_a_request_that_the_shutdown_cancels_is_not_logged_as_a_failure(server, caplog, monkeypatch):
+    arrived = threading.Event()
+
+    async def endless(_):
+        arrived.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server, "_do", endless)
+    with server.connect() as connection:
+        connection.sendall(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
+        )
+        assert arrived.wait(DEADLINE_S)
+        server.close()
+        assert is_closed(connection)
+    assert caplog.text == ""

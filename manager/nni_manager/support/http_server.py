@@ -8,6 +8,7 @@ authenticated ones never are.
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -206,6 +207,11 @@ class _Connection(H11Protocol):
             self._deadline = None
 
 
+def _is_failure(record: logging.LogRecord) -> bool:
+    """False for a request that `HttpServer.shutdown` cancelled, which uvicorn logs as a failure of the application."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
 class HttpServer(uvicorn.Server):
     """HTTP on this event loop, or HTTPS with the key and certificate of a file. The process handles signals itself."""
 
@@ -226,6 +232,7 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_failure)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends = asyncio.Event()
 
