@@ -47,7 +47,7 @@ logging.root.manager.loggerDict = LoggersByName(logging.root.manager.loggerDict)
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
 for profile, examples in EXAMPLES.items():
     # There is no deadline, because the duration of an example depends on other load. Each run uses the same examples. Only
-    # `thorough` searches for new ones.
+    # `thorough` searches for new examples.
     hypothesis.settings.register_profile(
         profile, deadline=None, max_examples=examples, derandomize=profile != "thorough"
     )

@@ -110,7 +110,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
         "trial": trial,
         "paiConfig": {"userName": "me", "token": "none-is-needed", "host": "local"},
     }
-    (work / "config.yml").write_text(json.dumps(experiment))  # JSON is YAML
+    (work / "config.yml").write_text(json.dumps(experiment))  # JSON is valid YAML
     environ = os.environ | {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
 
     def nnictl(*arguments: str) -> None:
@@ -171,7 +171,8 @@ async def _measured(folder: Path) -> tuple[float, float]:
         await asyncio.gather(*(cluster.submit("alice", commands(SAYS_WHEN, name=name)) for name in names))
 
         async def all_are_over() -> bool:
-            await asyncio.sleep(0.05)  # Each list request adds to the measured time, so there are few.
+            # Each list request adds to the measured time, so the benchmark sends few requests.
+            await asyncio.sleep(0.05)
             return all(job.completed_at_s is not None for job in await cluster.read(JobStore.jobs))
 
         await until(all_are_over)

@@ -34,8 +34,8 @@ CONNECTED = 1000
 REST_S = 30.0
 SETTLES_S = 10.0
 JOBS = 16
-# One-time imports make the first trials slow. They all fall into one of the SAMPLES parts of a share, so the median of the parts
-# omits them.
+# One-time imports make the first trials slow. All slow trials fall into one of the SAMPLES parts of a share, so the median of the
+# parts omits them.
 MARKS = (10, 1_000, 10_000)
 SHARE = 500
 # A share is divided into this many parts, each measured separately.

@@ -23,7 +23,7 @@ ROUNDS = 300
 # The manager sets these thresholds of the garbage collector. They are repeated here, because importing the manager's module
 # disables the collector.
 _COLLECTION = (10_000, 10, 10)
-CALLS = 100  # so many reports in a round make the cost of reading the clock negligible
+CALLS = 100  # with so many reports in a round, the cost of reading the clock is negligible
 
 
 def report_cost() -> list[Row]:

@@ -22,7 +22,7 @@ TURNS = 200
 SINGLE_TURNS = 20
 IMPORTING_TURNS = 12
 IMPORTS = ("numpy", "sklearn.linear_model", "sklearn.model_selection", "sklearn.datasets")
-# The first and the last line of the script print the time. The imports come before the first line.
+# The script prints the time after its imports and at its end.
 SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), flush=True)\n"
 # Trials that are compared with Ray Tune report a result, because each trial of Ray Tune does.
 SDK = "import nni_sdk\n"

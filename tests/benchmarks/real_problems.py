@@ -23,7 +23,7 @@ REPEATED = 40
 FOLDS = 3
 # Data sets are cut to this size, so that a training takes a tenth of a second.
 MAX_SAMPLES = 300
-# Larger errors are replaced by this one, because the error 1 - R² of a diverging regression is unbounded.
+# Larger errors are replaced by this value, because the error 1 - R² of a diverging regression is unbounded.
 MAX_ERROR = 10.0
 
 Parameters = dict[str, Any]

@@ -72,7 +72,7 @@ def test_the_first_trial_is_never_stopped(an_assessment):
     assert refused_at(an_assessment(), 0, learning_curve(0.1)) is None
 
 
-def test_a_restored_assessor_stops_a_trial_at_the_same_step(an_assessment):
+def test_a_restored_assessor_stops_a_trial_at_the_same_step_as_before(an_assessment):
     unbroken, rebuilt = an_assessment(), an_assessment()
     past = after_good_ones(unbroken)
     bad = learning_curve(0.1)
@@ -91,7 +91,7 @@ def test_a_new_attempt_of_a_trial_starts_a_new_learning_curve(name):
     assessment.end(20, has_succeeded=True)
 
 
-def test_assessors_accept_trials_without_results_and_with_extreme_values(an_assessment):
+def test_assessors_accept_trials_without_results_and_with_extreme_results(an_assessment):
     assessment = an_assessment()
     for key, has_succeeded in enumerate((True, False)):
         assessment.end(key, has_succeeded=has_succeeded)
@@ -107,7 +107,7 @@ def test_failed_trials_are_not_used_for_comparison(name):
     assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
-def test_medianstop_uses_the_more_lenient_of_two_medians():
+def test_medianstop_uses_the_median_that_stops_fewer_trials_if_the_count_is_even():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):
@@ -125,14 +125,14 @@ def test_medianstop_compares_the_best_result_with_running_averages_of_other_tria
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2
 
 
-def test_no_trial_is_stopped_before_start_step_is_reached():
+def test_no_assessor_stops_a_trial_before_start_step():
     for name, first in (("Medianstop", 8), ("Curvefitting", 8)):
         assessment = make_of(name, start_step=8)
         after_good_ones(assessment)
         assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
-def test_curvefitting_assesses_a_trial_once_every_gap_steps():
+def test_curvefitting_assesses_a_trial_only_after_every_fifth_step_if_gap_is_5():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
     answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]
@@ -145,7 +145,7 @@ def test_curvefitting_forecasts_the_last_value_of_a_curve(end):
     assert forecast([end] * 5, 20) == pytest.approx(end)
 
 
-def test_results_reported_together_are_assessed_as_a_batch():
+def test_an_assessor_decides_once_for_results_that_arrive_together():
     assessment = make_of("Medianstop")
     after_good_ones(assessment)
     assert assessment.report(20, 0, (0.0, 0.0, 1.0))
@@ -184,7 +184,7 @@ def test_patient_pruner_stops_a_trial_without_improvement_if_the_wrapped_pruner_
     assert refused_at(assessment, 20, flat) == 7
 
 
-def test_threshold_pruner_stops_a_trial_outside_its_bounds():
+def test_threshold_pruner_stops_a_trial_that_reports_a_value_outside_the_bounds():
     for values, step in (([0.0, 1.4, 1.6], 3), ([0.0, -0.8], 2), ([0.0, 1.0], None)):
         assert refused_at(make_of("ThresholdPruner"), 0, values) == step
 

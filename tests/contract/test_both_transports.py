@@ -137,15 +137,17 @@ class StoresResentBytesAgain(AttemptIngest):
         return super().take(stream, min(self.received(stream), offset + len(data)), data)
 
 
-def test_both_transports_together_store_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
+def test_grpc_and_shared_storage_together_store_each_byte_once_and_in_order(
+    play: Callable[..., None],
+) -> None:
     play(more_rules=(MountRules,), phases=NO_SHRINKING)
 
 
-def test_shared_storage_alone_stores_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
+def test_the_shared_storage_transport_stores_each_byte_once_and_in_order(play: Callable[..., None]) -> None:
     play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
 
 
-def test_the_state_machine_detects_a_receiver_that_stores_resent_bytes_again(
+def test_the_state_machine_test_detects_a_receiver_that_stores_resent_bytes_again(
     play: Callable[..., None],
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):

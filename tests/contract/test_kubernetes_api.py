@@ -129,7 +129,7 @@ def test_a_second_object_with_the_same_name_is_refused(asked):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework(name))
 
 
-def test_missing_objects_and_kinds_are_not_found(asked):
+def test_the_server_returns_404_for_missing_objects_and_unknown_kinds(asked):
     with refused(404, "NotFound"):
         asked.get("nope")
     with refused(404, None):
@@ -142,7 +142,7 @@ def test_an_invalid_object_is_refused_as_invalid(asked, change):
         asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
 
 
-def test_a_replacement_with_an_outdated_version_is_a_conflict(asked):
+def test_a_replacement_with_an_outdated_resource_version_is_refused_as_a_conflict(asked):
     name, old = asked.made()
     newer = asked.get(name)
     newer["spec"]["description"] = "a"
@@ -152,7 +152,7 @@ def test_a_replacement_with_an_outdated_version_is_a_conflict(asked):
         asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=old)
 
 
-def test_the_status_is_written_only_through_its_subresource(asked):
+def test_only_a_request_to_the_status_subresource_changes_the_status(asked):
     name, _ = asked.made()
     both = {"status": {"state": "AttemptRunning"}, "spec": {"executionType": "Stop"}}
     asked.custom.patch_namespaced_custom_object_status(*FRAMEWORKS, name=name, body=both)
@@ -197,7 +197,7 @@ def test_a_long_list_is_returned_in_pages(asked):
     assert not second["metadata"].get("continue")
 
 
-def test_a_watch_from_a_list_reports_all_later_changes_and_ends_after_its_timeout(asked):
+def test_a_watch_reports_all_changes_after_a_list_and_ends_after_the_timeout(asked):
     since = asked.list()["metadata"]["resourceVersion"]
     seen = []
     thread = threading.Thread(

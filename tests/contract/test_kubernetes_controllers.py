@@ -80,7 +80,7 @@ def changes_of_pods(cluster):
     ]
 
 
-def test_a_failing_framework_has_the_recorded_status_changes(cluster):
+def test_a_failing_framework_has_the_same_status_changes_as_on_a_real_cluster(cluster):
     run(cluster, role())
     completed(cluster)
     cluster.store.delete(FRAMEWORKS, "default", NAME)
@@ -131,7 +131,7 @@ def test_a_foreground_deletion_of_a_framework_deletes_its_pods_and_secrets(clust
     wait_until(lambda: not cluster.store.list(SECRETS), "the secret is deleted", DEADLINE_S)
 
 
-def test_a_deleted_namespace_deletes_all_objects_in_it(cluster):
+def test_deleting_a_namespace_deletes_all_objects_in_the_namespace(cluster):
     cluster.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     cluster.store.create(SECRETS, "team", {"metadata": {"name": "s"}})
     cluster.store.delete(NAMESPACES, "", "team")
@@ -145,7 +145,7 @@ def test_the_framework_definition_refuses_invalid_frameworks(cluster):
             run(cluster, role() | wrong)
 
 
-def test_a_container_is_pending_with_the_reason_until_its_secret_exists(cluster):
+def test_a_container_is_pending_until_its_secret_exists_and_shows_the_reason(cluster):
     variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables

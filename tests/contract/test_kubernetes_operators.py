@@ -66,7 +66,7 @@ def waits_for(path, code):
     return ["sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done; exit {code}"]
 
 
-def test_a_failing_pytorchjob_has_the_recorded_status_changes(cluster, tmp_path):
+def test_a_failing_pytorchjob_has_the_same_status_changes_as_on_a_real_cluster(cluster, tmp_path):
     wanted = recorded("pytorchjob_that_fails")
     spec = copy.deepcopy(wanted["spec"])
     container = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
@@ -93,7 +93,7 @@ def test_a_failing_pytorchjob_has_the_recorded_status_changes(cluster, tmp_path)
     assert pods == wanted["pods"]
 
 
-def test_a_succeeding_tfjob_with_a_parameter_server_has_the_recorded_status_changes(cluster, tmp_path):
+def test_a_succeeding_tfjob_has_the_same_status_changes_as_on_a_real_cluster(cluster, tmp_path):
     wanted = recorded("tfjob_that_succeeds")
     spec = copy.deepcopy(wanted["spec"])
     for type_ in ("PS", "Worker"):
@@ -168,7 +168,7 @@ def test_a_job_with_a_queue_is_suspended_until_the_queue_admits_the_job(cluster)
 
 
 @pytest.mark.parametrize("release", ["2.1", "2.2"])
-def test_a_trainjob_runs_its_runtime_with_the_overrides_of_the_job(cluster, release):
+def test_a_trainjob_can_override_the_pods_of_its_training_runtime(cluster, release):
     definitions_of = (definitions.train_job(release), definitions.CLUSTER_RUNTIME)
     for each in definitions_of:
         cluster.store.create(DEFINITIONS, "", each)

@@ -121,19 +121,19 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
-def test_the_state_machine_detects_a_planted_fault(
+def test_the_state_machine_test_detects_a_planted_fault(
     play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
     with pytest.raises((AssertionError, OffsetGap)):
         play(replication_type, receiver_type, **GAME)
 
 
-def test_the_state_machine_accepts_the_correct_parts(play: Callable[..., None]) -> None:
+def test_the_state_machine_test_passes_without_a_planted_fault(play: Callable[..., None]) -> None:
     # Other tests also run the correct parts, with 50 examples each.
     play(**GAME | {"max_examples": amount(100, 400)})
 
 
-def test_the_state_machine_detects_a_window_smaller_than_a_record(
+def test_the_state_machine_test_detects_a_window_smaller_than_a_record(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)

@@ -73,7 +73,7 @@ def name(request):
 
 
 @pytest.mark.parametrize("constraints", [(), BOUND], ids=["free", "constrained"])
-def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters(
+def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters_as_before(
     name, constraints, tmp_path
 ) -> None:
     objectives = Objectives(TWO, constraints)
@@ -88,7 +88,7 @@ def test_a_restored_tuner_with_several_objectives_proposes_the_same_parameters(
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS, lambda each: each.learns_constraints))
-def test_the_optuna_study_has_all_values_and_constraint_violations(name, tmp_path) -> None:
+def test_the_optuna_study_contains_all_objective_values_and_constraint_violations(name, tmp_path) -> None:
     objectives = Objectives(TWO, BOUND)
     spec = spec_of(tmp_path, name, objectives)
     tuner = make_tuner(spec)
@@ -103,7 +103,7 @@ def test_the_optuna_study_has_all_values_and_constraint_violations(name, tmp_pat
             assert trial.state is optuna.trial.TrialState.COMPLETE
 
 
-def test_a_result_without_a_number_for_each_objective_is_regarded_as_failed(tmp_path) -> None:
+def test_a_tuner_regards_a_result_that_lacks_an_objective_as_failed(tmp_path) -> None:
     tuner = make_tuner(spec_of(tmp_path, "TPE", Objectives(TWO)))
     for key, metric in enumerate(['{"gain": 1}', None, "0.5"]):
         tuner.ask(key)

@@ -243,7 +243,7 @@ def test_tpe_proposals_depend_on_trials_that_are_running():
     assert busy.ask(13) != idle.ask(13)
 
 
-def test_a_tuner_always_proposes_the_only_point_of_a_search_space(a_tuner):
+def test_a_tuner_proposes_the_same_parameters_again_if_the_search_space_has_one_point(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
     values = iter(range(15))
     history = run(a_tuner(space), range(15), lambda parameters: float(next(values) % 4))
@@ -299,7 +299,7 @@ def samples(raw, count):
         ({"_type": "choice", "_value": ["a", "b", 1]}, {"a", "b", 1}),
     ],
 )
-def test_random_samples_have_exactly_the_documented_values(raw, values):
+def test_quantised_random_samples_have_exactly_the_documented_values(raw, values):
     assert set(samples(raw, 1000)) == values
 
 
@@ -376,7 +376,7 @@ def a_list(request):
     return lambda: make_of(name, raw), count
 
 
-def test_each_point_of_a_finite_list_is_proposed_once(a_list):
+def test_a_list_tuner_proposes_each_point_once(a_list):
     make, count = a_list
     tuner = make()
     history = run(tuner, range(count), lambda parameters: None)
@@ -387,7 +387,7 @@ def test_each_point_of_a_finite_list_is_proposed_once(a_list):
     assert not tuner.learns
 
 
-def test_a_restored_list_continues_with_the_points_not_yet_proposed(a_list):
+def test_a_restored_list_tuner_proposes_the_remaining_points(a_list):
     make, count = a_list
     whole = run(make(), range(count), lambda parameters: 1.0)
     rebuilt = make()
@@ -455,7 +455,7 @@ def test_a_restored_refining_grid_continues_without_repeating_a_point():
         assert proposed(run(rebuilt, range(known, 60), lambda parameters: 1.0)) == proposed(whole[known:])
 
 
-def test_an_index_beyond_all_trials_is_refused_without_computing_the_grid():
+def test_a_grid_search_refuses_an_index_beyond_the_grid_without_enumerating_all_points():
     tuner = make_of("GridSearch", TWO_FLOATS)
     with pytest.raises(InternalError, match="is not of this search space"):
         tuner.restore([PastTrial(0, {}, {"index": 10**9}, 1.0, ended=True)])
@@ -484,7 +484,7 @@ def test_batch_tuner_returns_unchanged_copies_of_its_entries():
 
 
 @pytest.mark.parametrize("name", names_in(TUNERS))
-def test_a_tuner_learns_from_results_if_and_only_if_declared(name):
+def test_the_learns_flag_of_every_tuner_matches_the_table_of_tuners(name):
     tuner = make_of(name, BATCH if name == "BatchTuner" else TWO_FLOATS)
     assert tuner.learns == TUNERS[name].learns
 
@@ -498,7 +498,7 @@ def test_every_learning_tuner_minimises_a_quadratic_function_faster_than_random_
 @pytest.mark.parametrize(
     "name", names_in(TUNERS, lambda each: each.name in ("GPTuner", "MetisTuner", "SMAC"))
 )
-def test_nested_parameters_of_the_same_name_share_a_model_between_options(name):
+def test_a_nested_parameter_that_occurs_in_two_options_has_one_model(name):
     """The optimum is rbf with C = gamma = 0.3. With random nested parameters, the median distance would be 0.4."""
     unit = {"_type": "uniform", "_value": [0, 1]}
     options = [{"_name": "linear", "C": unit}, {"_name": "rbf", "C": unit, "gamma": unit}]
@@ -564,7 +564,7 @@ def test_a_promoted_trial_continues_its_parent_trial_in_the_previous_round():
     assert continued_parents(tuner, range(13)) == [(9, 0), (10, 5), (11, 1), (12, 10)]
 
 
-def test_a_member_of_a_population_continues_its_parent_trial():
+def test_a_population_member_continues_the_trial_of_the_previous_generation():
     tuner = a_population()
     assert continued_parents(tuner, range(8)) == [(4, 0), (5, 1), (6, 2), (7, 0)]
 
@@ -689,7 +689,7 @@ def test_parameters_copied_from_the_best_member_are_perturbed():
         assert contains(parse_search_space(raw), plain(moved)) == []
 
 
-def test_failed_members_continue_from_a_successful_member_or_start_again():
+def test_failed_population_members_continue_from_a_successful_member_or_start_again():
     tuner = a_population()
     a_generation(tuner, 0, [None, 0.1, None, math.nan])
     second = [tuner.ask(key) for key in range(4, 8)]
@@ -797,7 +797,7 @@ def learns_from_others(declared):
     return declared.learns and not declared.adds_parameters and declared.name not in LEARN_FROM_OWN_TRIALS
 
 
-def test_imported_results_are_used_or_ignored_as_supported_by_the_tuner(a_tuner):
+def test_a_tuner_uses_imported_results_only_if_it_learns_from_results(a_tuner):
     tuner = a_tuner(ALL_TYPES)
     donor = make_of("Random", ALL_TYPES, seed=7)
     known = [known_to_be(donor.ask(key).parameters, float(key)) for key in range(12)]
@@ -823,7 +823,7 @@ def test_a_tuner_with_imported_results_searches_near_the_best_results(name):
 
 
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
-def test_parameters_can_be_reproduced_from_their_draws(raw, seed):
+def test_sampling_with_the_draws_of_parameters_reproduces_the_parameters(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
@@ -841,7 +841,7 @@ def flat(value):
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_imported_points_of_a_list_are_not_proposed_again(a_list):
+def test_a_list_tuner_does_not_propose_imported_points_again(a_list):
     make, count = a_list
     everything = proposed(run(make(), range(count), lambda parameters: 1.0))
     known = [known_to_be(point, 1.0) for point in everything[1::2]]

@@ -93,7 +93,7 @@ def test_a_user_tuner_receives_the_same_calls_as_in_nni(a_tuner):
     ]
 
 
-def test_ask_returns_later_for_a_user_tuner_without_parameters_and_restore_replays_its_history(a_tuner):
+def test_a_restored_user_tuner_receives_its_history_and_waits_for_parameters_as_before(a_tuner):
     tuner = a_tuner(most=3)
     asked = [tuner.ask(key) for key in range(3)]
     assert tuner.ask(3) is Later.LATER
@@ -178,7 +178,7 @@ class Mine(Tuner):
 """
 
 
-def test_parameters_that_a_user_tuner_sends_later_are_used_for_the_next_request(a_tuner):
+def test_the_next_request_returns_the_parameters_that_a_user_tuner_sent_late(a_tuner):
     tuner = a_tuner(GIVES_LATER)
     assert tuner.ask(0).parameters == {"n": 0}
     assert tuner.ask(1) is Later.LATER
@@ -227,7 +227,7 @@ class Mine(Tuner):
         ("x = 1", "has no attribute 'Mine'"),
     ],
 )  # fmt: skip
-def test_an_error_of_a_user_tuner_is_reported_with_its_traceback_or_output(a_tuner, code, message):
+def test_an_error_in_a_user_tuner_is_reported_with_the_traceback(a_tuner, code, message):
     with pytest.raises(UserCodeFailed, match=message) as raised:
         a_tuner(code).ask(0)
     assert str(raised.value).startswith("cannot ")
@@ -340,7 +340,7 @@ def test_a_fork_of_a_user_tuner_cannot_respond_or_hide_the_tuners_exit(a_tuner):
         tuner.ask(2)
 
 
-def test_child_processes_of_a_user_tuner_in_separate_sessions_are_killed_with_the_tuner(a_tuner):
+def test_the_end_of_a_user_tuner_also_kills_its_child_processes_in_separate_sessions(a_tuner):
     tuner = a_tuner(failing("return {'pid': subprocess.Popen(['sleep', '999'], start_new_session=True).pid}"))
     child = psutil.Process(tuner.ask(0).parameters["pid"])
     tuner.close()
@@ -382,7 +382,7 @@ def test_a_user_tuner_returns_parameters_after_closing_its_stdout(a_tuner):
     assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
-def test_a_result_without_a_number_raises_but_does_not_end_the_user_tuner(a_tuner):
+def test_a_user_tuner_continues_after_a_result_without_a_number_was_refused(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
@@ -390,7 +390,7 @@ def test_a_result_without_a_number_raises_but_does_not_end_the_user_tuner(a_tune
     assert tuner.ask(1).parameters["x"] == 1
 
 
-def test_an_installed_nni_package_takes_precedence_over_the_fallback(a_tuner, tmp_path):
+def test_an_installed_nni_package_takes_precedence_over_nni_sdk(a_tuner, tmp_path):
     (tmp_path / "nni").mkdir()
     (tmp_path / "nni" / "__init__.py").write_text("class NoMoreTrialError(Exception): pass\n")
     (tmp_path / "nni" / "tuner.py").write_text("class Tuner:\n    real = True\n")

@@ -24,8 +24,8 @@ def test_a_python_without_nni_sdk_imports_the_copy_in_the_workspace(a_real_exper
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone = subprocess.run([python, "-c", "import nni_sdk"], env=clean, capture_output=True, cwd=tmp_path)
     assert b"No module named 'nni_sdk'" in alone.stderr
-    # The command removes all entries of PYTHONPATH but the last. The last entry is the workspace's copy of the SDK, and the
-    # others are the tests' own.
+    # The command removes all entries of PYTHONPATH except the last. The last entry is the workspace's copy of the SDK. The other
+    # entries are folders of the test suite.
     command = f'PYTHONPATH="${{PYTHONPATH##*:}}" {python} train.py'
     experiment = a_real_experiment(TRAIN, maxTrialNum=2, trial={"command": command, "codeDir": "."})
     experiment.start()

@@ -105,7 +105,7 @@ def place(tmp_path, monkeypatch):
     return folder
 
 
-def test_every_block_has_a_kind_that_a_test_of_this_file_runs():
+def test_every_block_of_the_docs_is_of_a_kind_that_this_file_tests():
     assert {block.kind for block in BLOCKS} <= {
         *("yaml", "json", "python", "pycon", "sh", "nginx", "gitignore", "toml"),
         *("text", "console"),
@@ -165,7 +165,7 @@ def document_with(block):
 
 
 @of_kind("yaml")
-def test_a_block_of_an_experiment_file_is_accepted(block, place):
+def test_an_experiment_file_in_the_docs_is_valid(block, place):
     skip_if_not_run(block)
     for each in blocks_of(block.page):
         # The block may use classes and annotated code from other blocks of the page, so these are written to files.
@@ -194,7 +194,7 @@ def test_a_block_of_an_experiment_file_is_accepted(block, place):
 
 
 @of_kind("json")
-def test_a_json_block_is_a_search_space_or_a_list_of_results_or_another_document(block):
+def test_a_json_block_of_the_docs_is_valid(block):
     skip_if_not_run(block)
     value = json.loads(block.text)
     if isinstance(value, list):
@@ -209,13 +209,13 @@ def test_a_json_block_is_a_search_space_or_a_list_of_results_or_another_document
 
 
 @of_kind("toml")
-def test_a_toml_block_is_part_of_the_example_platform(block):
+def test_a_toml_block_of_the_docs_is_part_of_the_example_platform(block):
     skip_if_not_run(block)
     assert block.text in (ROOT / "examples/platform/pyproject.toml").read_text()
 
 
 @of_kind("gitignore")
-def test_the_rules_of_an_ignore_file_leave_out_what_their_comments_say(block):
+def test_the_ignore_file_in_the_docs_excludes_the_files_that_its_comments_name(block):
     skip_if_not_run(block)
     rules = [IgnoreRules.of("", block.text)]
     kept = ("scripts/run.py", "scripts/sub/run.py", "train.py", "sub/logs")
@@ -225,7 +225,7 @@ def test_the_rules_of_an_ignore_file_leave_out_what_their_comments_say(block):
 
 
 @of_kind("nginx")
-def test_nginx_accepts_a_block_of_its_configuration(block, tmp_path):
+def test_nginx_accepts_an_nginx_configuration_of_the_docs(block, tmp_path):
     skip_if_not_run(block)
     with nginx(tmp_path / "nginx", free_port_pair(), settings=f"}} {block.text.rstrip().removesuffix('}')}"):
         pass
@@ -266,7 +266,7 @@ def parse(words):
 
 
 @of_kind("sh", "console")
-def test_the_commands_of_a_block_exist_with_their_options(block, place):
+def test_the_commands_and_the_options_in_the_docs_exist(block, place):
     others = set()
     for program, *words in commands_of(block):
         if program == "nnictl":
@@ -313,7 +313,7 @@ plotly.graph_objects.Figure.show = lambda self: print("shown")
 
 
 @of_kind("python")
-def test_a_block_of_python_runs(block, place):
+def test_a_python_block_of_the_docs_runs(block, place):
     skip_if_not_run(block)
     if block.page == "docs/integrations.md" and importlib.util.find_spec("xgboost") is None:
         pytest.skip("xgboost is not installed")

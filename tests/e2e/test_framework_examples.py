@@ -52,7 +52,7 @@ def run(tmp_path):
 
 @pytest.mark.timeout(TRAINING_S + 100)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_reports_its_results_with_three_lines_of_its_code(run, script):
+def test_a_framework_example_reports_its_results_with_three_nni_sdk_lines(run, script):
     assert sum("nni_sdk" in line for line in script.read_text().splitlines()) == 3
     code, stderr, records = run(python_with(script.stem.removeprefix("train_")), script)
     assert code == 0, stderr
@@ -62,7 +62,7 @@ def test_an_example_reports_its_results_with_three_lines_of_its_code(run, script
     assert final[1] in [value for _, value in reports]
 
 
-def test_each_framework_has_an_example_and_the_experiment_names_one():
+def test_each_framework_has_an_example_that_the_experiment_file_names():
     modules = {path.stem for path in ROOT.glob("nni_sdk/integrations/*.py")}
     shared = {
         "__init__",

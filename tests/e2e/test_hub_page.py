@@ -38,7 +38,7 @@ while nni_sdk.get_sequence_id() == 1 and not os.path.exists("go"):
 nni_sdk.report_final_result(x)
 """
 NARROW = {"width": 390, "height": 800}
-# For each row of a list of experiments: its height, and the content and the box of each visible cell.
+# This script returns the height of each row of a list of experiments, and the content and the box of each visible cell.
 ROWS = """[...document.querySelectorAll('[data-test=experiments] tbody tr')].map((row) => ({
   height: row.getBoundingClientRect().height,
   cells: [...row.cells].map((cell) => ({
@@ -99,7 +99,7 @@ def hub_of(place):
     return process
 
 
-def test_experiments_are_searched_compared_and_opened(browser, place):
+def test_experiments_can_be_searched_compared_and_opened(browser, place):
     with visit(browser, served(place)["links"][0]) as person:
         expect(person.see("count")).to_have_text("2 of 2 experiments")
         expect(person.see("experiment-HOSTILE1")).to_contain_text(HOSTILE)
@@ -132,7 +132,7 @@ def test_experiments_are_searched_compared_and_opened(browser, place):
         expect(person.see("locked")).to_contain_text("nnictl web")
 
 
-def test_both_lists_of_experiments_fit_on_a_narrow_screen(browser, place):
+def test_the_experiment_lists_of_the_hub_and_of_a_manager_fit_on_a_narrow_screen(browser, place):
     (folder,) = (each for each in Registry.of_user().all() if each.experiment_id == "BASE0001")
     with served_view(folder) as view:
         for link, path in ((served(place)["links"][0], "all"), (view.link(), "experiment")):
@@ -202,7 +202,7 @@ def test_an_experiment_is_started_and_stopped_on_the_page_of_all_experiments(bro
         assert person.errors == []
 
 
-def test_nnictl_web_starts_one_server_and_nnictl_create_prints_links_to_it(browser, place):
+def test_nnictl_web_starts_one_server_and_nnictl_create_prints_links_to_the_server(browser, place):
     port = free_port_pair()
     assert nnictl(place, "web", "--stop").stdout.startswith("INFO: The page of all experiments is not served")
     first = nnictl(place, "web", "--port", str(port))

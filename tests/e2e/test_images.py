@@ -167,7 +167,7 @@ def test_the_keeper_runs_as_any_user_on_a_read_only_root_filesystem(site, a_keep
     assert site.manager.stored() == site.file()
 
 
-def test_metrics_reported_after_the_stop_signal_of_a_container_arrive(site, a_keeper):
+def test_metrics_that_a_trial_reports_after_the_stop_signal_of_its_container_arrive(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", train=REPORTS_AFTER_SIGTERM)
     site.manager.wait_for_bytes(b"ready")
     keeper.stop(grace_s=30)
@@ -216,7 +216,7 @@ def test_a_second_signal_to_a_container_ends_the_grace_period(site, a_keeper):
     ],
     ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
 )
-def test_when_a_trial_is_reported_as_ended_all_its_processes_have_exited(site, a_keeper, command):
+def test_all_processes_of_a_trial_have_exited_when_the_keeper_reports_its_end(site, a_keeper, command):
     site.manager.closes = False
     keeper = a_keeper(command, train=DAEMON, collect_logs=True)
     ended = site.manager.wait_for_message(TrialEnded)
@@ -229,7 +229,7 @@ def test_when_a_trial_is_reported_as_ended_all_its_processes_have_exited(site, a
     assert ended.reason is ExitReason.NONZERO_EXIT
 
 
-def test_orphans_are_reaped_while_the_trial_runs_and_killed_at_its_end(site, a_keeper):
+def test_orphans_are_reaped_while_the_trial_runs_and_killed_when_the_trial_ends(site, a_keeper):
     site.gate("gate")
     orphans = "for i in {1..50}; do (true & true) & done; wait"
     keeper = a_keeper(f"{orphans}; setsid sleep 1000 & (sleep 1000 &) ; read _ < gate || exit 4")
@@ -257,7 +257,7 @@ def test_the_keeper_reports_an_oom_kill_of_its_trial(site, a_keeper):
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
 
 
-def test_a_keeper_container_without_settings_names_the_missing_variables(podman, a_container):
+def test_the_error_of_a_keeper_container_without_settings_names_the_missing_variables(podman, a_container):
     keeper = a_container(podman.image("keeper"))
     assert keeper.wait() == 100
     assert "TRIAL_KEEPER_WORKSPACE is not set" in keeper.stderr
@@ -339,7 +339,7 @@ def test_the_managers_image_runs_a_local_experiment_to_its_end(podman, a_contain
         "tuner": {"builtinTunerName": "TPE"},
         "trial": {"command": "python3 train.py", "codeDir": "."},
     }
-    (folder / "config.yml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "config.yml").write_text(json.dumps(config))  # JSON is valid YAML
     options = (f"--volume={folder}:/experiment", "--workdir=/experiment", "--network=none")
     nnictl = a_container(
         *options, podman.image("manager"), "create", "--config", "config.yml", "--foreground"

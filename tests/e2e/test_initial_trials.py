@@ -42,7 +42,7 @@ def test_initial_trials_start_first_and_count_towards_the_trial_limit(a_real_exp
     assert len(experiment.get("/trials")) == 4
 
 
-def test_trials_are_added_with_nnictl_and_with_the_python_api(a_real_experiment, tmp_path, capsys):
+def test_nnictl_and_the_python_api_add_trials_to_an_experiment(a_real_experiment, tmp_path, capsys):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1)
     Registry.of_user().add(experiment.folder)
     experiment.start()

@@ -112,7 +112,7 @@ def test_the_quickstart_of_nni_runs_unchanged(python, tmp_path):
     assert (done.returncode, "3 results" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-def test_an_installed_nni_package_takes_precedence_over_the_fallback(python, tmp_path):
+def test_an_installed_nni_package_takes_precedence_over_nni_sdk(python, tmp_path):
     package = site_packages(python) / "nni"
     package.mkdir()
     try:
@@ -122,7 +122,7 @@ def test_an_installed_nni_package_takes_precedence_over_the_fallback(python, tmp
         shutil.rmtree(package)
 
 
-def test_a_second_build_gives_the_same_wheel(python, tmp_path):
+def test_two_builds_of_the_same_source_give_the_same_wheel(python, tmp_path):
     """The times of files, of a checkout and of a copy, must not matter."""
     folder = python.parents[2]
     (first,) = folder.glob("*.whl")
@@ -171,7 +171,7 @@ def test_the_documentation_is_part_of_the_package(python, tmp_path):
     assert shown.strip() == (REPOSITORY / "docs/tuners.md").read_text().strip()
 
 
-def test_without_the_manager_extra_nnictl_names_the_package_to_install(python):
+def test_nnictl_names_the_package_to_install_if_the_manager_extra_is_missing(python):
     """`pip install trial-keeper` installs the commands, and not what they need."""
     others = site_packages(python) / "dependencies.pth"
     kept = others.read_text()

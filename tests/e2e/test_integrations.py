@@ -64,7 +64,7 @@ def test_the_callback_reports_each_value_and_the_last_value_as_final_result(trai
     assert trial["final"] == final_of(trained, trial["values"])
 
 
-def test_the_final_result_is_the_best_value_if_requested(trained):
+def test_the_callback_reports_the_best_value_as_final_result_if_requested(trained):
     best, choose = trained["best"], {"min": min, "max": max}[trained["mode"]]
     chosen = mean if trained["averages"] else choose
     assert best["final"] == pytest.approx([chosen(best["intermediate"])])
@@ -80,14 +80,14 @@ def test_a_stopped_training_ends_early_and_reports_a_final_result(trained):
     assert stopped["final"] == final_of(trained, stopped["values"])
 
 
-def test_a_training_outside_an_experiment_yields_the_same_values(trained):
+def test_the_callback_reports_nothing_outside_an_experiment_and_the_training_is_unchanged(trained):
     alone = trained["standalone"]
     assert alone["error"] is None
     assert alone["values"] == pytest.approx(trained["trial"]["values"])
     assert (alone["intermediate"], alone["final"]) == ([], [])
 
 
-def test_an_unknown_metric_is_refused_with_the_available_metrics(trained):
+def test_the_error_for_an_unknown_metric_lists_the_available_metrics(trained):
     kind, text = trained["absent"]["error"]
     assert "MetricAbsent" in kind + text  # CatBoost wraps the exceptions of callbacks.
     assert "cannot report the metric 'no_such_metric'" in text
@@ -103,7 +103,7 @@ def test_only_the_first_of_two_processes_reports_results(trained):
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_a_stop_ends_both_processes_after_the_same_step_if_the_framework_synchronises_stops(trained):
+def test_a_stop_ends_two_processes_after_the_same_step_if_the_framework_synchronises_stops(trained):
     both = trained["two ranks stopped"]
     assert [rank["error"] for rank in both["ranks"]] == [None, None]
     first, second = (len(rank["values"]) for rank in both["ranks"])
@@ -112,7 +112,7 @@ def test_a_stop_ends_both_processes_after_the_same_step_if_the_framework_synchro
     assert both["final"] == final_of(trained, both["intermediate"])
 
 
-def test_the_callback_has_an_alias_in_the_naming_convention_of_its_framework(trained):
+def test_the_callback_class_has_an_alias_in_the_naming_style_of_the_framework(trained):
     assert trained["alias"]
 
 
@@ -141,7 +141,7 @@ def test_several_processes_save_and_load_a_shared_checkpoint(trained):
     assert [len(rank["values"]) for rank in killed["second"]["ranks"]] == [ROUNDS - STOP_AFTER] * 2
 
 
-def test_processes_started_by_the_framework_report_and_save_only_once(trained):
+def test_processes_that_the_framework_starts_report_results_and_save_checkpoints_only_once(trained):
     if "launched" not in trained:
         pytest.skip("it starts no processes")
     launched = trained["launched"]

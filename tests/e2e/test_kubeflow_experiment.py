@@ -152,7 +152,7 @@ def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(p
         assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}
 
 
-def test_a_restarted_replica_is_a_new_attempt_and_continues_from_the_checkpoint(place):
+def test_a_restarted_replica_starts_a_new_attempt_that_continues_from_the_checkpoint(place):
     """trial-keeper requests no such restart, but a cluster's policy may."""
     store, ready = place.cluster.store, place.folder / "ready"
     (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))

@@ -124,7 +124,7 @@ def test_a_task_runs_as_the_user_of_its_image(play, podman, tmp_path):
     play(scenario)
 
 
-def test_a_stopped_container_has_a_grace_period_and_leaves_no_process(play, tmp_path):
+def test_a_stopped_container_exits_in_its_grace_period_and_leaves_no_process(play, tmp_path):
     async def scenario(cluster, image):
         script = [
             "setsid sleep 1000 &",
@@ -171,7 +171,7 @@ def test_an_image_that_cannot_be_pulled_fails_the_task_with_podmans_message(play
         ("Error: pinging container registry x: connection refused", -1201),
     ],
 )
-def test_a_missing_image_and_a_failed_pull_have_different_exit_codes(tmp_path, said, code):
+def test_a_missing_image_and_an_unreachable_registry_have_different_exit_codes(tmp_path, said, code):
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime/current").write_text(said)
     assert _creation_failure(tmp_path).code == code

@@ -217,7 +217,7 @@ def both(ended, client, tmp_path):
 
 
 @pytest.mark.parametrize(("head", "tail"), [(0, 0), (2, 0), (0, 2), (9, 0)])
-def test_trial_ls_prints_the_same_json_as_nnis_nnictl(both, head, tail):
+def test_nnictl_trial_ls_prints_the_same_json_as_the_nnictl_of_nni(both, head, tail):
     of_nni, ours = both
     limit = [f"--head={head}"] if head else [f"--tail={tail}"] if tail else []
     expected = of_nni("ls", head, tail)
@@ -226,7 +226,7 @@ def test_trial_ls_prints_the_same_json_as_nnis_nnictl(both, head, tail):
 
 
 @pytest.mark.parametrize("has_intermediates", [False, True])
-def test_export_writes_the_same_csv_as_nnis_nnictl(both, has_intermediates, tmp_path):
+def test_nnictl_experiment_export_writes_the_same_csv_as_the_nnictl_of_nni(both, has_intermediates, tmp_path):
     of_nni, ours = both
     of_nni(tmp_path / "theirs.csv", int(has_intermediates))
     options = ["--intermediate"] if has_intermediates else []
@@ -237,7 +237,7 @@ def test_export_writes_the_same_csv_as_nnis_nnictl(both, has_intermediates, tmp_
     assert list(csv.DictReader(io.StringIO(table, newline=""))) == expected
 
 
-def test_the_recorded_public_names_of_nni_equal_those_of_the_installed_package(client):
+def test_the_recorded_public_names_of_nni_match_the_installed_nni_package(client):
     version = client.parents[1].name.removeprefix("nni-")
     here = Path(__file__).parents[1]
     done = subprocess.run(

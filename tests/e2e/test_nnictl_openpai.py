@@ -81,7 +81,7 @@ def test_a_job_is_submitted_listed_shown_and_exported(nnictl, job_file, server):
     )
 
 
-def test_nnictl_openpai_prints_json_with_the_json_option(nnictl, job_file, server):
+def test_nnictl_openpai_prints_json_if_the_json_option_is_set(nnictl, job_file, server):
     code, out, _ = nnictl("submit", job_file("true"), "--json")
     assert (code, json.loads(out)) == (0, {"name": "job", "user": USER, "warnings": []})
     ended(server)
@@ -154,7 +154,9 @@ def test_a_job_file_is_validated_without_a_cluster(nnictl, job_file, server):
     assert server.asked == []
 
 
-def test_options_or_an_experiment_file_name_the_openpai_cluster(nnictl, server, tmp_path, monkeypatch):
+def test_the_openpai_cluster_is_given_by_options_or_by_an_experiment_file(
+    nnictl, server, tmp_path, monkeypatch
+):
     for name in ("OPENPAI_HOST", "OPENPAI_USER", "OPENPAI_TOKEN"):
         monkeypatch.delenv(name)
     code, _, err = nnictl("jobs")

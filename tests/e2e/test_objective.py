@@ -153,7 +153,7 @@ def test_each_trial_of_an_importable_function_runs_in_a_separate_process(place):
     assert left_in(place) == []
 
 
-def test_a_function_that_returns_text_causes_the_usual_result_warning(place):
+def test_an_objective_function_that_returns_text_causes_an_invalid_result_warning(place):
     from my_objective import Model
 
     with prepared(trials=2) as experiment:
@@ -165,7 +165,7 @@ def test_a_function_that_returns_text_causes_the_usual_result_warning(place):
         assert trials[x].value is None
 
 
-def test_trials_of_a_script_without_a_guard_do_not_run_the_script(place):
+def test_trials_do_not_run_the_top_level_code_of_a_script_without_a_main_guard(place):
     with started(place, "print('run is', experiment.run('auto', objective=objective))\n") as script:
         out, err = script.communicate(timeout=DEADLINE_S)
     assert (script.returncode, err) == (0, "")
@@ -191,7 +191,7 @@ class Trap:
         return eval, (code,)
 
 
-def test_a_pickled_closure_is_private_and_only_trial_processes_load_it(place):
+def test_a_pickled_closure_is_private_and_only_trial_processes_load_the_closure(place):
     def closure(trap):
         return lambda parameters: print(os.getpid()) or parameters["x"] + trap
 
@@ -247,7 +247,7 @@ def test_a_stopped_experiment_resumes_with_the_same_or_a_new_function(place):
     assert left_in(place) == []
 
 
-def test_a_loaded_archive_has_no_function_and_resume_requires_one(place):
+def test_a_saved_archive_omits_the_objective_function_and_a_resume_requires_a_function(place):
     with started(
         place, "experiment.config.max_trial_number = 1\nexperiment.run('auto', objective=objective)\n"
     ) as script:

@@ -122,7 +122,7 @@ def test_the_pareto_front_is_the_same_in_nnictl_python_and_page(a_real_experimen
         connected.import_data([{"parameter": {"x": 0.3}, "value": {"accuracy": 0.3}}])
 
 
-def test_the_example_reports_every_metric_that_its_experiment_file_names(tmp_path):
+def test_the_objectives_example_reports_every_metric_that_its_experiment_file_names(tmp_path):
     pytest.importorskip("sklearn")
     folder = Path(__file__).parents[2] / "examples" / "objectives"
     spec = read_experiment_file(folder / "config.yml")

@@ -73,7 +73,7 @@ def output_of(workspace, trial_id, task="taskrole-0"):
     return folder.stream(Stream.STDOUT).read_text()
 
 
-def test_an_experiment_runs_one_job_per_trial_and_its_workspace_is_readable_without_secrets(
+def test_an_openpai_experiment_runs_one_job_per_trial_and_stores_no_secret_in_its_workspace(
     nnictl, place, server
 ):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")

@@ -139,7 +139,7 @@ def held_by_a_debugger(pid):
             os.waitpid(pid, WALL | os.WNOHANG)
 
 
-def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_one(home, nnictl, monkeypatch):
+def test_a_new_local_openpai_adopts_the_jobs_of_a_suspended_service(home, nnictl, monkeypatch):
     monkeypatch.setattr(daemon, "_ANSWERS_TIMEOUT_S", 1.0)
     experiment_id = two_that_run(home, nnictl)
     state = StateFolder.of_user()

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
 
 
-def test_annotated_code_runs_with_the_configuration_that_openpai_status_prints(home, nnictl):
+def test_annotated_code_runs_with_the_configuration_printed_by_nnictl_openpai_status(home, nnictl):
     told = nnictl("openpai", "status").stdout
     snippet = yaml.safe_load(told.split("-" * 84)[1])
     assert snippet["paiConfig"] == {
@@ -94,7 +94,7 @@ def test_nnictl_create_refuses_a_task_larger_than_any_node(home, nnictl):
     assert list((home / "experiments").glob("*")) == created_before
 
 
-def test_an_experiment_whose_tasks_together_exceed_the_cluster_ends_with_its_message(home, nnictl):
+def test_an_experiment_whose_tasks_together_exceed_the_cluster_ends_with_the_clusters_message(home, nnictl):
     (home / "work" / "job.yml").write_text(
         """\
 protocolVersion: 2
@@ -124,7 +124,7 @@ taskRoles:
     assert jobs(nnictl, experiment_id) == {}
 
 
-def test_a_named_account_is_used_instead_of_the_local_one(nnictl):
+def test_nnictl_openpai_uses_the_account_of_its_options_and_not_the_local_account(nnictl):
     assert nnictl("openpai", "jobs").returncode == 0
     for named in (("--user", "nobody", "--token", "wrong"), ("--token", "wrong", "--user", "root")):
         done = nnictl("openpai", "jobs", *named)
@@ -198,7 +198,7 @@ def test_the_digits_example_runs_several_trials_per_job(home, nnictl):
 
 
 def test_the_completion_policy_of_a_job_file_ends_the_trial(home, nnictl):
-    # The workers wait for the ps: otherwise they could end the trial before it has started.
+    # The workers wait for the ps, because otherwise the workers could end the trial before the ps has started.
     started = home / "started"
     (home / "work" / "job.yml").write_text(
         f"""\
@@ -245,7 +245,7 @@ taskRoles:
     assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
 
 
-def test_trials_continue_after_the_manager_is_killed_and_end_with_their_own_reasons(home, nnictl):
+def test_trials_continue_after_the_manager_is_killed_and_end_with_different_reasons(home, nnictl):
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}

@@ -169,7 +169,7 @@ def test_openpai_start_refuses_an_invalid_option(nnictl, state, arguments, words
     assert not state.path.exists()
 
 
-def test_a_storage_created_before_the_first_start_is_kept(state):
+def test_openpai_start_keeps_the_files_of_an_existing_storage_folder(state):
     state.storage.mkdir(parents=True)
     (state.storage / "data").write_text("mine")
     state.make()
@@ -232,7 +232,7 @@ def test_an_invalid_origin_is_refused_with_an_example(nnictl, origin):
     )
 
 
-def test_a_service_with_a_missing_storage_folder_still_runs_jobs(state, tmp_path):
+def test_the_service_runs_jobs_even_if_a_storage_folder_is_missing(state, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     there = start(state, storages={"gone": str(gone)})
@@ -245,7 +245,7 @@ def test_a_service_with_a_missing_storage_folder_still_runs_jobs(state, tmp_path
     assert f"cannot find folder {gone} of storage gone" in state.log.read_text()
 
 
-def test_options_survive_a_round_trip_through_the_command_line(tmp_path):
+def test_options_of_openpai_start_are_unchanged_after_a_round_trip_through_a_command_line(tmp_path):
     folder = tmp_path / "with = and , and blank"
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
@@ -392,7 +392,7 @@ def record_of_ended_service():
     return daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair()))
 
 
-def test_a_service_that_has_not_yet_replaced_the_record_of_the_last_one_is_starting(state):
+def test_a_service_counts_as_starting_until_it_replaces_the_previous_process_record(state):
     state.make()
     ended = record_of_ended_service()
     state.write_process(ended)
@@ -412,7 +412,7 @@ def test_concurrent_starts_share_one_service(state):
     assert daemon.running(state) == found[0]
 
 
-def test_a_restarted_service_adopts_the_jobs_that_continued_without_it(state, tmp_path):
+def test_a_restarted_service_adopts_the_jobs_that_ran_while_no_service_ran(state, tmp_path):
     there = start(state)
     go_on = tmp_path / "go on"
     waits = f"while ! test -e '{go_on}'; do sleep 0.05; done; echo went on"
@@ -472,7 +472,7 @@ def test_a_killed_service_is_detected_and_can_be_started_again(state):
 
 
 def test_no_job_is_lost_when_a_state_file_is_truncated(state, tmp_path):
-    # The short form of the test empties every other file, and cuts the other files in half. The thorough form does both to each
+    # The short form of the test empties one half of the files and halves the others. The thorough form empties and halves every
     # file.
     there = start(state)
     client_of(there).submit(a_job_of("true", name="ended"))

@@ -184,8 +184,11 @@ def test_a_job_with_the_ssh_plugin_is_refused_if_sshd_is_missing(play, monkeypat
 
 
 @NEEDS_SSHD
-@pytest.mark.parametrize("home", ["/nonexistent", None])
-def test_a_job_with_the_ssh_plugin_is_refused_for_a_user_without_a_home(play, monkeypatch, home):
+@pytest.mark.parametrize("has_entry", [True, False])
+def test_a_job_with_the_ssh_plugin_is_refused_for_a_user_without_a_home(
+    play, monkeypatch, tmp_path, has_entry
+):
+    home = str(tmp_path / "absent") if has_entry else ""
     users = {os.getuid(): pwd.struct_passwd(("u", "x", os.getuid(), 0, "", home, ""))} if home else {}
     monkeypatch.setattr(pwd, "getpwuid", users.__getitem__)
     two = roles(top=of(), master=["true"], worker=["true"])
@@ -199,7 +202,7 @@ def test_a_job_with_the_ssh_plugin_is_refused_for_a_user_without_a_home(play, mo
     play(scenario)
 
 
-def test_a_job_of_one_task_runs_without_sshd_and_an_event_reports_it(play, monkeypatch):
+def test_a_job_of_one_task_runs_without_sshd_and_an_event_reports_the_missing_sshd(play, monkeypatch):
     monkeypatch.setattr(container_runtime, "SSHD", "/nonexistent/sshd")
 
     async def scenario(cluster):

@@ -134,7 +134,7 @@ def each_page(person):
 # ---- sign-in and sign-out
 
 
-def test_a_login_link_works_once_for_all_tabs_of_a_browser_until_a_sign_out(browser, stored):
+def test_a_login_link_works_once_and_signs_in_all_tabs_of_a_browser_until_a_sign_out(browser, stored):
     link = stored.link()
     with visit(browser, link) as person:
         expect(person.page).to_have_url(f"{stored.origin}/oview")
@@ -169,7 +169,7 @@ def test_a_login_link_works_once_for_all_tabs_of_a_browser_until_a_sign_out(brow
 # ---- a running experiment
 
 
-def test_the_page_follows_and_changes_an_experiment_to_its_end_across_a_manager_restart(
+def test_the_page_shows_and_changes_an_experiment_until_its_end_despite_a_manager_restart(
     browser, a_real_experiment
 ):
     experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=3)
@@ -224,7 +224,7 @@ def test_an_experiment_without_a_succeeded_trial_is_shown_as_failed(browser, tmp
             expect(badge.nth(number)).to_have_attribute("data-look", "bad")
 
 
-def test_the_overview_links_to_the_failures_that_it_does_not_name(browser, tmp_path):
+def test_the_overview_links_to_the_failures_that_are_not_listed(browser, tmp_path):
     def failed(number, now_s):
         trial = made_trial(number, now_s)
         if number > 0:
@@ -242,7 +242,7 @@ def test_the_overview_links_to_the_failures_that_it_does_not_name(browser, tmp_p
         expect(person.see("table-count")).to_have_text("5 of 6 trials")
 
 
-def test_an_ended_experiment_has_no_final_result_to_wait_for(browser, tmp_path):
+def test_the_page_of_an_ended_experiment_announces_no_future_final_result(browser, tmp_path):
     def stopped(number, now_s):
         trial = without_number(number, now_s)
         trial.state, trial.run.reason = TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER
@@ -259,7 +259,7 @@ def test_an_ended_experiment_has_no_final_result_to_wait_for(browser, tmp_path):
         expect(person.page.get_by_label("Default metric of each trial")).to_contain_text(said)
 
 
-def test_a_running_trial_with_a_final_result_is_not_among_the_results_over_time(browser, tmp_path):
+def test_the_results_over_time_exclude_a_running_trial_with_a_final_result(browser, tmp_path):
     def last_runs(number, now_s):
         trial = made_trial(number, now_s - 100 + number)
         if number == 10:
@@ -275,7 +275,7 @@ def test_a_running_trial_with_a_final_result_is_not_among_the_results_over_time(
         expect(caption).to_have_text("Best: 1.28571, trial 9; 10 improvements in 10 results.")
 
 
-def test_a_limit_below_the_number_of_ended_trials_is_named_beside_it(browser, tmp_path):
+def test_the_overview_shows_a_trial_limit_below_the_number_of_ended_trials(browser, tmp_path):
     experiment = made_experiment(tmp_path, 2)
     now_s = time.time()
     write(experiment.folder, *(trial_row(made_trial(number, now_s)) for number in range(2, 7)))
@@ -438,7 +438,7 @@ def test_a_chart_fits_into_its_card_when_only_the_card_becomes_narrower(person, 
     chart.scroll_into_view_if_needed()
     drawing = chart.locator(CHART).first
     expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")
-    # As when a scroll bar appears: the window keeps its width.
+    # The body becomes narrower and the window keeps its width, as when a scroll bar appears.
     person.evaluate("document.body.style.width = '390px'")
     assert chart.bounding_box()["width"] < 350
     expect(drawing).to_have_attribute("width", f"{chart.bounding_box()['width']:g}")

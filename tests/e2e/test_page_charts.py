@@ -175,7 +175,7 @@ def parallel(person):
     return person
 
 
-def test_brushes_on_axes_combine_and_become_filters_of_the_table(parallel):
+def test_brushes_on_several_axes_filter_the_table_together(parallel):
     drag(parallel, point_on(parallel, "lr", 0.4), point_on(parallel, "lr", 1))
     chip = parallel.page.get_by_role("button", name="Clear the mark lr")
     low, high = (float(part) for part in chip.text_content().removesuffix(" ×")[3:].split(" to "))
@@ -234,7 +234,7 @@ def test_a_brush_can_select_trials_without_the_parameter(parallel):
     ).to_be_visible()
 
 
-def test_axes_are_reordered_with_mouse_or_keys_and_keep_their_order(parallel):
+def test_axes_can_be_reordered_with_mouse_or_keys_and_the_order_is_kept(parallel):
     def order():
         return [
             name.partition(",")[0]
@@ -264,7 +264,7 @@ def test_axes_are_reordered_with_mouse_or_keys_and_keep_their_order(parallel):
     expect(parallel.see("axis-lr")).to_have_accessible_name("lr, axis 4 of 6")
 
 
-def test_the_line_under_the_pointer_names_its_trial_and_a_click_opens_it(parallel):
+def test_a_line_under_the_pointer_names_its_trial_and_a_click_opens_the_trial(parallel):
     found = all_parameters()
     rates, widths = ([each[name] for each in found.values()] for name in ("lr", "width"))
     heights = {
@@ -385,7 +385,7 @@ def test_the_controls_of_the_charts_pass_the_accessibility_rules(person, theme):
         assert person.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
-def test_the_importance_chart_shows_its_progress_and_then_its_method(person):
+def test_the_importance_chart_first_shows_its_progress_and_then_its_method(person):
     held = []
     person.page.route("**/importance*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright refuses a builtin
     with person.page.expect_request("**/importance*"):
@@ -456,7 +456,7 @@ def test_an_unknown_url_shows_a_not_found_page(person, stored):
     assert stored.ask("GET", "/nothing").json()["error"].startswith("cannot ")
 
 
-def test_the_parallel_chart_explains_that_there_is_a_single_result(browser, tmp_path):
+def test_the_parallel_chart_of_a_single_result_explains_why_all_values_are_equal(browser, tmp_path):
     experiment = made_experiment(tmp_path, 1, a_trial, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.see("nav-trials").click()
@@ -478,7 +478,7 @@ def with_loss(number, now_s):
     return trial
 
 
-def test_every_result_metric_is_a_column_a_filter_and_an_axis(browser, tmp_path):
+def test_every_result_metric_can_be_a_table_column_a_filter_and_a_chart_axis(browser, tmp_path):
     experiment = made_experiment(tmp_path, 20, with_loss, space=SPACE)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         expect(person.page.get_by_text("trial-keeper", exact=True)).to_be_visible()

@@ -104,7 +104,7 @@ def steps_of_a_small_experiment(browser, folder):
     return taken
 
 
-def test_the_overview_and_a_scroll_step_meet_their_goals(person, view, browser, tmp_path):
+def test_the_overview_loads_and_the_table_scrolls_within_the_time_limits(person, view, browser, tmp_path):
     figures = {}
     for path in ("/oview", "/detail"):
         figures[path] = least(
@@ -240,7 +240,7 @@ def test_a_focused_row_stays_focused_when_columns_order_or_loaded_rows_change(br
         expect(person.see("expand-t298")).to_be_focused()
         person.page.keyboard.press("ArrowDown")
         expect(person.see("expand-t297")).to_be_focused()
-        # A checkbox that the mouse has focused is the start of the next move.
+        # After a click on a checkbox, the arrow keys move the focus from this checkbox.
         person.see("select-t293").click()
         person.page.keyboard.press("ArrowDown")
         expect(person.see("select-t292")).to_be_focused()

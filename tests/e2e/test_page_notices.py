@@ -95,7 +95,7 @@ def test_a_dismissed_outage_notice_returns_with_the_next_outage(browser, tmp_pat
             view.loop.call_soon_threadsafe(setattr, played, "is_out", False)
 
 
-def test_a_dismissed_read_only_notice_stays_hidden_in_the_same_browser(browser, tmp_path):
+def test_a_dismissed_read_only_notice_stays_hidden_after_the_next_page_load(browser, tmp_path):
     with (
         served_view(made_experiment(tmp_path, 2).folder) as view,
         visit(browser, view.link()) as person,

@@ -112,7 +112,7 @@ def test_with_several_objectives_the_overview_shows_the_pareto_front(
         assert person.errors == []
 
 
-def test_the_front_chart_plots_two_chosen_objectives_of_three(browser, tmp_path):
+def test_the_pareto_front_chart_shows_any_two_of_three_objectives(browser, tmp_path):
     experiment = experiment_with(tmp_path, OBJECTIVES)
     front = front_of(experiment)
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
@@ -168,13 +168,13 @@ def test_the_page_explains_results_that_lack_the_objective_metric(browser, tmp_p
     with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
         person.go(f"{view.origin}/oview")
         said = "No final result has a number for the default metric."
-        # The best result, the chart of the best result over time, and the top trials.
+        # The text replaces the best result, the chart of the best result over time, and the top trials.
         expect(person.page.get_by_text(said)).to_have_count(3)
         person.go(f"{view.origin}/detail")
         expect(person.page.get_by_text(f"{said} Choose another metric above.")).to_be_visible()
 
 
-def test_the_front_chart_has_the_values_of_a_second_objective_named_default(browser, tmp_path):
+def test_the_pareto_front_chart_can_show_a_second_objective_named_default(browser, tmp_path):
     def two_numbers(number, now_s):
         trial = made_trial(number, now_s)
         trial.run.final, trial.run.value = (

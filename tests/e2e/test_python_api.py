@@ -67,7 +67,7 @@ def prepared():
     return names["experiment"]
 
 
-def test_queries_return_the_same_before_and_after_a_finished_experiment_is_stopped(place, capsys):
+def test_queries_return_the_same_answers_before_and_after_an_ended_experiment_is_stopped(place, capsys):
     with prepared() as experiment:
         assert experiment.run("auto") is True
         shown = capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_each_trial_records_code_environment_and_packages(place):
         assert len({each["attempts"][0]["packages"] for each in found}) == len(found) - 1 == 1
 
 
-def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(place, capsys):
+def test_a_warning_shows_the_exit_code_and_the_log_command_if_every_trial_fails(place, capsys):
     experiment = prepared()
     experiment.config.trial_command = "exit 3"
     with experiment:
@@ -169,7 +169,7 @@ def test_if_every_trial_fails_a_warning_shows_the_exit_code_and_the_log_command(
     assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
 
 
-def test_run_waits_for_trials_that_were_added_to_a_started_experiment(place, capsys):
+def test_experiment_run_waits_for_trials_that_were_added_to_a_started_experiment(place, capsys):
     with pytest.raises(UserError, match=r"call start\(\) or run\(\) first"):
         prepared().wait()
     with prepared() as experiment:
@@ -184,7 +184,7 @@ def test_run_waits_for_trials_that_were_added_to_a_started_experiment(place, cap
     assert "2/2 ended" in capsys.readouterr().out
 
 
-def test_the_python_api_connects_to_updates_views_and_resumes_an_experiment(place, capsys):
+def test_the_python_api_can_update_view_and_resume_an_existing_experiment(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
         experiment.start("auto", run_mode=RunMode.Foreground)
@@ -291,7 +291,7 @@ def test_the_experiment_stops_when_the_script_exits_but_not_when_a_fork_exits(pl
     assert left_in(place) == []
 
 
-def test_sigkill_of_the_script_stops_its_experiment_but_not_a_detached_one(place, started):
+def test_killing_the_script_stops_its_experiment_but_not_a_detached_experiment(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
         "experiment.start('auto', run_mode=RunMode.Detach)\n"

@@ -76,7 +76,7 @@ def ids(place):
     return [line.split("\t")[0] for line in lines]
 
 
-def test_the_quick_start_finds_a_minimum_and_shows_what_a_trial_printed(place):
+def test_the_quick_start_finds_a_minimum_and_shows_the_output_of_a_trial(place):
     assert set(FILES) == {"train.py", "search_space.json", "config.yml"}
     rows = [line.split("\t") for line in nnictl(place, "trial", "ls", "--best", "10").splitlines()[1:]]
     assert len(rows) == 10
@@ -111,7 +111,7 @@ def test_the_code_of_a_recipe_runs(place, block):
     assert "epoch 9" in printed or "count" in printed or "trialJobId" in printed
 
 
-def test_the_recipe_for_a_resume_runs(place):
+def test_the_recipe_for_a_resume_resumes_the_latest_experiment(place):
     (commands,) = (block.values[0] for block in blocks("sh") if "resume" in block.values[0])
     stop, *others = [line.split()[1:] for line in commands.splitlines()]
     assert stop == ["stop"]
@@ -146,7 +146,7 @@ def write(place, files):
 
 
 @pytest.mark.parametrize("page", OTHERS)
-def test_the_example_of_another_tool_runs_with_trial_keeper(page, tmp_path):
+def test_an_example_from_another_tools_page_runs_with_trial_keeper(page, tmp_path):
     files, commands = example(page, "trial-keeper")
     place = write(tmp_path / "work", files)
     (command,) = commands
@@ -163,7 +163,7 @@ def test_the_example_for_nni_users_runs_unchanged(tmp_path):
     assert float(nnictl(place, "trial", "ls", "--best", "1").splitlines()[1].split("\t")[3]) < 1
 
 
-def test_the_example_of_optuna_runs(tmp_path):
+def test_the_optuna_example_of_the_docs_runs(tmp_path):
     files, (command,) = example("from-optuna", "Optuna")
     place = write(tmp_path / "work", files)
     assert command == "python3 search.py"
@@ -216,7 +216,7 @@ def test_the_example_for_nni_users_runs_with_nnis_own_manager(tmp_path):
 
 @pytest.mark.peer
 @pytest.mark.timeout(600)
-def test_the_example_of_ray_tune_runs(benchmark_module, tmp_path):
+def test_the_ray_tune_example_of_the_docs_runs(benchmark_module, tmp_path):
     ray_peer = benchmark_module("ray_peer")
     files, (command,) = example("from-ray-tune", "Ray Tune")
     place = write(tmp_path / "work", files)
@@ -230,7 +230,7 @@ def test_the_example_of_ray_tune_runs(benchmark_module, tmp_path):
 
 
 @pytest.mark.peer
-def test_the_training_code_of_wandbs_example_runs_offline_with_parameters_of_its_sweep(tmp_path):
+def test_the_training_code_of_the_wandb_example_runs_offline(tmp_path):
     files, commands = example("from-wandb", "W&B")
     assert commands == ["wandb sweep sweep.yaml", "wandb agent SWEEP_ID"]
     place = write(tmp_path / "work", files)

@@ -120,7 +120,9 @@ def test_an_html_report_contains_no_secret_and_escapes_markup_in_texts(opened, t
     expect(person.page.locator("header .name")).to_have_text(HOSTILE)
 
 
-def test_a_report_of_a_large_experiment_has_a_sample_of_trials_and_a_notice(opened, tmp_path, monkeypatch):
+def test_a_notice_in_the_report_of_a_large_experiment_gives_the_number_of_sampled_trials(
+    opened, tmp_path, monkeypatch
+):
     monkeypatch.setattr(report, "MAX_TRIALS", 200)
     experiment = made_experiment(tmp_path / "made", 1000)
     person = opened(report.report_of(experiment.folder))

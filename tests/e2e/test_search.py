@@ -47,7 +47,7 @@ def traces_of(figure):
     return figure.data
 
 
-def test_search_returns_the_best_trial_a_data_frame_and_figures(place):
+def test_search_returns_the_best_trial_and_a_data_frame_and_figures(place):
     def loss(parameters):
         if parameters["x"] > 0.95:
             raise ValueError("too large")
@@ -85,7 +85,7 @@ def test_search_returns_the_best_trial_a_data_frame_and_figures(place):
     assert left_in(place) == []
 
 
-def test_search_maximizes_and_a_search_without_results_has_no_best(place):
+def test_search_can_maximize_and_returns_no_best_trial_without_results(place):
     tuner = AlgorithmConfig(name="GridSearch")
     space = {"x": {"_type": "choice", "_value": [1, 2, 3]}}
     found = search(
@@ -146,7 +146,7 @@ def test_search_uses_another_port_if_8080_is_taken(place):
         assert experiment.port > 8080
 
 
-def test_search_names_invalid_arguments(place):
+def test_the_error_of_search_names_an_invalid_argument(place):
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.search_space\.x: \"unifrm\" is not a type"):
         search(len, {"x": {"_type": "unifrm", "_value": [0, 1]}})
     with pytest.raises(ConfigInvalid, match=r"cannot use config\.trial_concurrency"):

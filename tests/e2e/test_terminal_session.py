@@ -24,7 +24,7 @@ logDir: ../experiments
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: python3 train.py, codeDir: .}
 """
-# These trials wait until the test opens their gate; the others end at once.
+# These trials wait until the test opens their gate. The other trials end at once.
 GATED = (0, 1, 5, 8, 9)
 TRAIN = """\
 import nni_sdk
@@ -81,7 +81,7 @@ def rows_of(said):
 
 # The session runs about a dozen commands. Each command has a timeout for a busy machine.
 @pytest.mark.timeout(600)
-def test_a_terminal_session_prints_the_recorded_output(place, terminal):
+def test_a_user_can_create_watch_stop_and_resume_an_experiment_in_a_terminal(place, terminal):
     code, said = terminal.run("nnictl create config.yml")
     assert code == 0
     experiment = re.search(r"The experiment id is (\w{8})", said)[1]

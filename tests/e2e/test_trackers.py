@@ -129,7 +129,7 @@ def test_mlflow_receives_each_trial_with_its_parameters_metrics_times_and_status
     assert failed.data.tags["trial_keeper.state"] == "FAILED"
 
 
-def test_a_repeated_export_to_mlflow_adds_what_is_new_and_nothing_twice(folder, mlflow_runs):
+def test_a_repeated_export_to_mlflow_adds_new_data_only(folder, mlflow_runs):
     store(folder, trial(0, SUCCEEDED, 0.9), 0.5)
     store(folder, trial(1, RUNNING), 1.0, math.nan, math.inf)
     _, first = mlflow_runs()
@@ -188,7 +188,7 @@ def test_an_unusable_tracking_uri_is_a_one_line_error_without_the_password(
     assert "Traceback" not in err
 
 
-def test_an_export_to_mlflow_that_was_interrupted_logs_the_missing_parameters(folder, mlflow_runs):
+def test_a_repeated_export_to_mlflow_completes_a_run_without_parameters(folder, mlflow_runs):
     store(folder, trial(0, SUCCEEDED, 0.9), 0.5)
     client, _ = mlflow_runs()
     found = client.get_experiment_by_name("digits abc11111").experiment_id
@@ -219,7 +219,9 @@ def event_folder(nnictl, tmp_path):
     return export
 
 
-def test_tensorboard_reads_the_metrics_the_parameters_and_the_status_of_a_trial(folder, event_folder):
+def test_the_export_to_tensorboard_contains_the_metrics_parameters_and_status_of_a_trial(
+    folder, event_folder
+):
     from tensorboard.plugins.hparams import metadata
 
     store(folder, trial(0, SUCCEEDED, {"default": 0.9, "loss": 0.25}), 0.5, {"default": 0.75})
@@ -318,7 +320,7 @@ def offline_run(nnictl, tmp_path):
     return export
 
 
-def test_wandb_reads_the_parameters_metrics_times_tags_and_exit_code_of_a_trial(folder, offline_run):
+def test_the_export_to_wandb_contains_parameters_metrics_times_tags_and_exit_codes(folder, offline_run):
     store(folder, trial(0, SUCCEEDED, {"default": 0.9, "loss": 0.25}), 0.5, {"default": 0.75})
     store(folder, trial(1, FAILED))
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as opened:
@@ -341,7 +343,7 @@ def test_wandb_reads_the_parameters_metrics_times_tags_and_exit_code_of_a_trial(
     assert (summary["final/default"], summary["final/loss"], summary["state"]) == (0.9, 0.25, "SUCCEEDED")
 
 
-def test_a_repeated_export_to_wandb_keeps_the_ended_runs_and_replaces_the_others(folder, offline_run):
+def test_a_repeated_export_to_wandb_keeps_ended_runs_and_replaces_running_runs(folder, offline_run):
     store(folder, trial(0, SUCCEEDED, 1.0), 0.5)
     store(folder, trial(1, RUNNING), 0.5)
     first = offline_run()
@@ -370,7 +372,9 @@ def test_wandb_lists_the_exported_runs_for_its_upload(folder, offline_run, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "tensorboard", "wandb"])
-def test_a_missing_library_is_one_line_with_the_pip_command(folder, nnictl, monkeypatch, kind):
+def test_a_missing_tracker_library_is_a_one_line_error_with_the_pip_command(
+    folder, nnictl, monkeypatch, kind
+):
     for name in [
         each for each in sys.modules if each.partition(".")[0] == kind or each.endswith(f"trackers.{kind}")
     ]:
@@ -383,7 +387,7 @@ def test_a_missing_library_is_one_line_with_the_pip_command(folder, nnictl, monk
     assert f"the package {kind} is not installed; run `pip install 'trial-keeper[{kind}]'`" in err
 
 
-def test_a_waiting_trial_is_left_out_and_counted(folder, nnictl):
+def test_an_export_to_tensorboard_skips_and_counts_trials_that_have_not_started(folder, nnictl):
     pytest.importorskip("tensorboard")
     waiting = trial(0, TrialState.WAITING)
     waiting.run.started_at_s = None

@@ -204,7 +204,7 @@ def printed_by_the_advisor(experiment, ends):
 
 
 @pytest.mark.parametrize("names", ["v1", "v2"])
-def test_an_experiment_with_an_own_advisor_runs_to_its_end_and_resumes(a_real_experiment, names):
+def test_an_experiment_with_a_user_defined_advisor_runs_to_its_end_and_resumes(a_real_experiment, names):
     experiment = a_real_experiment(
         TRAIN,
         space={"n": {"_type": "randint", "_value": [0, 5]}},
@@ -274,7 +274,7 @@ nni.report_final_result(n)
 
 
 @pytest.mark.parametrize("names", ["v1", "v2"])
-def test_an_own_advisor_receives_intermediate_results_and_stops_trials(a_real_experiment, names):
+def test_a_user_defined_advisor_receives_intermediate_results_and_stops_trials(a_real_experiment, names):
     experiment = a_real_experiment(
         RUNS_ON,
         space={},

@@ -24,9 +24,15 @@ from kube_store import CLAIMS, NODES, PODS, SECRETS, Refused, now
 from trial_keeper.settings import without_settings
 
 NODE = "n1"
+_CPUS = 64
 BARRIER = "frameworkcontroller/frameworkbarrier"
 # Kubernetes uses at most this much of a log as termination message. Source: Kubernetes, terminationMessagePolicy.
 _LAST_WORDS_BYTES = 2048
+
+
+def _cpus(quantity):
+    """The number of processors of a quantity such as `2` or `500m`."""
+    return int(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 class Waiting(Exception):
@@ -240,7 +246,8 @@ class Kubelet:
         """The reason why no node accepts the pod; empty if one does."""
         if self.is_lost:
             return "1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
-        if self.is_full:
+        asked = (each.get("resources", {}).get("requests", {}) for each in pod["spec"]["containers"])
+        if self.is_full or sum(_cpus(str(each.get("cpu", 0))) for each in asked) > _CPUS:
             return "1 Insufficient cpu"
         for volume in pod["spec"].get("volumes", []):
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -271,7 +278,8 @@ class Kubelet:
         tell(self._store, pod, reason, message)
 
     def is_there(self, image):
-        return image not in self.missing_images
+        """False for a missing image, and for a registry in the domain .invalid, which never exists (RFC 2606)."""
+        return image not in self.missing_images and not image.partition("/")[0].endswith(".invalid")
 
     # ---- inputs of containers
 
@@ -539,7 +547,8 @@ class Pod:
         children = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(process.pid).children(recursive=True)
-        # The first process ends first, as in a real container. Otherwise it could report the end of a child process.
+        # The first process ends first, as in a real container. Otherwise the first process could report the end of a child
+        # process.
         process.kill()
         for each in children:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 from apart import Apart
 from deadlines import scaled_s
+from fault_checker import RUN_STRIDE, TASK, Harm
 from fault_checkpoints import Holds, is_newest_signed
 from fault_files import (
     append_to_metrics,
@@ -28,7 +29,6 @@ from fault_files import (
     state_files,
     tear,
 )
-from fault_judge import RUN_STRIDE, TASK, Harm
 from fault_plan import IN_CHECKPOINTS, STOPS, Fault, Kind, Plan
 from fault_processes import running_guards, running_keepers, running_trials
 from fault_site import Site, wait_until
@@ -58,7 +58,7 @@ DONE_TIMEOUT_S = scaled_s(240.0)
 END_TIMEOUT_S = scaled_s(90.0)
 # This is the time limit for the exit of a manager. The exit does not wait for running trials.
 _LEAVES_TIMEOUT_S = scaled_s(30.0)
-# This is longer than a stop takes at most: each step of a stop has a deadline, and nnictl gives up after the last one.
+# This is longer than a stop takes at most: each step of a stop has a deadline, and nnictl gives up after the last step.
 _STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})

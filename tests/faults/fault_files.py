@@ -22,7 +22,7 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import AttemptFolder, Workspace
 
 FORGED_VALUE = 424_242
-"""A value that no run reports: see RUN_STRIDE of fault_judge.py."""
+"""A value that no run reports: see RUN_STRIDE of fault_checker.py."""
 TASK = "main-0"
 SPECIAL = ("pipe", "link", "sparse")
 """A pipe, a link to an endless device, and a sparse file of 4 GiB."""

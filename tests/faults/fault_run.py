@@ -1,4 +1,4 @@
-"""Runs experiments under fault plans and judges them: `make faults`.
+"""Runs experiments under fault plans and checks them: `make faults`.
 
 fault_run.py --seeds N     the seeds 1 to N, a line for each and a table at the end
 fault_run.py --seed K      one of them again
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_checker import Verdict, checked
 from fault_experiment import DONE_TIMEOUT_S, END_TIMEOUT_S, Experiment
-from fault_judge import Verdict, judge
 from fault_plan import Fault, Kind, Plan, kinds_named, plan_of
 from fault_site import a_site, missing_here, wait_until
 
@@ -115,7 +115,9 @@ def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trial
             experiment.wrong += [f"still runs: {left}" for left in site.leftovers()]
             experiment.kill_manager()
         took_s = time.monotonic() - began_s
-        verdict = judge(experiment.folder, experiment.storage, site.ledgers, experiment.harm, trials, took_s)
+        verdict = checked(
+            experiment.folder, experiment.storage, site.ledgers, experiment.harm, trials, took_s
+        )
         verdict.wrong += experiment.wrong + experiment.bugs()
         if not verdict.is_good:
             _keep(experiment, folder / "evidence")

@@ -27,9 +27,10 @@ REPORTS = 20
 _LOOK_INTERVAL_S = 0.002
 _STATES_INTERVAL_S = 0.01
 
-# Each trial starts three helper processes that can be found only by session or by ancestor: one has an empty environment, one its
-# own session, one both. They write to a descriptor, and wait on a pipe that is never closed. If the keeper of a trial will be
-# killed, the trial does not exit by itself, because the helper with both can be found only while its parent lives.
+# Each trial starts three helper processes that can be found only by session or by ancestor: one with an empty environment, one in
+# a session of its own, and one with both properties. The helpers write to a descriptor and wait on a pipe that is never closed.
+# If the keeper of a trial will be killed, the trial does not exit by itself, because the third helper can be found only while its
+# parent lives.
 TRAIN = """
 import os, subprocess, time
 import nni_sdk as nni
@@ -113,7 +114,7 @@ class KeeperKiller:
         self._spared = exempt_sessions
         self._draw = draw
         self._begun: set[str] = set()
-        self._judged: set[str] = set()
+        self._checked: set[str] = set()
         self.killed: set[str] = set()
         self.verdict = Verdict()
         self._is_over = threading.Event()
@@ -128,7 +129,7 @@ class KeeperKiller:
         finally:
             self._is_over.set()
             watcher.join()
-        self._judge_at_end()
+        self._check_at_end()
         return self.verdict
 
     # ---- killing
@@ -173,24 +174,24 @@ class KeeperKiller:
     def _watch_states(self) -> None:
         with contextlib.closing(sqlite3.connect(self._experiment.folder.database)) as database:
             while not self._is_over.wait(_STATES_INTERVAL_S):
-                self._judge_terminal(database)
-            self._judge_terminal(database)
+                self._check_terminal(database)
+            self._check_terminal(database)
 
-    def _judge_terminal(self, database: sqlite3.Connection) -> None:
+    def _check_terminal(self, database: sqlite3.Connection) -> None:
         rows = database.execute("SELECT trial_id, state, message FROM trial").fetchall()
         seen_at_s = time.time()
         for trial_id, state, message in rows:
             path = self._ledgers / trial_id
-            if state not in {each.value for each in TERMINAL_STATES} or trial_id in self._judged:
+            if state not in {each.value for each in TERMINAL_STATES} or trial_id in self._checked:
                 continue
-            self._judged.add(trial_id)
+            self._checked.add(trial_id)
             if path.exists():
                 living = [pid for pid in Ledger.read(path).pids if not _is_dead(pid)]
                 if living or Ledger.read(path).last_sign_s > seen_at_s:
                     self.verdict.too_early += 1
                     self.verdict.wrong.append(f"trial {trial_id} is {state} and {living} live: {message}")
 
-    def _judge_at_end(self) -> None:
+    def _check_at_end(self) -> None:
         verdict = self.verdict
         trials = {trial["id"]: trial for trial in self._experiment.get("/trials")}
         for path in self._ledgers.iterdir():

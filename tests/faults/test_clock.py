@@ -52,7 +52,7 @@ def assert_durations_are_true(experiment, began_s):
         pytest.param(-DAY_S, False, id="a day back, a job per trial"),
     ][: amount(2, 4)],
 )
-def test_an_experiment_continues_after_a_clock_change_and_a_killed_manager(
+def test_an_experiment_completes_after_the_clock_changes_and_the_manager_is_killed(
     a_real_experiment, clock, step_s, reuse
 ):
     began_s = time.monotonic()
@@ -87,7 +87,7 @@ def test_an_experiment_continues_after_a_clock_change_and_a_killed_manager(
 
 
 @STEPS
-def test_the_duration_of_a_trial_is_correct_if_the_clock_changes_and_the_keeper_is_lost(
+def test_the_duration_of_a_trial_is_correct_after_a_clock_change_and_the_loss_of_the_keeper(
     a_real_experiment, clock, step_s
 ):
     began_s = time.monotonic()

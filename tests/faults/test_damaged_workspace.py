@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from amounts import amount
 from deadlines import scaled_s
-from fault_judge import offsets_that_differ
+from fault_checker import offsets_that_differ
 from openpai_here import an_openpai_here
 from real_experiment import wait_until
 
@@ -152,7 +152,7 @@ def platform_keys(request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("platform_keys", ["local", "openpai"], indirect=True)
-def test_an_experiment_in_a_damaged_workspace_ends_or_reports_the_remedy(
+def test_an_experiment_in_a_damaged_workspace_ends_or_reports_a_remedy(
     a_real_experiment, platform_keys, seed
 ):
     chance = random.Random(seed)
@@ -165,7 +165,7 @@ def test_an_experiment_in_a_damaged_workspace_ends_or_reports_the_remedy(
     damaged = Damaged(workspace.root, chance)
     told = ""
     for _ in range(chance.randint(1, 4)):
-        time.sleep(chance.random())  # a random delay of the plan; it waits for no event
+        time.sleep(chance.random())  # a random delay of the plan, which does not wait for an event
         dies = chance.random() < 0.4
         if dies:
             experiment.kill_manager()

@@ -11,9 +11,9 @@ from amounts import amount
 from apart import PLANTED
 from attempts import RegisteringStore, attempt_id
 from deadlines import DEADLINE_S
+from fault_checker import RUN_STRIDE, TASK, Harm, Ledger, checked, ledger_path, state_that_is_false
 from fault_checkpoints import Continuation, Loaded
 from fault_files import FORGED_VALUE, forge_attempts, remove_attempt, state_files, tear
-from fault_judge import RUN_STRIDE, TASK, Harm, Ledger, judge, ledger_path, state_that_is_false
 from fault_plan import Fault, Kind, Need, kinds_named, plan_of
 from fault_run import _table, run_plan
 from fault_site import clean_up, missing_here, mounts_of, networks_of, processes_of
@@ -39,7 +39,7 @@ SEEDS = (1515, 5407, 15467, 7174, 116)
 
 
 @pytest.mark.parametrize("seed", amount(SEEDS[:2], SEEDS))
-def test_a_fault_plan_loses_or_duplicates_no_report_and_every_trial_state_is_correct(seed):
+def test_an_experiment_under_a_fault_plan_stores_every_report_once_with_correct_trial_states(seed):
     outcome = run_plan(plan_of(seed, is_short=True, missing=missing_here()))
     print(outcome.report())
     assert outcome.verdict.is_good, outcome.report()
@@ -67,10 +67,10 @@ UNNAMED = (
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch, planted, faults, seen):
+def test_the_checker_detects_a_fault_planted_in_the_manager(tmp_path, monkeypatch, planted, faults, seen):
     if planted == "accepts early marks":
         ((module, name, fault),) = PLANTED[planted]
-        # The judge uses this function of the product too, so the fault is also planted in the process of the test.
+        # The checker uses this function of the product too, so the fault is also planted in the process of the test.
         monkeypatch.setattr(module, name, fault)
     # The long form is used, so that the trials still report when the faults start.
     plan = dataclasses.replace(plan_of(2, is_short=False), faults=faults, left_out=())
@@ -80,7 +80,7 @@ def test_the_judge_detects_a_planted_fault_of_the_manager(tmp_path, monkeypatch,
 
 
 @pytest.mark.any_machine
-def test_a_fault_after_the_experiment_has_ended_is_reported_as_missed(tmp_path):
+def test_a_fault_scheduled_after_the_end_of_the_experiment_is_reported_as_missed(tmp_path):
     late = Fault(6.0, Kind.MANAGER_KILLED, 0.1, 0.0)
     plan = dataclasses.replace(plan_of(2, is_short=True), faults=(late,), left_out=())
     outcome = run_plan(plan, tmp_path, trials=1)
@@ -92,7 +92,7 @@ def test_a_fault_after_the_experiment_has_ended_is_reported_as_missed(tmp_path):
     assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
-def test_the_seeds_of_this_file_and_seeds_1_to_20_each_cover_every_kind_of_fault():
+def test_the_seeds_of_this_file_and_the_seeds_1_to_20_cover_every_kind_of_fault():
     plans = [plan_of(seed, is_short=True) for seed in SEEDS]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     plans = [plan_of(seed, is_short=False) for seed in range(1, 21)]
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_plan():
     assert plan_of(17, is_short=False) != plan_of(18, is_short=False)
 
 
-def test_a_plan_lists_unavailable_fault_kinds_and_keeps_its_other_faults():
+def test_a_plan_lists_unavailable_fault_kinds_and_keeps_the_available_faults():
     whole, reduced = (
         plan_of(2, is_short=True, missing=missing) for missing in (frozenset(), frozenset({Need.FUSE}))
     )
@@ -142,7 +142,7 @@ def a_trial_folder(tmp_path):
     return folder, attempt
 
 
-def test_remove_attempt_removes_the_folder_while_a_process_writes_to_it(a_trial_folder, tmp_path):
+def test_the_remove_attempt_fault_succeeds_while_a_process_writes_to_the_folder(a_trial_folder, tmp_path):
     folder, attempt = a_trial_folder
     with attempt.stream(Stream.METRICS).open("ab") as writing:
         assert remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
@@ -152,7 +152,7 @@ def test_remove_attempt_removes_the_folder_while_a_process_writes_to_it(a_trial_
     assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
 
 
-def test_forged_attempts_belong_to_another_user_and_contain_a_result(a_trial_folder):
+def test_the_forge_attempts_fault_creates_attempts_of_another_user_with_a_result(a_trial_folder):
     folder, attempt = a_trial_folder
     assert forge_attempts(folder.workspace, "trial1") == ""
     forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
@@ -169,7 +169,7 @@ def test_forged_attempts_belong_to_another_user_and_contain_a_result(a_trial_fol
     ("pick", "left", "done"),
     [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
 )
-def test_tear_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
+def test_the_tear_fault_empties_or_halves_one_state_file(a_trial_folder, pick, left, done):
     folder, _ = a_trial_folder
     (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
     folder.workspace.manager_json.write_bytes(b'{"addresses"}')
@@ -181,7 +181,7 @@ def test_tear_empties_or_halves_one_state_file(a_trial_folder, pick, left, done)
     assert said == f"{torn.parent.name}/{torn.name} was {done}"
 
 
-# ---- the judge
+# ---- the checker
 
 
 def a_ledger(tmp_path, *lines):
@@ -194,11 +194,11 @@ def a_ledger(tmp_path, *lines):
     ("stored", "lost", "doubled", "is_in_order"),
     [
         (["0", "1"], 0, 0, True),
-        (["0", "1", "3"], 0, 0, True),  # the trial was killed during this report's call
+        (["0", "1", "3"], 0, 0, True),  # the trial was killed during the report of 3, which may be stored
         (["0"], 1, 0, True),
         (["0", "0", "1"], 0, 1, True),
         (["0", "1", "3", "3"], 0, 1, True),
-        (["0", "1", "2"], 0, 1, True),  # the call of this report raised
+        (["0", "1", "2"], 0, 1, True),  # the report of 2 raised an exception, so this row counts as doubled
         (["1", "0"], 0, 0, False),
         (["3", "0", "1"], 0, 0, False),
     ],
@@ -261,7 +261,7 @@ def a_trial(state, reason, exit_code):
         ),
     ],
 )
-def test_the_judge_accepts_a_trial_state_only_if_the_faults_explain_it(
+def test_the_checker_accepts_an_unexpected_trial_state_only_if_the_faults_explain_the_state(
     tmp_path, state, reason, exit_code, ledger, harm, is_true
 ):
     wrong = state_that_is_false(a_trial(state, reason, exit_code), a_ledger(tmp_path, *ledger), harm)
@@ -272,7 +272,7 @@ KILLED = Harm(trials_killed={"trial1"}, keepers_killed={"job1"}, max_retries=3)
 KEEPER_KILLED = dataclasses.replace(KILLED, trials_killed=())
 UNWRITABLE = "cannot write to the workspace: No space left on device"
 AWAY = Harm(storage_failed=True, manager_was_away=True)
-# Each exception has a trial state that the fault allows, and the changes with which the judge must report an error.
+# Each exception has a trial state that the fault allows, and the changes with which the checker must report an error.
 EXCEPTIONS = {
     "a signal to a trial whose keeper was killed too has any exit code": (
         {"reason": ExitReason.SIGNAL, "exit_code": 143, "harm": KILLED},
@@ -327,7 +327,9 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(("allowed", "refused"), EXCEPTIONS.values(), ids=EXCEPTIONS)
-def test_an_exception_of_the_judge_applies_only_to_its_own_fault(tmp_path, allowed, refused):
+def test_the_checker_permits_each_unexpected_trial_state_only_after_a_matching_fault(
+    tmp_path, allowed, refused
+):
     def errors(state=TrialState.FAILED, exit_code=None, ledger=(), message="", retries=0, *, reason, harm):
         trial = a_trial(state, reason, exit_code)
         trial.run.message, trial.retries = message, retries
@@ -343,11 +345,11 @@ NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
 
 @pytest.fixture
 def a_run(tmp_path):
-    """Judge a run of one trial that reported 0, 1 and finally 2, and printed one line. Returns a function that applies
-    `changes` and returns the errors of the judge.
+    """Check a run of one trial that reported 0, 1 and finally 2, and printed one line. Returns a function that applies
+    `changes` and returns the errors of the checker.
     """
 
-    def judged(
+    def wrong_in(
         final_at=2,
         log=b"a line\n",
         reported=(0, 1, 2),
@@ -394,12 +396,12 @@ def a_run(tmp_path):
                 experiment_row(ExperimentState.DONE, "", 1.0, 2.0, any_compatible_keeper=True),
             ]
             store.commit(writes, 1.0)
-        return judge(folder, folder.workspace, ledgers, harm, 1, 2.0).wrong
+        return checked(folder, folder.workspace, ledgers, harm, 1, 2.0).wrong
 
-    return judged
+    return wrong_in
 
 
-def test_a_correct_run_has_no_errors(a_run):
+def test_the_checker_reports_no_error_for_a_correct_run(a_run):
     assert a_run() == []
 
 
@@ -426,7 +428,7 @@ def test_a_correct_run_has_no_errors(a_run):
     ],
     ids=str,
 )
-def test_the_judge_reports_stored_trial_data_that_differs_from_the_files(a_run, stored, wrong):
+def test_the_checker_reports_stored_trial_data_that_differs_from_the_files(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
@@ -443,7 +445,7 @@ def test_the_judge_reports_stored_trial_data_that_differs_from_the_files(a_run, 
     ],
     ids=str,
 )
-def test_the_judge_accepts_differences_that_a_fault_explains(a_run, stored, excused):
+def test_the_checker_accepts_stored_data_that_differs_because_of_an_injected_fault(a_run, stored, excused):
     assert a_run(**stored, harm=excused) == []
 
 
@@ -461,11 +463,11 @@ def test_the_judge_accepts_differences_that_a_fault_explains(a_run, stored, excu
     ],
     ids=str,
 )
-def test_the_judge_reports_differences_that_no_fault_explains(a_run, stored, wrong):
+def test_the_checker_reports_stored_data_that_differs_without_a_matching_fault(a_run, stored, wrong):
     assert wrong in " ".join(a_run(**stored))
 
 
-def test_the_judge_reports_rows_of_two_runs_in_one_attempt(a_run):
+def test_the_checker_reports_rows_of_two_runs_in_one_attempt(a_run):
     second = 3 * RUN_STRIDE
     wrong = " ".join(a_run(reported=(0, 1, second, second + 1), runs=(0, 3), harm=REMOVED))
     assert "its rows are those of 2 runs" in wrong
@@ -473,20 +475,20 @@ def test_the_judge_reports_rows_of_two_runs_in_one_attempt(a_run):
     assert "1 reports lost, 2 doubled" in wrong
 
 
-def test_the_judge_counts_the_reports_of_a_trial_without_an_attempt_as_lost(a_run):
+def test_the_checker_counts_the_reports_of_a_trial_without_an_attempt_as_lost(a_run):
     assert "3 reports lost" in " ".join(a_run(reported=(), attempt=None, state=TrialState.FAILED))
 
 
-def test_a_forged_row_of_a_removed_attempt_is_detected(a_run):
+def test_the_checker_reports_forged_rows_of_a_removed_attempt(a_run):
     assert "2 doubled" in " ".join(a_run(reported=(FORGED_VALUE, FORGED_VALUE), harm=REMOVED))
 
 
-def test_a_removed_attempt_may_lose_only_its_last_reports(a_run):
+def test_the_checker_accepts_the_loss_of_the_last_reports_of_a_removed_attempt(a_run):
     assert a_run(reported=(0,), harm=REMOVED) == []
 
 
 @pytest.mark.parametrize("reported", [(1, 2), (0, 2), (0, 0), (1, 0)])
-def test_the_judge_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run, reported):
+def test_the_checker_reports_rows_of_a_removed_attempt_in_the_wrong_order(a_run, reported):
     assert a_run(reported=reported, harm=REMOVED) != []
 
 
@@ -519,7 +521,7 @@ def a_continuation(tmp_path):
     return errors
 
 
-def test_an_attempt_that_continues_from_the_newest_signed_checkpoint_has_no_errors(a_continuation):
+def test_the_checker_accepts_an_attempt_that_continues_from_the_newest_signed_checkpoint(a_continuation):
     assert a_continuation("{second} 000002 1 2 3") == ""
 
 
@@ -533,19 +535,19 @@ def test_an_attempt_that_continues_from_the_newest_signed_checkpoint_has_no_erro
         ("{second} 000002 1 2 4", "has not reported its 3 values"),
     ],
 )
-def test_the_judge_compares_the_start_of_an_attempt_with_the_signed_checkpoints(
+def test_the_checker_reports_an_attempt_that_does_not_continue_from_the_newest_signed_checkpoint(
     a_continuation, loaded, wrong
 ):
     assert wrong in a_continuation(loaded)
 
 
-def test_a_slow_storage_may_hide_a_checkpoint_but_an_unsigned_checkpoint_is_an_error(a_continuation):
+def test_on_a_slow_storage_the_checker_accepts_an_older_checkpoint_but_no_unsigned_checkpoint(a_continuation):
     assert a_continuation(None, is_newest_required=False) == ""
     assert a_continuation("{first} 000001 1 2", is_newest_required=False) == ""
     assert "no keeper has signed" in a_continuation("{second} 000003 1 2 3", is_newest_required=False)
 
 
-def test_the_expected_rows_of_a_continued_trial_are_its_checkpoint_values_and_its_own_reports(tmp_path):
+def test_the_ledger_of_a_continued_trial_expects_the_checkpoint_values_and_the_new_reports(tmp_path):
     ledger = a_ledger(tmp_path, f"< {attempt_id(0)} 000001 10 11", "? 32", "+ 32", "not saved", "? 33")
     assert (ledger.made, ledger.own, ledger.failed_saves) == (["10", "11", "32"], 1, 1)
     assert ledger.differences(["10", "11", "32"]).is_in_order
@@ -557,7 +559,7 @@ def test_the_expected_rows_of_a_continued_trial_are_its_checkpoint_values_and_it
 
 
 @pytest.mark.any_machine
-def test_a_killed_suite_leaves_no_process_mount_or_network(tmp_path):
+def test_a_killed_fault_plan_leaves_no_process_mount_or_network(tmp_path):
     import signal
     import subprocess
     import sys

@@ -109,7 +109,7 @@ def test_attempts_forged_by_another_user_change_no_result_and_are_reported(
     assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
-def test_an_unregistered_attempt_without_attempt_json_is_ignored_with_a_warning(
+def test_the_manager_ignores_an_unregistered_attempt_without_attempt_json_and_warns(
     a_real_experiment, monkeypatch
 ):
     """The manager has never read the attempt, so the attempt is not registered."""
@@ -144,7 +144,9 @@ def test_an_unregistered_attempt_without_attempt_json_is_ignored_with_a_warning(
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_rows_of_two_runs_are_not_mixed_when_the_first_attempt_folder_was_removed(a_real_experiment, retries):
+def test_rows_of_two_attempts_are_not_mixed_if_the_first_attempt_folder_was_removed(
+    a_real_experiment, retries
+):
     experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 42, "the first run has reported")

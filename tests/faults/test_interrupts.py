@@ -75,7 +75,7 @@ def interrupted(process, moments_s):
     return out + err
 
 
-def test_an_interrupt_during_the_start_of_the_manager_reports_that_no_process_is_left(place):
+def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment(place):
     (place / "train.py").write_text(ENDLESS)
     experiments = place.parent / "experiments"
     process = nnictl(place, "create", "config.yml")
@@ -92,7 +92,7 @@ def test_an_interrupt_during_the_start_of_the_manager_reports_that_no_process_is
 
 @pytest.mark.timeout(amount(300, 3600))
 @pytest.mark.parametrize("foreground", [("--foreground",), ()], ids=["foreground", "background"])
-def test_an_interrupted_create_leaves_no_process_or_names_the_running_experiment(place, foreground):
+def test_an_interrupted_nnictl_create_leaves_no_process_or_names_the_running_experiment(place, foreground):
     (place / "train.py").write_text(TRAIN)
     began_s = time.monotonic()
     whole = nnictl(place, "create", "config.yml", *foreground)

@@ -65,7 +65,7 @@ async def both_run(site, service):
     await site.is_running("nniexpexpttrialtrial2")
 
 
-async def test_pods_are_listed_before_the_first_job_is_created(site):
+async def test_the_service_lists_the_pods_before_it_creates_the_first_job(site):
     """A list of pods that is made after the end of a short job would miss the pod's message."""
     api = site.cluster.api
     api.misbehave("hang", 1, at=("list", "pods"))
@@ -82,7 +82,7 @@ async def test_pods_are_listed_before_the_first_job_is_created(site):
     assert api.asked[:created].count(("list", "pods")) == 2, "the first was hanging"
 
 
-async def test_jobs_that_end_while_the_api_server_is_down_are_reported_with_their_exit_codes(site):
+async def test_jobs_that_end_during_an_api_server_outage_are_reported_with_their_exit_codes(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.stop()
@@ -102,7 +102,7 @@ async def test_jobs_that_end_while_the_api_server_is_down_are_reported_with_thei
         await gone(site)
 
 
-async def test_jobs_that_end_while_the_api_server_drops_its_history_are_reported_once(site):
+async def test_jobs_that_end_while_the_api_server_drops_its_history_are_each_reported_once(site):
     async with site.manager() as service:
         await both_run(site, service)
         for _ in range(3):
@@ -138,7 +138,7 @@ async def test_refused_api_calls_lose_or_duplicate_no_job(site, how):
     assert len(made) == 2
 
 
-async def test_an_expired_login_is_reported_and_its_renewal_delivers_the_missed_changes(site):
+async def test_an_expired_login_is_reported_and_a_new_login_delivers_the_missed_changes(site):
     async with site.manager() as service:
         await both_run(site, service)
         site.cluster.api.tokens = {"newer"}
@@ -185,7 +185,7 @@ async def test_the_jobs_of_a_deleted_namespace_are_lost(site):
         await gone(site)
 
 
-async def test_a_job_of_a_lost_node_ends_with_the_warning_of_kubernetes(site):
+async def test_a_job_on_a_lost_node_ends_with_the_warning_of_kubernetes(site):
     changes = []
     async with site.manager() as service:
         service.on_node_changed = lambda *change: changes.append(change)
@@ -219,7 +219,7 @@ async def test_a_job_of_a_lost_node_ends_with_the_warning_of_kubernetes(site):
         await gone(site)
 
 
-async def test_a_job_whose_pod_is_evicted_ends_with_the_reason_of_the_node(site):
+async def test_a_job_ends_with_the_eviction_message_of_its_pod(site):
     async with site.manager() as service:
         await service.submit(site.settings())
         await site.is_running()
@@ -230,7 +230,7 @@ async def test_a_job_whose_pod_is_evicted_ends_with_the_reason_of_the_node(site)
         await gone(site)
 
 
-async def test_a_job_with_a_missing_image_is_pending_until_the_image_exists_or_a_stop(site):
+async def test_a_job_with_a_missing_image_stays_pending_until_the_image_exists_or_the_job_stops(site):
     site.cluster.node.missing_images.add("me/train:1")
     async with site.manager() as service:
         for job_id in ("trial1", "trial2"):
@@ -290,7 +290,7 @@ async def test_an_exceeded_quota_is_the_pending_reason_of_a_job_without_pods(sit
         await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", DEADLINE_S)
 
 
-async def test_a_manager_that_ends_deletes_resources_without_waiting_for_the_next_retry(site, monkeypatch):
+async def test_a_closing_manager_deletes_resources_without_waiting_for_the_next_retry(site, monkeypatch):
     monkeypatch.setattr(resource_calls, "retry_delays_s", lambda: itertools.repeat(1e6))
     async with site.manager() as service:
         await service.submit(site.settings())

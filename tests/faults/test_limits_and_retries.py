@@ -29,7 +29,7 @@ nni.report_final_result(5)
 """
 
 
-def test_max_trial_duration_counts_from_the_start_of_the_trial_across_a_resume(a_real_experiment):
+def test_max_trial_duration_counts_from_the_trial_start_also_after_a_resume(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")

@@ -131,7 +131,7 @@ def test_a_restarted_cluster_reports_jobs_that_ended_while_no_cluster_ran(folder
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_cluster_killed_at_random_moments_loses_or_duplicates_no_confirmed_job(folder, seed):
+def test_a_repeatedly_killed_cluster_runs_every_confirmed_job_exactly_once(folder, seed):
     """The cluster is killed repeatedly while jobs are submitted, start and end."""
     chance = random.Random(seed)
     ran = folder / "ran"
@@ -143,7 +143,7 @@ def test_a_cluster_killed_at_random_moments_loses_or_duplicates_no_confirmed_job
         for _ in range(8):
             cluster.order(submit=json.dumps({**json.loads(commands(line)), "name": f"j{number}"}))
             number += 1
-        time.sleep(chance.random() * 0.6)  # a random moment of the kill; it waits for no event
+        time.sleep(chance.random() * 0.6)  # a random moment of the kill, which does not wait for an event
         confirmed += cluster.kill()
 
     async def look():
@@ -162,7 +162,7 @@ def test_a_cluster_killed_at_random_moments_loses_or_duplicates_no_confirmed_job
     assert processes_of(folder) == []
 
 
-def test_hundreds_of_concurrent_jobs_run_once_each_in_bounded_memory(folder):
+def test_hundreds_of_concurrent_jobs_each_run_once_in_bounded_memory(folder):
     ran = folder / "ran"
     names = [f"j{number}" for number in range(JOBS)]
 
@@ -212,7 +212,7 @@ def test_hundreds_of_concurrent_jobs_run_once_each_in_bounded_memory(folder):
     assert len(os.listdir("/proc/self/fd")) < min(soft, 60)
 
 
-def test_a_full_disk_delays_state_changes_and_loses_none(folder, monkeypatch):
+def test_a_full_disk_delays_the_state_changes_of_jobs_and_loses_none(folder, monkeypatch):
     """The database refuses writes for a time, as on a full disk."""
     is_full = False
     commit, add_job = JobStore.commit, JobStore.add_job
@@ -302,7 +302,9 @@ def test_jobs_stopped_while_the_disk_is_full_receive_one_sigterm_each(folder, mo
     asyncio.run(asyncio.wait_for(scenario(), scaled_s(120)))
 
 
-def test_a_bug_stops_the_cluster_and_the_next_cluster_continues_the_jobs(folder, monkeypatch, caplog):
+def test_an_internal_error_closes_the_cluster_and_the_next_cluster_continues_the_jobs(
+    folder, monkeypatch, caplog
+):
     async def broken():
         cluster = Cluster(settings(folder))
         await cluster.start()
@@ -328,7 +330,7 @@ def test_a_bug_stops_the_cluster_and_the_next_cluster_continues_the_jobs(folder,
 
 
 @pytest.mark.parametrize("written", [None, "", '{"pid": 1'], ids=["another process", "nothing", "torn"])
-def test_a_killed_task_with_a_wrong_or_truncated_process_record_is_restarted(folder, written):
+def test_a_killed_task_is_restarted_if_its_process_record_is_wrong_or_truncated(folder, written):
     async def begin():
         async with running(settings(folder)) as cluster:
             await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
@@ -347,7 +349,7 @@ def test_a_killed_task_with_a_wrong_or_truncated_process_record_is_restarted(fol
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
-    # The document contains the pid of this process, as if it had been reused, or a truncated text, as after a power cut.
+    # The document contains the pid of this process, as after a reuse of the pid, or a truncated text, as after a power cut.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
     asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

@@ -52,7 +52,7 @@ def with_two_trials(experiment):
     return experiment
 
 
-def test_a_resumed_experiment_without_its_folder_of_trials_ends(experiment, tmp_path):
+def test_a_resumed_experiment_without_a_trials_folder_runs_to_its_end(experiment, tmp_path):
     workspace, trials = experiment.folder.workspace, experiment.folder.workspace.trials
     shutil.rmtree(trials)
     if workspace.root != experiment.folder.path:
@@ -71,7 +71,7 @@ def test_a_resumed_experiment_without_its_folder_of_trials_ends(experiment, tmp_
     [("local", "a file as trials"), ("openpai", "a file as trials"), ("openpai", "a missing workspace")],
     indirect=["experiment"],
 )
-def test_a_resume_without_a_workspace_is_refused_with_a_working_remedy(experiment, tmp_path, lost):
+def test_a_resume_without_a_workspace_is_refused_and_the_printed_remedy_works(experiment, tmp_path, lost):
     workspace = experiment.folder.workspace
     if lost == "a file as trials":
         shutil.rmtree(workspace.trials)
@@ -91,7 +91,7 @@ def test_a_resume_without_a_workspace_is_refused_with_a_working_remedy(experimen
     assert_it_ends(experiment)
 
 
-def test_a_stop_without_a_manager_and_a_workspace_ends_all_jobs(experiment):
+def test_nnictl_stop_without_a_manager_and_without_a_workspace_ends_all_jobs(experiment):
     workspace = experiment.folder.workspace
     is_local = workspace.root == experiment.folder.path
     shutil.rmtree(workspace.trials if is_local else workspace.root)
@@ -101,7 +101,7 @@ def test_a_stop_without_a_manager_and_a_workspace_ends_all_jobs(experiment):
     assert end_without_manager(known).startswith("Nothing of it runs")
 
 
-def test_a_running_manager_creates_a_removed_folder_of_trials_again(a_real_experiment, tmp_path):
+def test_a_running_manager_recreates_a_removed_trials_folder(a_real_experiment, tmp_path):
     experiment = a_real_experiment(
         TRAIN.format(gate=str(tmp_path / "gate")), trialConcurrency=2, maxTrialNum=4
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -140,7 +141,7 @@ def test_the_results_of_a_running_experiment_are_collected_over_the_shared_stora
         assert stdout.read_bytes() == experiment.stream(trial.trial_id, Stream.STDOUT).read_bytes()
 
 
-def test_a_second_manager_continues_at_the_stored_offset_of_the_first(a_real_experiment):
+def test_a_second_manager_continues_at_the_offset_that_the_first_manager_stored(a_real_experiment):
     experiment = a_real_experiment(TRAIN, maxTrialNum=1, trialConcurrency=1)
     os.mkfifo(experiment.code / "gate")
 
@@ -208,7 +209,7 @@ class LinkProxy:
         self._writers.clear()
 
 
-def test_the_transport_follows_an_intermittent_link_and_no_result_is_lost(a_real_experiment):
+def test_the_transport_changes_with_the_connection_and_no_result_is_lost(a_real_experiment):
     experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")
     seen = []
 
@@ -291,7 +292,7 @@ async def several_polls():
     await asyncio.sleep(1.0)
 
 
-def test_an_exit_record_that_is_visible_before_all_bytes_does_not_end_the_trial(a_real_experiment):
+def test_a_visible_exit_record_does_not_end_a_trial_before_all_bytes_are_visible(a_real_experiment):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
     whole = frames(1, 2, 3) + encode(4, "x", "FINAL", 0, 7.0)
 
@@ -340,7 +341,9 @@ def test_zeros_in_place_of_missing_bytes_are_not_read_as_metrics(a_real_experime
     assert values(experiment.rows(asyncio.run(play()).trial_id)) == [1, 2, 3]
 
 
-def test_a_trial_whose_job_has_ended_ends_only_when_its_files_are_complete(a_real_experiment, monkeypatch):
+def test_a_trial_of_an_ended_job_ends_only_when_its_files_are_complete(
+    a_real_experiment, monkeypatch, caplog
+):
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
@@ -357,12 +360,15 @@ def test_a_trial_whose_job_has_ended_ends_only_when_its_files_are_complete(a_rea
             await several_polls()
             assert not trial.state.is_terminal
             shown.show(frames(1, 2))
-            await until(lambda: trial.state.is_terminal, "the trial has ended")
+            await until(lambda: not engine.experiment.jobs.live, "the end of the job is reported")
             return trial
 
-    trial = asyncio.run(play())
+    with caplog.at_level(logging.INFO):
+        trial = asyncio.run(play())
     assert trial.state.value == "SUCCEEDED"
     assert values(experiment.rows(trial.trial_id)) == [1, 2]
+    (ended,) = (line for line in caplog.messages if line.startswith(f"job {trial.job_id} has ended: "))
+    assert "the workspace lacks data" not in ended
 
 
 HANGING = """
@@ -431,7 +437,7 @@ def test_an_attempt_folder_that_hangs_blocks_neither_other_trials_nor_the_manage
         pass
 
 
-def test_a_storage_error_is_reported_and_retried_without_a_lost_result(a_real_experiment, monkeypatch):
+def test_a_storage_error_is_reported_and_retried_and_no_result_is_lost(a_real_experiment, monkeypatch):
     monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0.1)
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 

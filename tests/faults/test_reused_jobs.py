@@ -162,7 +162,7 @@ def test_a_prefetched_trial_that_the_user_stops_never_starts(a_real_experiment):
     assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
 
 
-def test_a_stored_final_row_counts_if_the_manager_died_before_it_updated_the_trial(
+def test_a_final_row_stored_just_before_the_manager_died_is_the_result_of_the_trial(
     a_real_experiment,
 ):
     experiment = a_real_experiment(
@@ -237,7 +237,7 @@ def test_a_job_that_dies_after_its_trial_has_ended_fails_at_most_one_prefetched_
     assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 
-def test_a_job_runs_further_trials_after_a_stopped_trial_and_ends_with_the_experiment(
+def test_a_reused_job_runs_further_trials_after_a_stopped_trial_and_ends_with_the_experiment(
     a_real_experiment,
 ):
     experiment = a_real_experiment(GATED, maxTrialNum=100, trialConcurrency=1, **REUSE)

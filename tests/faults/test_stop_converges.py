@@ -187,7 +187,7 @@ def test_a_stop_on_a_full_disk_ends_the_trials_and_loses_no_result(disk, an_expe
         assert rows == [*range(len(rows))]
 
 
-def test_a_stop_ends_all_processes_with_suspended_keepers_removed_folders_and_a_full_disk(
+def test_a_stop_ends_all_processes_despite_suspended_keepers_removed_folders_and_a_full_disk(
     disk, an_experiment, tmp_path
 ):
     experiment = an_experiment(logDir=str(disk.path / "experiments"))
@@ -200,7 +200,7 @@ def test_a_stop_ends_all_processes_with_suspended_keepers_removed_folders_and_a_
 
 
 @pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
-def test_a_single_trial_of_a_suspended_keeper_can_be_stopped(an_experiment, options):
+def test_a_trial_of_a_suspended_keeper_can_be_stopped_while_other_trials_continue(an_experiment, options):
     experiment = an_experiment(**options)
     freeze(keepers_of(experiment))
 

@@ -65,7 +65,7 @@ def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
         assert values(metrics_of(reader, trial.trial_id)) == [*range(12), trial.sequence_id]
 
 
-def test_unstored_records_of_a_version_0_6_experiment_are_read_once(tmp_path: Path) -> None:
+def test_a_resume_reads_the_unstored_records_of_a_version_0_6_experiment_once(tmp_path: Path) -> None:
     folder, trials = resumed(tmp_path, "experiment-0.6.tar.gz")
     for trial in trials:
         check_rows(folder, trial)
@@ -76,7 +76,7 @@ def test_unstored_records_of_a_version_0_6_experiment_are_read_once(tmp_path: Pa
         assert ("attempts/7/main-0: it is not a registered attempt" in trial.warning) == has_forged
 
 
-def test_unstored_records_of_a_format_6_experiment_are_read_once(tmp_path: Path) -> None:
+def test_a_resume_reads_the_unstored_records_of_a_format_6_experiment_once(tmp_path: Path) -> None:
     folder, trials = resumed(tmp_path, "experiment-0.7-format-6.tar.gz")
     assert len(trials) == 3
     for trial in trials:

@@ -76,7 +76,7 @@ nni.report_final_result({REPORTS})
 """
 
 
-def test_a_new_manager_adopts_a_running_trial_reads_an_ended_trial_and_fails_a_lost_trial(a_real_experiment):
+def test_a_new_manager_adopts_running_trials_reads_ended_trials_and_fails_lost_trials(a_real_experiment):
     """The keeper of the running trial has no state file. The keeper of the lost trial was killed during the trial, and that
     of the ended trial after it.
     """
@@ -132,7 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(500)]
 
 
-def test_the_guard_of_a_killed_keeper_ends_the_trial_and_stored_results_are_kept(a_real_experiment):
+def test_the_guard_of_a_killed_keeper_ends_the_trial_and_the_stored_results_are_kept(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -149,7 +149,7 @@ def test_the_guard_of_a_killed_keeper_ends_the_trial_and_stored_results_are_kept
     assert values(rows) == [*range(len(rows))]
 
 
-def test_a_tuner_error_stops_the_experiment_until_a_resume_with_a_working_tuner(a_real_experiment, tmp_path):
+def test_a_resume_with_a_fixed_tuner_completes_an_experiment_after_a_tuner_error(a_real_experiment, tmp_path):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
     # This tuner fails at its third request.
     broken = tmp_path / "sitecustomize"

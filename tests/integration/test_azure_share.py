@@ -83,7 +83,7 @@ def a_trial():
 # ---- files that keepers read
 
 
-def test_all_files_for_keepers_are_uploaded_and_manager_json_is_the_last(azure, share, workspace):
+def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(azure, share, workspace):
     files = SharedFiles(workspace, share)
     # The file needs more than one range request.
     workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)
@@ -125,7 +125,7 @@ def test_folders_deleted_from_the_share_are_created_again(azure, share, workspac
 # ---- files that keepers write
 
 
-def test_keeper_files_are_read_by_ranges_with_the_same_result_as_from_a_mount(azure, share, workspace):
+def test_reading_keeper_files_in_ranges_gives_the_same_result_as_reading_a_mount(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY)
     files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
     assert files.find_attempts("trial", SIGNER).newest == []
@@ -174,7 +174,7 @@ def test_fetch_downloads_only_the_bytes_that_are_missing_locally(azure, share, w
     SharedFiles(workspace).fetch("trial", Stream.STDERR)  # fetch() downloads nothing from a mount.
 
 
-def test_a_log_that_two_processes_fetch_at_once_is_complete_and_not_duplicated(azure, share, workspace):
+def test_a_log_fetched_by_two_processes_at_once_is_complete_and_not_duplicated(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
     there.parent.mkdir(parents=True)
     content = bytes(range(1, 250)) * 10_000  # One read returns only a part of these bytes.
@@ -308,7 +308,7 @@ def test_an_unreachable_vault_is_a_retryable_error(azure, workspace):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 
-def test_check_finds_the_share_with_one_call_and_raises_for_an_unreachable_share(azure, share):
+def test_the_share_check_uses_one_call_and_raises_for_an_unreachable_share(azure, share):
     share.check()
     assert azure.asked == ["GET nni?restype=share"]
     azure.key = new_key("second")

@@ -54,7 +54,7 @@ def test_the_bench_command_runs_the_named_measurements_in_rounds(bench, monkeypa
 
 
 @pytest.mark.parametrize("arguments", [["speed"], ["--rounds", "0"]])
-def test_invalid_arguments_are_refused_with_the_choices(bench, arguments, capsys):
+def test_the_error_for_an_invalid_argument_lists_the_choices(bench, arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         bench.main(arguments)
     assert ended.value.code == 2
@@ -71,11 +71,13 @@ def test_invalid_arguments_are_refused_with_the_choices(bench, arguments, capsys
         ("-", "-", None),
     ],
 )
-def test_the_figure_of_a_row_is_its_ratio_or_else_its_measured_value(bench, measured, ratio, figure):
+def test_a_benchmark_row_is_compared_by_its_ratio_or_else_by_its_measured_value(
+    bench, measured, ratio, figure
+):
     assert bench.Row("it", measured, "-", ratio, "-", True).figure == figure
 
 
-def test_a_row_is_higher_or_lower_only_if_every_pair_of_rounds_agrees(bench, rows_of, tmp_path, capsys):
+def test_a_benchmark_row_counts_as_changed_only_if_all_rounds_agree(bench, rows_of, tmp_path, capsys):
     before = [rows_of(2.0, 2.0, 2.0), rows_of(2.2, 2.0, 2.0), rows_of(1.9, 2.0, 2.0)]
     after = [rows_of(1.0, 1.9, 4.0), rows_of(1.2, 2.1, 4.1), rows_of(1.1, 1.8, 5.0)]
     files = [tmp_path / "before.json", tmp_path / "after.json"]

@@ -84,7 +84,7 @@ def test_the_first_poll_returns_all_trials_and_later_polls_only_changes(a_snapsh
     assert document_of(feed, Cursor.read(second["version"]))["trials"] == []
 
 
-def test_a_client_with_windows_receives_no_rows_when_more_than_max_rows_changed(a_snapshot, monkeypatch):
+def test_a_client_that_loads_windows_receives_no_rows_if_more_than_max_rows_changed(a_snapshot, monkeypatch):
     monkeypatch.setattr(change_feed, "MAX_ROWS", 5)
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.0)
     for number in range(5):
@@ -150,13 +150,13 @@ def test_a_trial_that_changes_during_a_slow_response_is_current_in_later_respons
 @pytest.mark.parametrize(
     "text", ["", "x", "1.2", "a.1.2.3", "a.-1.0", f"a.{'9' * 400}.0", "a.٣.0", "other.1.1"]
 )
-def test_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
+def test_a_poll_with_an_invalid_or_foreign_version_returns_all_trials(a_snapshot, text):
     begin(a_snapshot.experiment, 0)
     document = document_of(ChangeFeed(lambda: a_snapshot), Cursor.read(text))
     assert (document["reset"], len(document["trials"])) == (True, 1)
 
 
-def test_a_version_newer_than_the_current_version_returns_all_trials(a_snapshot):
+def test_a_poll_with_a_version_newer_than_the_current_version_returns_all_trials(a_snapshot):
     begin(a_snapshot.experiment, 0)
     feed = ChangeFeed(lambda: a_snapshot)
     version = Cursor.read(document_of(feed)["version"])

@@ -173,7 +173,7 @@ def test_a_file_in_place_of_the_mount_fails_the_mount_check(site, run_checks, tm
     assert "Not a directory" in report.words("mount")
 
 
-def test_an_empty_folder_in_place_of_the_mount_fails_with_the_remedy(site, run_checks, tmp_path):
+def test_an_empty_folder_in_place_of_the_mount_fails_the_mount_and_manager_checks(site, run_checks, tmp_path):
     (tmp_path / "empty").mkdir()
     report = run_checks(workspace=str(tmp_path / "empty"))
     assert report.failed == ["manager", "mount"]
@@ -216,7 +216,9 @@ def test_a_full_mount_fails_the_space_and_write_checks(site, run_checks):
 
 
 @pytest.mark.any_machine
-def test_a_mount_owned_by_another_user_fails_with_the_owner_and_mode(site, run_checks, open_way, as_nobody):
+def test_a_mount_of_another_user_fails_the_checks_and_the_remedy_names_the_owner(
+    site, run_checks, open_way, as_nobody
+):
     site.workspace.root.chmod(0o711)
     site.workspace.manager_json.chmod(0o600)
     report = run_checks(prefix=as_nobody)
@@ -234,7 +236,7 @@ def test_a_mount_owned_by_another_user_fails_with_the_owner_and_mode(site, run_c
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"experiment_id": "X", "version": "1", "addresses": []}'])
-def test_a_damaged_manager_json_fails_the_manager_check(site, run_checks, content):
+def test_an_invalid_manager_json_fails_the_manager_check(site, run_checks, content):
     site.workspace.manager_json.write_text(content)
     report = run_checks()
     assert report.failed == ["manager"]
@@ -275,7 +277,7 @@ def test_a_listener_of_another_user_is_reported_and_does_not_receive_the_token(s
     assert site.manager.hellos == 0
 
 
-def test_one_unreachable_address_among_several_is_a_warning(site, run_checks):
+def test_the_doctor_warns_if_one_of_several_addresses_is_unreachable(site, run_checks):
     site.manager.write_document("127.0.0.1:9", str(site.manager.address))
     report = run_checks()
     assert report.failed == []
@@ -327,7 +329,7 @@ def test_a_listener_that_is_not_a_manager_fails_the_grpc_check_in_bounded_time(
     assert took_s < scaled_s(15)
 
 
-def test_dropped_packets_are_reported_as_a_closed_port_in_bounded_time(site, run_checks):
+def test_dropped_packets_fail_the_connection_check_in_bounded_time(site, run_checks):
     # With a full accept queue the kernel drops further connection attempts.
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())

@@ -11,6 +11,7 @@ from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
+from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import TrialState
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
 from nni_manager.engine import commits, job_submission, profiles, serializers
@@ -65,7 +66,7 @@ def states(engine):
 
 
 @pytest.mark.parametrize("event", [AttemptStarted, MetricsStored])
-def test_a_bug_in_an_event_handler_marks_the_engine_as_failed(a_real_experiment, monkeypatch, event):
+def test_an_exception_in_an_event_handler_marks_the_engine_as_failed(a_real_experiment, monkeypatch, event):
     experiment = a_real_experiment(NOTHING)
 
     async def scenario():
@@ -136,7 +137,7 @@ class OnePlace(Void):
         return True
 
 
-def test_a_waiting_trial_can_be_stopped_and_a_stopped_trial_frees_its_reservation(a_real_experiment):
+def test_stopping_a_waiting_trial_cancels_the_trial_and_frees_its_reservation(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
 
     async def scenario():
@@ -177,7 +178,7 @@ class FailsTwice(Void):
         await super().submit(settings)
 
 
-def test_a_temporarily_failing_submission_is_reported_and_retried_without_a_failed_trial(
+def test_a_temporary_submission_error_is_reported_and_the_retry_fails_no_trial(
     a_real_experiment, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
@@ -215,7 +216,7 @@ class SlowSubmit(Void):
         self.has_answered.set()
 
 
-def test_a_keeper_that_connects_before_submit_returns_keeps_running(a_real_experiment):
+def test_a_trial_keeps_running_if_its_keeper_connects_before_the_submission_returns(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -240,7 +241,7 @@ class Refusing(Void):
         raise UserError("cannot submit: the image does not exist; name another")
 
 
-def test_a_refused_submission_fails_the_trial_with_its_reason(a_real_experiment):
+def test_a_refused_submission_fails_the_trial_with_the_reason_of_the_refusal(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -273,7 +274,7 @@ def test_a_waiting_trial_stays_waiting_when_the_experiment_is_closed(a_real_expe
         assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
 
 
-def test_the_next_trial_is_not_submitted_if_the_manager_closes_after_a_stop(a_real_experiment):
+def test_no_trial_is_submitted_after_the_manager_closes(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=2)
 
     async def scenario():
@@ -309,7 +310,7 @@ class Remote(Void):
         return Placement(None, None)
 
 
-def test_remote_jobs_get_a_code_snapshot_and_a_resume_reuses_it(
+def test_remote_jobs_get_a_code_snapshot_and_a_resume_reuses_the_snapshot(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
@@ -345,7 +346,7 @@ def test_code_that_cannot_be_packed_fails_the_start_without_a_trial(a_real_exper
 
 
 @pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
-def test_the_exit_code_of_a_keeper_without_an_attempt_sets_the_reason_of_the_trial(a_real_experiment, own):
+def test_the_exit_code_of_a_keeper_that_started_no_attempt_sets_the_trials_reason(a_real_experiment, own):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -408,7 +409,7 @@ def hello_of(engine, trial, *attempts):
     return hello, trial.job_id, token
 
 
-def test_keepers_are_admitted_only_between_start_and_close(a_real_experiment):
+def test_the_manager_accepts_keepers_only_between_start_and_close(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1)
 
     async def scenario():
@@ -504,7 +505,7 @@ class ScriptedKeeper:
         return told
 
 
-def test_a_revoke_is_sent_after_the_dispatch_and_an_answer_on_an_old_stream_is_ignored(
+def test_a_revoke_follows_the_dispatch_and_an_answer_from_an_old_stream_is_ignored(
     a_real_experiment, monkeypatch
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": True})
@@ -555,7 +556,7 @@ def test_a_revoke_is_sent_after_the_dispatch_and_an_answer_on_an_old_stream_is_i
     play(scenario)
 
 
-def test_the_manager_records_that_a_keeper_does_not_support_revokes(a_real_experiment):
+def test_the_manager_records_whether_a_keeper_supports_revokes(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -642,6 +643,28 @@ def test_the_log_reports_at_most_ten_corrupt_spans_of_an_attempt(a_real_experime
     assert [line.endswith("further corrupt spans are not logged") for line in lines] == [False] * 9 + [True]
 
 
+def test_the_version_of_the_code_is_recorded_again_only_if_the_code_has_changed(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1)
+
+    async def recorded():
+        engine, _ = an_engine(experiment)
+        await engine.restore()
+        await engine.provenance.record_code(engine.config, experiment.folder.workspace)
+        await engine.close()
+        with StoreReader(experiment.folder.database) as reader:
+            return [version.digest for version in reader.code()]
+
+    async def scenario():
+        (first,) = await recorded()
+        assert await recorded() == [first]
+        (experiment.code / "train.py").write_text("1\n")
+        assert (await recorded())[0] == first
+        (experiment.code / "train.py").write_text("2\n")
+        assert len(set(await recorded())) == 3
+
+    play(scenario)
+
+
 # ---- stops and restarted keepers
 
 
@@ -652,9 +675,14 @@ class Unhurried(Void):
         super().__init__(*arguments)
         self.stopped = asyncio.Event()
 
+        self.killed = []
+
     async def stop(self, job_id):
         self.stopped.set()
         return True
+
+    async def kill(self, job_id):
+        self.killed.append(job_id)
 
 
 @pytest.mark.parametrize("kind", [Void, Unhurried], ids=["unknown to the cluster", "known to the cluster"])
@@ -682,7 +710,22 @@ def test_a_stopped_trial_ends_immediately_only_if_the_cluster_has_no_job_for_the
     play(scenario)
 
 
-def test_a_running_trial_is_dispatched_again_after_its_keeper_restarted_without_attempts(a_real_experiment):
+def test_a_job_that_still_runs_after_its_stop_deadline_is_killed(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Unhurried)
+        await start(engine)
+        await service.submitted.wait()
+        (job,) = engine.experiment.jobs.live.values()
+        engine.submission.escalate(job, StopStage.KILLED)
+        await until(lambda: service.killed == [job.job_id])
+        await engine.close()
+
+    play(scenario)
+
+
+def test_the_manager_dispatches_a_trial_again_if_its_restarted_keeper_has_no_attempt(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
 
     async def scenario():
@@ -709,7 +752,9 @@ def test_a_running_trial_is_dispatched_again_after_its_keeper_restarted_without_
 @pytest.mark.parametrize(
     ("runs_out_at_s", "pause_s"), [(None, 2.0), (1000.0, 2.0), (101.5, 1.5), (100.0, 0.05), (40.0, 0.05)]
 )
-def test_time_limits_are_checked_at_the_earliest_limit_and_at_least_every_two_seconds(runs_out_at_s, pause_s):
+def test_the_engine_checks_time_limits_when_the_next_limit_expires_and_every_two_seconds(
+    runs_out_at_s, pause_s
+):
     assert engine_module._pause_s(runs_out_at_s, 100.0) == pause_s
 
 
@@ -749,7 +794,7 @@ def test_a_keeper_that_reconnects_continues_from_the_durable_offsets(a_real_expe
 # ---- keepers without a connection
 
 
-def test_results_of_a_running_trial_count_although_its_keeper_has_no_connection(a_real_experiment):
+def test_results_of_a_running_trial_count_even_if_its_keeper_is_disconnected(a_real_experiment):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():

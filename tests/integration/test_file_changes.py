@@ -6,7 +6,7 @@ from fake_manager import KEY
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream, TrialEnded
 
-# The keeper collects six reports before the trial changes its file, and five after that.
+# The keeper collects six reports before the trial changes its file, and five reports afterwards.
 TRAIN = """
 import os
 import nni_sdk as nni
@@ -41,7 +41,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_metrics_or_output_file_is_reported_when_the_trial_ends(site, name):
+def test_a_metrics_or_output_file_changed_by_the_trial_is_reported_when_the_trial_ends(site, name):
     change, found = CHANGES[name]
     site.gate("collected")
     site.add_python_trial(TRAIN.format(change=change))

@@ -80,7 +80,7 @@ async def test_the_fork_server_starts_with_the_training_service_before_any_job(a
     assert fork_servers(os.getpid()) == []
 
 
-async def test_a_fork_server_that_is_already_open_forks_the_keepers(tmp_path):
+async def test_an_already_running_fork_server_forks_the_keepers(tmp_path):
     with a_server(tmp_path) as server:
         server.open()
         (opened,) = fork_servers(os.getpid())
@@ -106,7 +106,9 @@ async def test_proc_shows_the_environment_and_command_line_of_a_forked_keeper(tm
     assert session == pid
 
 
-async def test_a_fork_exits_before_the_keeper_runs_if_the_manager_cannot_watch_the_process(tmp_path):
+async def test_a_forked_process_exits_before_the_keeper_runs_if_the_manager_cannot_watch_the_process(
+    tmp_path,
+):
     pids = []
 
     def fail(pid, exit_code):
@@ -135,7 +137,7 @@ async def test_an_environment_that_is_too_large_for_a_request_is_refused(tmp_pat
         assert (await forked(server, tmp_path, incomplete_settings()))[2]
 
 
-async def test_a_killed_fork_server_makes_one_exit_code_unknown_and_later_forks_succeed(tmp_path):
+async def test_the_death_of_a_fork_server_makes_one_exit_code_unknown_and_later_forks_succeed(tmp_path):
     with a_server(tmp_path) as server:
         _, first, _ = await forked(server, tmp_path, incomplete_settings())
         await asyncio.wait_for(first, DEADLINE_S)
@@ -174,7 +176,7 @@ def keeper_of(experiment):
     return psutil.Process(pid)
 
 
-def test_keepers_continue_and_the_fork_server_exits_after_the_manager_was_killed(a_real_experiment):
+def test_after_the_manager_is_killed_the_keepers_continue_and_the_fork_server_exits(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     keeper = keeper_of(experiment)
@@ -203,7 +205,7 @@ def has_ended(process):
     return processes.is_dead(process.pid)
 
 
-def test_the_guard_of_a_killed_forked_keeper_ends_the_trial_without_manager_and_fork_server(
+def test_the_guard_of_a_killed_keeper_ends_the_trial_without_a_manager_or_fork_server(
     a_real_experiment,
 ):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
@@ -227,7 +229,7 @@ def test_a_suspended_guard_of_a_forked_keeper_ends_with_the_keeper(a_real_experi
     wait_until(lambda: has_ended(guard), "the guard has ended")
 
 
-def test_running_trials_continue_and_new_trials_start_after_the_fork_server_was_killed(a_real_experiment):
+def test_after_the_fork_server_is_killed_running_trials_continue_and_new_trials_start(a_real_experiment):
     experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=2)
     experiment.start()
     keeper = keeper_of(experiment)

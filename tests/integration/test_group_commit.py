@@ -108,7 +108,7 @@ def test_writes_added_during_a_transaction_share_the_next_transaction(database, 
     ],
     ids=["parameters", "message", "result", "gpus"],
 )
-def test_waiting_bytes_include_the_text_of_queued_writes(counting, write, held_bytes):
+def test_the_number_of_waiting_bytes_includes_the_text_of_queued_writes(counting, write, held_bytes):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         done = group.add([write])
@@ -120,7 +120,7 @@ def test_waiting_bytes_include_the_text_of_queued_writes(counting, write, held_b
     asyncio.run(run())
 
 
-def test_deferred_writes_are_stored_with_the_next_awaited_write(counting):
+def test_deferred_writes_are_stored_together_with_the_next_awaited_write(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         for number in range(10):
@@ -132,7 +132,7 @@ def test_deferred_writes_are_stored_with_the_next_awaited_write(counting):
     assert counting.batches == [11]
 
 
-def test_deferred_writes_are_stored_together_after_max_deferral(counting, monkeypatch):
+def test_deferred_writes_are_stored_in_one_transaction_after_max_deferral(counting, monkeypatch):
     monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 0.05)
 
     async def run():
@@ -184,7 +184,7 @@ def test_a_full_disk_delays_writes_and_loses_none(database, tmp_path, monkeypatc
         assert len(reader.trials()) == 3
 
 
-def test_a_bug_in_the_store_acknowledges_nothing_and_is_reported(database, tmp_path):
+def test_writes_are_not_acknowledged_if_the_store_raises_an_unexpected_exception(database, tmp_path):
     store = open_store(database, tmp_path)
     told = []
 
@@ -289,7 +289,7 @@ def play(scenario, database, tmp_path):
     asyncio.run(run())
 
 
-def test_a_bulk_writer_delays_a_report_of_another_trial_by_one_transaction(database, tmp_path):
+def test_a_bulk_writer_delays_the_report_of_another_trial_by_at_most_one_transaction(database, tmp_path):
     async def scenario(group, gate):
         flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
         await asyncio.sleep(0)  # The first transaction starts, and the gate blocks it.
@@ -307,7 +307,7 @@ def test_a_bulk_writer_delays_a_report_of_another_trial_by_one_transaction(datab
     connection.close()
 
 
-def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(database, tmp_path, monkeypatch):
+def test_a_bulk_writer_is_throttled_while_another_trial_reports_in_bursts(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
@@ -327,9 +327,7 @@ def test_a_bulk_writer_is_throttled_for_another_trial_that_reports_in_bursts(dat
     connection.close()
 
 
-def test_bulk_writers_are_not_throttled_for_small_writes_of_other_bulk_writers(
-    database, tmp_path, monkeypatch
-):
+def test_small_writes_of_a_bulk_writer_do_not_throttle_other_bulk_writers(database, tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
@@ -343,7 +341,7 @@ def test_bulk_writers_are_not_throttled_for_small_writes_of_other_bulk_writers(
     play(scenario, database, tmp_path)
 
 
-def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
+def test_a_producer_that_stops_waiting_for_capacity_is_not_checked_again(database, tmp_path):
     async def scenario(group, gate):
         looks = dict.fromkeys((FLOOD, QUIET), 0)
 
@@ -373,7 +371,7 @@ def test_a_cancelled_wait_for_capacity_is_removed(database, tmp_path):
     play(scenario, database, tmp_path)
 
 
-def test_a_trial_row_is_not_delayed_by_the_metrics_of_the_same_trial(database, tmp_path):
+def test_the_metrics_of_a_trial_do_not_delay_the_storage_of_its_state(database, tmp_path):
     async def scenario(group, gate):
         said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
         gate.opened.set()
@@ -403,7 +401,7 @@ def test_only_the_newest_version_of_a_row_is_queued_while_the_disk_hangs(databas
         assert [trial.run.message for trial in reader.trials()] == ["09999"]
 
 
-def test_a_producer_above_its_limit_waits_while_other_producers_have_capacity(database, tmp_path):
+def test_a_producer_above_its_limit_waits_and_other_producers_can_still_write(database, tmp_path):
     async def scenario(group, gate):
         offset = 0
         while group.has_capacity(group.waiting_bytes_of(FLOOD)):
@@ -422,7 +420,7 @@ def test_a_producer_above_its_limit_waits_while_other_producers_have_capacity(da
     play(scenario, database, tmp_path)
 
 
-def test_many_bulk_writers_leave_capacity_for_producers_without_queued_writes(database, tmp_path):
+def test_many_bulk_writers_leave_capacity_for_a_producer_that_has_no_queued_writes(database, tmp_path):
     async def scenario(group, gate):
         for number in range(1000):
             key = AttemptKey(f"flood{number}", attempt_id(0), "main-0")
@@ -499,7 +497,7 @@ def decided_writes(reports):
         yield StreamWrite(key, Stream.STDOUT, offset, offset + size_bytes, data=b"x" * size_bytes)
 
 
-# Reports of three trials; each report is small or bulk.
+# These are reports of three trials. Each report is small or bulk.
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000])), min_size=1, max_size=12)
 
 
@@ -556,7 +554,7 @@ def test_close_drops_all_writes_after_a_transaction_that_the_disk_rejects(
     assert stored == expected
 
 
-def test_a_bulk_writer_in_its_cooldown_delays_no_other_writer_and_causes_no_empty_transaction(counting):
+def test_a_throttled_bulk_writer_delays_no_other_writer_and_causes_no_empty_transaction(counting):
     key = AttemptKey("t0", attempt_id(0), "main-0")
     bulk = StreamWrite(key, Stream.STDOUT, 0, 100_000, data=b"x" * 100_000)
 

@@ -130,7 +130,7 @@ def hostile(scene):
     return scene.hostile
 
 
-def test_every_invalid_message_gets_a_documented_status_and_a_short_error(hostile):
+def test_an_invalid_message_is_refused_with_a_documented_status_and_a_short_error(hostile):
     hello, key = words(hostile.hello), hostile.key
     others = AttemptKey("other", attempt_id(0), "hostile-0")
     metrics = Stream.METRICS
@@ -169,7 +169,7 @@ def test_every_invalid_message_gets_a_documented_status_and_a_short_error(hostil
             assert not details or details.startswith("cannot")
 
 
-def test_an_unauthenticated_peer_is_refused_before_its_messages_are_read(scene, hostile):
+def test_an_unauthenticated_keeper_is_refused_before_its_messages_are_read(scene, hostile):
     hello = words(hostile.hello)
     first = HostileKeeper(scene.experiment, scene.trials[0])
     for metadata in [
@@ -202,7 +202,7 @@ def test_large_metadata_and_unknown_methods_are_refused_by_grpc(hostile):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_corrupted_messages_get_a_documented_status(hostile, data):
+def test_a_corrupted_message_is_refused_with_a_documented_status(hostile, data):
     key = hostile.key
     honest = [
         words(hostile.hello),
@@ -246,7 +246,7 @@ def test_the_number_of_streams_per_job_is_limited(scene, hostile):
     wait_until(lambda: hostile.answer(words(hostile.hello))[0] is CODE.OK, "a new stream is accepted")
 
 
-def test_two_keepers_of_the_same_task_lose_no_metrics(scene):
+def test_two_keepers_of_one_task_lose_no_metrics(scene):
     twin = HostileKeeper(scene.experiment, scene.trials[1], "main-0")
     key = twin.key
     for _ in range(5):
@@ -373,7 +373,7 @@ def test_thousands_of_connections_use_bounded_memory(scene):
     wait_until(lambda: scene.process.num_fds() < files_before + 20, "their connections are closed")
 
 
-def test_false_messages_about_one_trial_do_not_change_another_trial(a_real_experiment):
+def test_forged_messages_about_one_trial_do_not_change_another_trial(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=2)
     scene = Scene(experiment)
     forger = HostileKeeper(experiment, scene.trials[1], "main-0")

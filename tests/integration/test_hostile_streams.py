@@ -143,7 +143,7 @@ def test_streams_above_the_limit_of_a_job_are_refused_until_another_stream_ends(
 
 
 @pytest.mark.parametrize("place", ["admit", "receive"])
-def test_a_bug_in_the_server_ends_the_stream_and_is_not_shown_to_the_peer(place, caplog):
+def test_an_exception_in_the_server_ends_the_stream_and_is_not_shown_to_the_client(place, caplog):
     async def scenario(gate, address):
         async with a_call(address) as call:
             await call.write(words(HELLO, Idle()))
@@ -259,24 +259,25 @@ def test_a_keeper_can_connect_while_evicted_peers_reconnect_immediately(monkeypa
             peer.close()
 
     async def scenario(gate, address):
-        attackers = asyncio.create_task(asyncio.to_thread(storm, address))
-        try:
-            async with a_call(address) as call:
-                await call.write(words(HELLO))
-                assert isinstance(await call.read(), bytes)
-                session = await gate.sessions.get()
+        # During the storm, an attempt to connect may be evicted before its hello arrives: a keeper then tries again.
+        async with a_call(address) as call:
+            await call.write(words(HELLO))
+            assert isinstance(await call.read(), bytes)
+            session = await gate.sessions.get()
+            attackers = asyncio.create_task(asyncio.to_thread(storm, address))
+            try:
                 for _ in range(10):
                     await until_admitted(address)
                     session.outgoing.put_nowait(Shutdown("still here"))
                     assert isinstance(await call.read(), bytes)
-        finally:
-            over.set()
-            await attackers
+            finally:
+                over.set()
+                await attackers
 
     play(scenario)
 
 
-def test_the_connection_limit_leaves_file_descriptors_for_other_uses(monkeypatch):
+def test_the_connection_limit_is_lower_than_the_limit_of_open_files(monkeypatch):
     for limit, most in [
         (20_000, 12_288),
         (1024, 768),
@@ -287,12 +288,12 @@ def test_the_connection_limit_leaves_file_descriptors_for_other_uses(monkeypatch
         assert servicer.most_connections() == most
 
 
-def test_no_refusal_uses_the_status_code_of_a_bug():
+def test_no_refusal_uses_a_status_code_that_grpc_uses_for_internal_errors():
     assert grpc.StatusCode.INTERNAL not in STATUS_OF.values()
     assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
 
 
-def test_the_log_budget_of_refusals_is_limited_and_refills():
+def test_the_number_of_logged_refusals_is_limited_per_second():
     budget = servicer._LogBudget(at_once=3, per_s=1)
     assert [budget.has_capacity(100.0) for _ in range(5)] == [True, True, True, False, False]
     assert [budget.has_capacity(101.5) for _ in range(2)] == [True, False]

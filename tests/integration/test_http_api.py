@@ -33,7 +33,7 @@ def done(tmp_path_factory):
         yield experiment
 
 
-def test_the_api_shows_the_transport_of_a_running_trial_and_null_for_a_stopped_trial(a_real_experiment):
+def test_the_api_returns_the_transport_of_a_running_trial_and_null_for_a_stopped_trial(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
@@ -52,7 +52,7 @@ def test_the_api_shows_the_transport_of_a_running_trial_and_null_for_a_stopped_t
     assert experiment.get("/experiment")["trialTransports"] == {}
 
 
-def test_the_paths_of_the_nni_api_return_the_data_of_the_experiment(done):
+def test_every_path_of_the_nni_api_returns_the_data_of_the_experiment(done):
     assert done.get("/check-status") == {"status": "DONE", "errors": []}
     assert done.ask("GET", "/version").text.count(".") == 2
     assert done.get("/job-statistics") == [
@@ -91,6 +91,10 @@ def test_the_paths_of_the_nni_api_return_the_data_of_the_experiment(done):
         {"default": 0, "other": "it's"},
         {"default": 3, "other": "it's"},
     ]
+    jobs = done.get("/jobs")
+    assert {job["jobId"]: (job["trialIds"], job["trialCount"], job["state"]) for job in jobs} == {
+        trial["jobId"]: ([trial["id"]], 1, "ended") for trial in trials
+    }
     summary = done.get("/summary")
     assert summary["best"]["sequenceId"] == 3
     assert [trial["sequenceId"] for trial in summary["top"]] == [3, 0]
@@ -145,7 +149,7 @@ def test_a_used_port_is_refused_and_no_keeper_is_left(done, a_real_experiment):
     assert not other.keeper_pids()
 
 
-def test_a_running_trial_is_not_killed_when_max_exec_duration_is_over(a_real_experiment):
+def test_a_running_trial_continues_after_max_exec_duration_has_expired(a_real_experiment):
     train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\ntime.sleep(2)\nnni.report_final_result(1)\n"
     experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=50, maxExecDuration="1s")
     experiment.start()

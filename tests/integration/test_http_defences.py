@@ -155,7 +155,7 @@ def test_requests_from_the_page_of_the_manager_are_accepted(server):
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.7", False), ("some.host", False)],
 )  # fmt: skip
-def test_is_loopback_recognises_loopback_hosts(host, expected):
+def test_the_function_is_loopback_recognises_loopback_hosts(host, expected):
     assert is_loopback(host) is expected
 
 
@@ -304,7 +304,7 @@ def test_the_oldest_unauthenticated_connection_is_evicted_at_the_limit(server, m
         ({"Content-Length": "70000"}, 413),
     ],
 )
-def test_a_refused_request_closes_its_connection(server, headers, status):
+def test_the_server_closes_a_connection_after_it_refuses_a_request(server, headers, status):
     server.config.timeout_keep_alive = 1000  # The idle timeout must not close the connection first.
     headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

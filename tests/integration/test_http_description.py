@@ -103,7 +103,7 @@ def test_the_description_lists_every_operation_with_its_statuses(description):
     schemathesis.openapi.from_dict(description)
 
 
-def test_the_openapi_description_is_refused_to_another_user_without_the_token(served):
+def test_another_user_without_the_token_cannot_read_the_openapi_description(served):
     with session_of_another_user() as another:
         response = another.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
     assert response.status_code == 401

@@ -10,6 +10,7 @@ from deadlines import DEADLINE_S
 from made_experiment import events_of, made_experiment
 from real_experiment import RealExperiment, wait_until
 from served_hub import served_hub
+from strangers import session_of_another_user
 
 from nni_manager.hub import forward
 from nni_manager.store.folders import Registry
@@ -52,6 +53,27 @@ def running(hub, tmp_path):
 
 def of(experiment, path):
     return f"/experiments/{experiment.folder.experiment_id}{ROOT}{path}"
+
+
+def test_the_probes_of_the_hub_need_no_token_and_say_nothing_of_experiments(hub, stored):
+    with session_of_another_user() as another:
+        assert another.get(f"{hub.origin}{ROOT}/summary", timeout=DEADLINE_S).status_code == 401
+        for path in ("/livez", "/readyz"):
+            answer = another.get(hub.origin + path, timeout=DEADLINE_S)
+            assert (answer.status_code, answer.text) == (200, "ok\n")
+            assert another.post(hub.origin + path, timeout=DEADLINE_S).status_code == 401
+
+
+def test_a_hub_without_its_state_folder_is_alive_but_not_ready(hub, tmp_path):
+    (tmp_path / "state").rename(tmp_path / "unmounted")
+    answer = requests.get(f"{hub.origin}/readyz", timeout=DEADLINE_S)
+    assert (answer.status_code, answer.text) == (
+        503,
+        "cannot write to the state folder; mount its storage\n",
+    )
+    assert requests.get(f"{hub.origin}/livez", timeout=DEADLINE_S).status_code == 200
+    (tmp_path / "unmounted").rename(tmp_path / "state")
+    assert requests.get(f"{hub.origin}/readyz", timeout=DEADLINE_S).text == "ok\n"
 
 
 def test_the_hub_lists_all_experiments_with_their_learning_curves(hub, stored, running):
@@ -124,7 +146,7 @@ ENTRANCES = ("/entrance", "/./entrance", "/%2e/entrance", "//entrance", "/trials
              "/x/..%2fentrance")  # fmt: skip
 
 
-def test_no_variant_of_the_entrance_path_returns_a_login_link_of_a_manager(hub, running):
+def test_the_hub_refuses_requests_for_a_login_link_under_every_spelling_of_the_path(hub, running):
     for path in ENTRANCES:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=DEADLINE_S) as peer:
             head = f"POST {of(running, path)} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"

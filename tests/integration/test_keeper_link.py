@@ -62,7 +62,7 @@ def assert_all_is_stored_once(site, *streams):
 
 
 @pytest.mark.parametrize("collect_logs", [False, True])
-def test_a_link_that_breaks_repeatedly_loses_and_duplicates_no_bytes(site, collect_logs):
+def test_no_byte_is_lost_or_duplicated_if_the_link_breaks_repeatedly(site, collect_logs):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.drop_after_bytes = [0, 1, 1000, 20_000, 70_000]
@@ -88,7 +88,7 @@ def test_lost_bytes_are_sent_again_after_a_reconnect(site, caplog):
     assert site.manager.hellos == 2
 
 
-def test_a_dead_connection_behind_a_proxy_that_still_accepts_bytes_is_replaced(site):
+def test_a_keeper_replaces_a_dead_connection_behind_a_proxy_that_still_accepts_bytes(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     port = free_port_pair()
@@ -153,7 +153,7 @@ def test_a_keeper_reconnects_within_seconds_to_a_manager_restarted_at_another_ad
     assert_all_is_stored_once(site)
 
 
-def test_a_manager_started_after_the_trial_has_ended_receives_all_bytes(silent_site):
+def test_a_manager_that_starts_after_the_trial_end_receives_all_bytes(silent_site):
     site = silent_site
     site.gate("gate")
     site.add_python_trial(GATED)
@@ -166,7 +166,7 @@ def test_a_manager_started_after_the_trial_has_ended_receives_all_bytes(silent_s
     assert len(site.manager.all_of(TrialStarted)) == 1
 
 
-def test_the_keeper_connects_to_the_only_address_that_responds(site):
+def test_a_keeper_tries_all_addresses_until_the_manager_responds(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     site.manager.write_document("127.0.0.1:9", "127.0.0.1:10", site.manager.address)
@@ -176,7 +176,7 @@ def test_the_keeper_connects_to_the_only_address_that_responds(site):
     assert_all_is_stored_once(site)
 
 
-def test_a_temporarily_damaged_manager_json_is_read_again(site):
+def test_a_keeper_reads_manager_json_again_if_the_file_was_temporarily_damaged(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
@@ -225,7 +225,9 @@ def test_metrics_are_sent_before_logs_that_were_written_earlier(site):
         "import nni_sdk as nni\nnni.get_next_parameter()\nprint('y' * 400_000)\nnni.report_final_result(1)\nopen('gate').read()\n"
     )
     keeper = site.start_keeper(collect_logs=True)
-    wait_until(lambda: site.attempt().path.is_dir() and site.file(), "the result is written")
+    wait_until(
+        lambda: site.attempt().stream(Stream.METRICS).is_file() and site.file(), "the result is written"
+    )
     site.manager.refuse_with = None
     site.manager.wait_for_message(Chunk)
     site.open_gate("gate")
@@ -327,7 +329,7 @@ while True:
 """
 
 
-def test_shutdown_stops_the_trial_and_the_keeper(site):
+def test_a_shutdown_message_stops_the_trial_and_the_keeper(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -337,7 +339,7 @@ def test_shutdown_stops_the_trial_and_the_keeper(site):
     assert "the manager sent Shutdown: the experiment is over" in keeper.stderr
 
 
-def test_a_trial_whose_attempt_was_closed_is_stopped_after_a_reconnect(site):
+def test_a_keeper_stops_a_trial_if_the_manager_reports_a_closed_attempt_after_a_reconnect(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -365,7 +367,7 @@ def test_a_repeated_stop_and_a_stop_of_an_ended_trial_change_nothing(site):
 # ---- truncated and deleted files
 
 
-def test_the_end_of_a_trial_that_truncates_its_stdout_repeatedly_is_reported(site):
+def test_a_keeper_reports_the_end_of_a_trial_that_truncates_its_stdout_repeatedly(site):
     site.add_python_trial(
         "import os\n"
         "import nni_sdk as nni\n"
@@ -440,7 +442,9 @@ def test_a_truncated_stream_ends_and_the_remaining_streams_continue(truncating_s
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
-def test_a_truncation_found_after_a_manager_restart_shortens_the_reported_size(truncating_site):
+def test_a_truncation_found_after_a_manager_restart_reduces_the_reported_final_size(
+    truncating_site,
+):
     site, keeper = truncating_site(1000, goes_on=False)
     assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
     site.manager.die()
@@ -455,7 +459,7 @@ def test_a_truncation_found_after_a_manager_restart_shortens_the_reported_size(t
     assert site.manager.hellos == 2
 
 
-def test_the_end_of_a_trial_that_deletes_its_own_folder_is_reported(site):
+def test_a_keeper_reports_the_end_of_a_trial_that_deletes_its_own_folder(site):
     # The trial waits for the keeper's log, because a file that the keeper creates during `rm` would make `rm` fail.
     site.add_trial(
         'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'

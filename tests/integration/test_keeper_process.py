@@ -132,7 +132,7 @@ def test_the_metrics_of_a_trial_arrive_unchanged_and_before_its_end(site):
     assert site.manager.all_of(Hello) == [Hello(__version__, EXPERIMENT, TRIAL, "main-0", (KEY,))]
 
 
-def test_all_streams_arrive_complete_with_log_collection(site):
+def test_the_manager_receives_all_streams_completely_if_log_collection_is_enabled(site):
     site.add_python_trial(REPORTING)
     assert site.start_keeper(collect_logs=True).wait() == 0
     assert site.file(Stream.STDOUT) == b"to stdout\n"
@@ -260,7 +260,7 @@ def test_the_token_of_the_keeper_is_written_to_no_file(site):
     ("recorded", "task"),
     [("openpai-upper-case-role", "Bert_Large-1"), ("frameworkcontroller", None)],
 )
-def test_the_task_folder_has_the_name_of_the_task_in_the_cluster(site, recorded, task):
+def test_the_task_folder_has_the_task_name_of_the_cluster(site, recorded, task):
     lines = (GOLDEN / f"{recorded}.env").read_text().splitlines()
     cluster = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     task = task or f"{cluster['FC_TASKROLE_NAME']}-{cluster['FC_TASK_INDEX']}"
@@ -276,7 +276,7 @@ def test_the_task_folder_has_the_name_of_the_task_in_the_cluster(site, recorded,
 # ---- stopping
 
 
-def test_metrics_reported_after_sigterm_arrive(site):
+def test_metrics_that_a_trial_reports_after_sigterm_arrive(site):
     site.add_python_trial(REPORTS_AFTER_SIGTERM)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -290,8 +290,27 @@ def test_metrics_reported_after_sigterm_arrive(site):
     assert site.manager.all_of(TrialEnded)[-1] == exit_of(site)
 
 
+@pytest.mark.parametrize("command", ["exec sleep 100", "sleep 100; true"])
+def test_a_trial_that_a_cluster_signals_just_before_its_keeper_ends_with_the_job(site, command):
+    site.add_trial(f"echo $$ > written; mv written pid; {command}")
+    keeper = site.start_keeper()
+    wait_until((site.code / "pid").exists, "the trial has written its pid")
+    pid = int((site.code / "pid").read_text())
+    os.killpg(pid, signal.SIGTERM)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the keeper has reaped it")
+    keeper.signal(signal.SIGTERM)
+    assert keeper.wait() == 128 + signal.SIGTERM
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+def test_a_trial_that_only_is_signalled_ends_with_the_signal(site):
+    site.add_trial("kill -TERM $$; sleep 100")
+    assert site.start_keeper().wait() == 128 + signal.SIGTERM
+    assert exit_of(site).reason is ExitReason.SIGNAL
+
+
 @pytest.mark.parametrize("command", ["true; {} ; true", "{} | cat", "({})& wait"])
-def test_a_program_has_its_grace_period_although_its_shell_is_ended_by_sigterm(site, command):
+def test_training_code_keeps_its_grace_period_if_sigterm_ends_only_the_shell(site, command):
     (site.code / "train.py").write_text(REPORTS_AFTER_SIGTERM)
     site.add_trial(command.format(f"{sys.executable} train.py"))
     keeper = site.start_keeper()
@@ -314,7 +333,7 @@ def test_the_exit_record_of_a_stopped_trial_has_the_reason_of_the_stop(site, rea
 
 
 @pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT])
-def test_training_code_that_calls_should_stop_ends_by_itself_without_a_signal(site, reason):
+def test_a_trial_that_calls_should_stop_receives_no_signal_and_exits_by_itself(site, reason):
     site.add_python_trial(ASKS_FOR_STOP)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
@@ -335,7 +354,7 @@ def test_a_keeper_that_receives_sigterm_writes_the_stop_notice(site):
     assert site.file(Stream.STDOUT) == b"stop: job lost\n"
 
 
-def test_code_that_ignores_the_stop_notice_receives_sigterm_and_is_then_killed(
+def test_training_code_that_ignores_the_stop_notice_receives_sigterm_and_then_sigkill(
     site,
 ):
     site.add_python_trial(ASKS_AND_IGNORES)
@@ -511,7 +530,7 @@ def test_a_read_only_or_full_workspace_is_an_error_with_a_remedy(site, private_m
     assert not (site.code / "ran").exists()
 
 
-def test_the_exit_record_is_written_when_the_workspace_accepts_writes_again(silent_site):
+def test_the_keeper_writes_the_exit_record_as_soon_as_the_workspace_is_writable_again(silent_site):
     site = silent_site
     # A folder at the path of the temporary file makes the write of exit.json fail, like a full disk.
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
@@ -544,7 +563,7 @@ def test_a_disk_that_fills_up_during_a_trial_fails_the_trial_but_not_the_keeper(
 
 
 @pytest.mark.parametrize(("code_dir", "path"), [("{}/nowhere", None), ("{}/file", None), ("{}", "/nowhere")])
-def test_a_command_that_cannot_start_is_reported_as_an_end_with_code_104(site, code_dir, path):
+def test_a_keeper_reports_a_command_that_cannot_start_and_exits_with_code_104(site, code_dir, path):
     (site.code / "file").touch()
     if path is not None:
         site.environ["PATH"] = path
@@ -561,7 +580,7 @@ def test_a_command_that_cannot_start_is_reported_as_an_end_with_code_104(site, c
 
 
 @pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000])
-def test_a_command_that_exec_rejects_is_reported_in_a_short_message(site, command):
+def test_a_command_that_exec_refuses_fails_the_trial_with_a_short_message(site, command):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", command))
@@ -570,7 +589,7 @@ def test_a_command_that_exec_rejects_is_reported_in_a_short_message(site, comman
     assert re.match(r"cannot start (bash for )?the command '.{,210}'", ended.message)
 
 
-def test_a_command_with_a_lone_surrogate_makes_trial_json_unreadable(site):
+def test_a_keeper_rejects_trial_json_with_a_lone_surrogate_in_the_command(site):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
     document.write_text(document.read_text().replace("COMMAND", r"echo \ud800"))
@@ -594,7 +613,7 @@ def test_a_trial_id_with_a_path_outside_the_workspace_is_refused(site):
     assert re.match(r"trial-keeper: cannot run trial '\.\./\.\./etc': ", keeper.stderr)
 
 
-def test_a_bug_ends_the_keeper_with_code_110_and_kills_the_trial(site):
+def test_an_internal_error_ends_the_keeper_with_code_110_and_kills_the_trial(site):
     # A second Welcome on an open stream is never valid. The test uses it as an example of an unexpected error.
     from trial_keeper.wire.messages import Welcome
 
@@ -615,7 +634,7 @@ def test_help_and_version_need_no_settings(site):
     assert run_keeper("--version", environ=site.environ).stdout == f"trial-keeper {__version__}\n"
 
 
-def test_an_unknown_argument_is_an_error_of_one_line(site):
+def test_an_unknown_argument_is_a_one_line_error(site):
     result = run_keeper("--verbose", "now", environ=site.environ | site.settings().to_environ())
     assert (result.returncode, result.stdout) == (100, "")
     assert (
@@ -693,7 +712,7 @@ def unread_pipes():
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one pipe for both", "two pipes"])
-def test_full_output_pipes_do_not_delay_the_end_of_a_trial(site, unread_pipes, together):
+def test_full_output_pipes_do_not_delay_the_exit_of_the_keeper(site, unread_pipes, together):
     site.gate("gate")
     site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     stdout, stderr = unread_pipes[:1] * 2 if together else unread_pipes
@@ -711,7 +730,7 @@ def test_full_output_pipes_do_not_delay_the_end_of_a_trial(site, unread_pipes, t
 
 
 @pytest.mark.parametrize("relay_output", [True, False])
-def test_an_output_pipe_without_a_reader_does_not_fail_the_keeper(site, relay_output):
+def test_the_keeper_succeeds_if_its_output_pipe_has_no_reader(site, relay_output):
     site.add_python_trial(TALKATIVE)
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -739,7 +758,7 @@ def test_a_keeper_works_with_closed_standard_descriptors(site):
         assert site.manager.stored(stream) == site.file(stream), stream
 
 
-def test_an_attempt_is_closed_only_after_log_chunks_that_arrive_later_than_the_end(site):
+def test_a_keeper_sends_the_remaining_log_chunks_after_it_has_reported_the_trial_end(site):
     site.manager.commits = False  # Without commits, the send windows of the logs stay full.
     site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
     keeper = site.start_keeper(collect_logs=True)

@@ -58,7 +58,7 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
-async def test_a_job_that_the_cluster_restarts_has_not_ended(site):
+async def test_a_job_whose_pods_the_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
     async with site.manager() as service:
         await service.submit(site.settings())
@@ -90,7 +90,7 @@ async def test_a_job_that_the_cluster_restarts_has_not_ended(site):
         assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-async def test_a_held_queue_is_the_pending_reason_of_a_job(site):
+async def test_a_job_in_a_held_queue_shows_that_kueue_has_not_admitted_the_job(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
@@ -152,7 +152,7 @@ def test_a_server_without_indexed_jobs_is_refused_for_plain_jobs(site, operator,
     kubernetes.close()
 
 
-async def test_a_running_job_that_kueue_suspends_has_a_warning_and_starts_again(site):
+async def test_a_running_job_suspended_by_kueue_has_a_warning_and_starts_again(site):
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "None"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.config = replace(CONFIGS["job"], queue="team")
@@ -206,7 +206,7 @@ def test_a_release_of_kubeflow_trainer_without_pod_template_overrides_is_refused
     kubernetes.close()
 
 
-async def test_an_older_api_version_is_used_if_the_file_names_it_and_the_cluster_serves_it(site):
+async def test_an_older_api_version_is_used_if_the_experiment_file_names_the_version(site):
     site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
     master = replace(WORKER, name="master")
@@ -244,7 +244,7 @@ def test_the_error_lists_missing_operators(site):
         (Deleted, "Pending", "; the job had not started: Failed: no image"),
     ],
 )
-async def test_a_deleted_job_ends_with_a_pending_reason_only_if_its_pods_never_started(
+async def test_the_message_of_a_deleted_job_has_a_pending_reason_only_if_its_pods_never_started(
     site, monkeypatch, change, phase, reason
 ):
     async with site.manager() as service:
@@ -265,7 +265,7 @@ async def test_a_deleted_job_ends_with_a_pending_reason_only_if_its_pods_never_s
     assert (end.reason, end.message) == (ExitReason.JOB_LOST, deleted + reason)
 
 
-async def test_a_deleted_job_counts_as_started_if_its_last_status_has_ready_pods(site, monkeypatch):
+async def test_a_deleted_job_counts_as_started_if_its_last_status_shows_ready_pods(site, monkeypatch):
     async with site.manager() as service:
         monkeypatch.setattr(service, "_watch", lambda: None)
         service._on_pod(Synced())

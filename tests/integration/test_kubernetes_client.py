@@ -102,12 +102,12 @@ class RecordedWatch:
 # ---- login
 
 
-def test_every_call_has_a_user_agent_with_the_version_of_this_program(cluster, server):
+def test_every_api_call_has_a_user_agent_header_with_the_program_version(cluster, server):
     cluster.objects(OUR_SECRETS, "default", "app=t")
     assert server.api.user_agents == {f"trial-keeper/{__version__}"}
 
 
-def test_the_login_is_read_from_the_same_locations_as_by_kubectl(server, tmp_path, monkeypatch):
+def test_the_client_reads_the_login_from_the_same_locations_as_kubectl(server, tmp_path, monkeypatch):
     path = tmp_path / "kubeconfig"
     path.write_text(server.api.kubeconfig(namespace="team"))
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -137,7 +137,7 @@ def test_a_missing_kubeconfig_is_an_error(tmp_path):
         log_in(path)
 
 
-def test_the_error_without_the_kubernetes_package_names_the_pip_extra(monkeypatch):
+def test_the_error_for_a_missing_kubernetes_package_names_the_pip_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(UserError, match="pip install 'trial-keeper\\[kubernetes\\]'"):
         log_in()
@@ -172,7 +172,7 @@ def test_long_lists_are_read_page_by_page(cluster, server, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [429, 500, 503, "conflict", "drop"])
-def test_transient_errors_are_retried_a_limited_number_of_times(cluster, server, how):
+def test_transient_errors_are_retried_at_most_twice(cluster, server, how):
     server.api.misbehave(how, 2)
     cluster.create(OUR_SECRETS, "default", a_secret("a"))
     server.api.misbehave(how, 3)
@@ -181,7 +181,7 @@ def test_transient_errors_are_retried_a_limited_number_of_times(cluster, server,
     assert server.api.counted()["get", "secrets"] == 3
 
 
-def test_the_client_waits_for_the_time_of_the_retry_after_header(server, tmp_path):
+def test_the_client_waits_for_the_time_given_in_the_retry_after_header(server, tmp_path):
     patient = Kubernetes(tmp_path / "kubeconfig", ClientRetryPolicy(tries=2, first_s=0.001, longest_s=5.0))
     server.api.misbehave(429, 1, retry_after=1)
     began_at_s = time.monotonic()
@@ -219,7 +219,7 @@ def test_a_forbidden_call_raises_forbidden(cluster, server):
         cluster.objects(PODS, "default", "")
 
 
-def test_an_expired_login_is_read_again_from_the_kubeconfig(cluster, server, tmp_path):
+def test_the_client_reads_the_kubeconfig_again_after_an_expired_login(cluster, server, tmp_path):
     server.api.tokens = {"newer"}
     with pytest.raises(Unauthenticated, match="renew the login in your kubeconfig file"):
         cluster.serves(PODS)
@@ -239,7 +239,7 @@ def test_the_token_is_absent_from_errors_reprs_and_logs(cluster, server, caplog)
 # ---- watches
 
 
-def test_a_watch_reports_existing_objects_and_then_changes(cluster, server):
+def test_a_watch_reports_the_existing_objects_and_then_each_change(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
     with RecordedWatch(cluster) as told:
         assert [told.next(), told.next()] == [("Upserted", "a"), ("Synced",)]
@@ -277,7 +277,9 @@ def test_a_watch_lists_objects_again_after_a_410_and_reports_missed_deletions(cl
         assert told.next() == ("Deleted", "b")
 
 
-def test_a_watch_lists_objects_without_another_pause_after_an_outage_and_a_410(cluster, server, monkeypatch):
+def test_a_watch_that_receives_a_410_after_an_outage_lists_objects_without_a_second_pause(
+    cluster, server, monkeypatch
+):
     def watches():
         return server.api.counted()["watch", "secrets"]
 
@@ -379,7 +381,7 @@ def test_a_watch_that_fails_immediately_is_retried_with_a_pause(cluster, server,
         assert server.api.counted()["watch", "secrets"] <= 4
 
 
-def test_a_watch_filters_by_field_selector_and_predicate(cluster, server):
+def test_a_watch_reports_only_objects_that_match_its_field_selector_and_predicate(cluster, server):
     made = {each: server.store.create(SECRETS, "default", a_secret(each)) for each in ("a", "b", "c")}
     with RecordedWatch(
         *(cluster, ""),
@@ -394,7 +396,7 @@ def test_a_watch_filters_by_field_selector_and_predicate(cluster, server):
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_an_optional_watch_that_is_denied_reports_one_failure_and_ends(cluster, server, verb):
+def test_an_optional_watch_without_permission_reports_one_failure_and_ends(cluster, server, verb):
     server.api.denied.add((verb, "secrets"))
     with RecordedWatch(cluster, is_optional=True) as told:
         if verb == "watch":
@@ -428,7 +430,7 @@ def double_with_jitter(waits_s, nominal_s):
     return all(SMALLEST_SHARE * each_s <= wait_s <= each_s for wait_s, each_s in pairs)
 
 
-def test_a_watch_backs_off_exponentially_and_recovers_after_a_minute_of_outage(cluster, server):
+def test_the_pauses_of_a_failing_watch_double_up_to_20_s_and_the_watch_recovers(cluster, server):
     with contextlib.ExitStack() as stack:
         told = RecordedWatch(cluster)
         event = told.watch._must_end = SteppedEvent(server.api.start)
@@ -498,7 +500,7 @@ def test_the_error_of_an_unsupported_operator_version_lists_the_served_versions(
         checked(cluster, operator=Newer)
 
 
-def test_a_missing_namespace_is_an_error_and_an_unreadable_namespace_is_accepted(cluster, server):
+def test_the_check_refuses_a_missing_namespace_and_accepts_an_unreadable_namespace(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(UserError, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")

@@ -76,7 +76,7 @@ with ExperimentFolder(pathlib.Path(sys.argv[1])).owned() as lease:
 """
 
 
-def test_the_lease_of_a_killed_local_owner_is_free_immediately(folder):
+def test_the_next_owner_takes_the_lease_of_a_killed_local_owner_immediately(folder):
     command = [sys.executable, "-c", OWN_UNTIL_KILLED, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"owns\n"
@@ -88,7 +88,7 @@ def test_the_lease_of_a_killed_local_owner_is_free_immediately(folder):
         assert time.monotonic() - began_s < LEASE_TTL_S / 2
 
 
-def test_a_remote_owner_with_heartbeats_is_not_replaced(folder):
+def test_a_remote_owner_that_writes_heartbeats_is_not_replaced(folder):
     written_elsewhere(folder, 0)
     stop = threading.Event()
 
@@ -109,7 +109,7 @@ def test_a_remote_owner_with_heartbeats_is_not_replaced(folder):
     assert "stop it there with `nnictl stop EXPTEST1`" in str(refused.value)
 
 
-def test_a_remote_owner_without_heartbeats_is_replaced(folder):
+def test_a_remote_owner_that_writes_no_heartbeats_is_replaced(folder):
     written_elsewhere(folder, 3)
     assert find_remote_holder(lock_of(folder), ttl_s=1.0) is None
     assert find_remote_holder(lock_of(folder), ttl_s=0.0) is None
@@ -133,7 +133,7 @@ def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
             frozen.kill()
 
 
-def test_a_suspended_holder_is_replaced_and_detects_the_lost_lease_when_it_continues(folder):
+def test_a_suspended_owner_is_replaced_and_detects_the_lost_lease_when_it_continues(folder):
     with a_suspended_holder(folder) as frozen:
         with folder.owned() as lease:
             assert read_record(lock_of(folder)).holder == lease.holder
@@ -150,7 +150,7 @@ def test_a_suspended_holder_is_replaced_and_detects_the_lost_lease_when_it_conti
         assert read_record(lock_of(folder)) is None
 
 
-def test_a_holder_that_renews_its_lease_is_never_replaced(folder):
+def test_an_owner_that_renews_its_lease_is_never_replaced(folder):
     with folder.owned():
         assert not folder.lease_is_expired()
         for _ in range(3):
@@ -158,7 +158,7 @@ def test_a_holder_that_renews_its_lease_is_never_replaced(folder):
                 pass
 
 
-def test_only_one_of_many_concurrent_managers_replaces_a_suspended_holder(folder):
+def test_only_one_of_many_concurrent_managers_replaces_a_suspended_owner(folder):
     outcomes, may_release = [], threading.Event()
     starts = threading.Barrier(8)
 
@@ -194,7 +194,7 @@ with folder.owned():
 """
 
 
-def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_has_the_kill_command(folder):
+def test_an_owner_suspended_during_a_write_is_not_replaced_and_the_error_has_a_kill_command(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
     with a_suspended_holder(folder, SUSPENDED_IN_A_WRITE) as frozen:
         before = read_record(lock_of(folder))
@@ -218,7 +218,7 @@ def test_a_new_owner_keeps_the_lease_after_the_lock_file_was_replaced(folder):
             pass
 
 
-def test_an_expired_lease_is_read_again_before_a_write(folder, monkeypatch):
+def test_the_lock_file_is_read_again_before_a_write_if_the_heartbeat_is_late(folder, monkeypatch):
     lock_of(folder).touch()
     lease = Lease(lock_of(folder), heartbeat_interval_s=3600)
     lease.check()
@@ -233,7 +233,7 @@ def test_an_expired_lease_is_read_again_before_a_write(folder, monkeypatch):
 
 
 @given(st.binary() | st.text().map(str.encode) | st.from_type(LeaseRecord).map(LeaseRecord.to_bytes))
-def test_the_parser_of_lease_records_accepts_any_bytes_without_an_error(content):
+def test_the_lease_record_parser_accepts_arbitrary_bytes_without_an_error(content):
     LeaseRecord.from_bytes(content)
     LeaseRecord.from_bytes(content[: len(content) // 2])
 
@@ -251,14 +251,14 @@ def test_a_lease_record_is_unchanged_after_writing_and_reading(record):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": {}, "beat": 1}', b"\0" * 512])
-def test_an_experiment_with_an_invalid_lock_file_can_be_owned(folder, content):
+def test_a_manager_can_own_an_experiment_with_an_invalid_lock_file(folder, content):
     lock_of(folder).write_bytes(content)
     assert find_remote_holder(lock_of(folder)) is None
     with folder.owned():
         pass
 
 
-def test_a_replaced_owner_detects_its_lost_lease_and_leaves_the_lock_file_unchanged(folder):
+def test_a_replaced_owner_detects_the_lost_lease_and_leaves_the_lock_file_unchanged(folder):
     lock_of(folder).touch()
     held, loss_detected = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
     held.call_when_lost(lambda _: loss_detected.set())
@@ -272,14 +272,14 @@ def test_a_replaced_owner_detects_its_lost_lease_and_leaves_the_lock_file_unchan
     assert late.is_set()
 
 
-def test_an_owner_keeps_its_lease_after_its_folder_was_deleted(folder):
+def test_an_owner_keeps_the_lease_after_the_experiment_folder_was_deleted(folder):
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(folder.owned())
         folder.remove()
     assert not held.is_lost
 
 
-def test_the_process_record_of_a_previous_manager_does_not_count_as_running(folder):
+def test_a_new_manager_ignores_the_process_record_of_the_previous_manager(folder):
     with folder.owned():
         folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
         assert folder.running_process().port == 9000
@@ -288,7 +288,7 @@ def test_the_process_record_of_a_previous_manager_does_not_count_as_running(fold
         assert folder.running_process() is None
 
 
-def test_an_ended_view_leaves_no_process_record(folder):
+def test_a_view_removes_its_process_record_when_it_ends(folder):
     with folder.viewed():
         folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"), is_view=True)
         assert folder.running_view().port == 9000

@@ -41,7 +41,7 @@ nni.report_final_result(1)
 """
 
 
-def test_a_trial_above_its_quota_succeeds_and_its_warning_refers_to_the_complete_files(
+def test_a_trial_over_its_log_quota_succeeds_and_a_warning_names_the_complete_files(
     a_real_experiment, tmp_path
 ):
     site = tmp_path / "site"
@@ -69,7 +69,7 @@ def test_a_trial_above_its_quota_succeeds_and_its_warning_refers_to_the_complete
     assert values(experiment.rows(trial["id"])) == [*range(len(whole))]
 
 
-def test_a_flood_of_reports_and_tiny_writes_is_stored_completely(a_real_experiment):
+def test_a_flood_of_reports_and_short_output_lines_is_stored_completely(a_real_experiment):
     quiet = "import nni_sdk as nni\nif nni.get_next_parameter()['x'] >= 0 and nni.get_sequence_id() == 0:\n"
     quiet += "    nni.report_final_result(7)\nelse:\n" + "".join(
         f"    {line}\n" for line in FLOOD.replace("nni.get_next_parameter()\n", "").splitlines() if line

@@ -81,7 +81,7 @@ class BreakingServicer(KeeperServiceServicer):
 
 @pytest.mark.parametrize("reads_before_break", [0, 1, 7])
 @pytest.mark.parametrize("size", [10, 256 * 1024])
-def test_a_stream_aborted_under_load_takes_no_message_from_the_next_stream(
+def test_a_new_stream_sends_every_message_after_the_previous_stream_was_aborted_under_load(
     tmp_path, reads_before_break, size
 ):
     asyncio.run(asyncio.wait_for(talk(tmp_path, reads_before_break, size), DEADLINE_S))
@@ -132,7 +132,9 @@ class Recording(KeeperServiceServicer):
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 3, 10, 30, 100, 300])
-def test_a_stream_abandoned_while_it_opens_takes_no_message_from_the_next_stream(tmp_path, ticks):
+def test_a_new_stream_sends_every_message_if_the_previous_stream_was_abandoned_during_its_start(
+    tmp_path, ticks
+):
     asyncio.run(asyncio.wait_for(reopen(tmp_path, ticks), DEADLINE_S))
 
 
@@ -161,7 +163,7 @@ async def reopen(folder, ticks):
             link.drop("enough")
 
 
-def test_a_link_closed_while_it_opens_leaves_no_stream(tmp_path):
+def test_closing_a_link_during_its_opening_leaves_no_stream(tmp_path):
     asyncio.run(asyncio.wait_for(close_early(tmp_path), DEADLINE_S))
 
 
@@ -183,7 +185,9 @@ TICKS = range(1, 10)
 
 @pytest.mark.parametrize("cancelled_after", TICKS)
 @pytest.mark.parametrize("done_after", TICKS)
-def test_a_cancelled_wait_raises_cancelled_error_and_ends_its_work(done_after, cancelled_after):
+def test_a_cancelled_call_with_a_timeout_raises_cancelled_error_and_cancels_its_coroutine(
+    done_after, cancelled_after
+):
     async def work():
         for _ in range(done_after):
             await asyncio.sleep(0)
@@ -200,7 +204,7 @@ def test_a_cancelled_wait_raises_cancelled_error_and_ends_its_work(done_after, c
     asyncio.run(play())
 
 
-def test_work_that_exceeds_its_timeout_is_cancelled():
+def test_a_call_that_exceeds_its_timeout_is_cancelled():
     async def play():
         with pytest.raises(TimeoutError):
             await within(0.01, asyncio.Event().wait())
@@ -308,7 +312,7 @@ def test_messages_are_coalesced_until_coalescing_is_switched_off(tmp_path, no_co
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_revoked_trial_is_reported_immediately_with_all_coalesced_messages(
+def test_the_report_of_a_revoked_trial_is_sent_immediately_with_all_coalesced_messages(
     tmp_path, no_coalesce_timeout, at_once
 ):
     async def work():
@@ -328,7 +332,7 @@ def test_a_revoked_trial_is_reported_immediately_with_all_coalesced_messages(
     "much", [[metric(1, 64 * 1024)], [metric(number) for number in range(1, 1 + MESSAGES_AT_ONCE)]]
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_coalesced_messages_are_sent_at_the_limit_of_bytes_or_messages(
+def test_coalesced_messages_are_sent_when_their_number_or_size_reaches_the_limit(
     tmp_path, no_coalesce_timeout, much, at_once
 ):
     async def work():
@@ -389,7 +393,7 @@ async def pace(folder):
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
 
 
-def test_logs_sent_without_a_rate_limit_do_not_delay_the_logs_of_the_next_trial(tmp_path):
+def test_unlimited_logs_of_one_trial_do_not_delay_the_logs_of_the_next_trial(tmp_path):
     asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
 
@@ -414,7 +418,7 @@ async def next_trial(folder):
         assert time.monotonic() - began_s < scaled_s(5)
 
 
-def test_the_keepers_server_answers_any_number_of_pings_without_a_stream():
+def test_the_grpc_server_answers_any_number_of_pings_without_a_stream():
     """With gRPC's default, the third ping within 5 min would end a connection with GOAWAY "too_many_pings"."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2_frame(_SETTINGS)
 
@@ -443,7 +447,7 @@ def test_the_keepers_server_answers_any_number_of_pings_without_a_stream():
     assert asyncio.run(asyncio.wait_for(ping_in_a_row(), DEADLINE_S)) == [*range(20)]
 
 
-# Types and a flag of HTTP/2 frames. Source: RFC 9113, section 6.
+# These are types and a flag of HTTP/2 frames. Source: RFC 9113, section 6.
 _SETTINGS, _PING, _GOAWAY, _ACK = 4, 6, 7, 1
 
 

@@ -122,7 +122,7 @@ FOR_EVER = "sleep 1000"
         (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
     ],
 )
-def test_the_completion_policy_decides_when_a_job_ends_and_whether_it_succeeds(
+def test_the_completion_policy_sets_the_end_and_the_final_state_of_a_job(
     finished, policy, instances, command, state, code, task_states
 ):
     role = {"commands": [command], "instances": instances, "completion": policy}
@@ -160,7 +160,9 @@ def test_the_parameter_server_is_stopped_when_all_workers_have_succeeded(finishe
         (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
     ],
 )
-def test_exit_codes_are_mapped_as_in_openpai_and_the_original_code_is_stored(finished, lines, code, origin):
+def test_the_exit_code_of_a_task_is_mapped_as_in_openpai_and_the_original_code_is_stored(
+    finished, lines, code, origin
+):
     detail = finished(commands(*lines))
     (task,) = detail.tasks["worker"]
     assert (task.exit.code, detail.job.exit_code) == (code, code)
@@ -228,12 +230,12 @@ def test_a_job_fails_when_its_retries_are_used_up(finished):
     assert (detail.job.state, detail.job.retries) == (State.FAILED, RetryCounts(user=1))
 
 
-def test_a_retry_after_a_platform_failure_does_not_count_towards_job_retry_count(finished):
+def test_a_retry_after_a_platform_failure_does_not_count_as_a_job_retry(finished):
     detail = finished(commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || kill -KILL $$'))
     assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
 
 
-def test_platform_failures_end_the_job_after_a_maximum_number_of_retries(finished):
+def test_a_job_fails_after_the_maximum_number_of_platform_retries(finished):
     detail = finished(commands("kill -TERM $$"), most_platform_retries=2)
     assert (detail.job.state, detail.job.exit_code) == (State.FAILED, 143)
     assert detail.job.retries == RetryCounts(platform=2)
@@ -244,7 +246,7 @@ def test_a_command_that_does_not_exist_is_not_retried(finished):
     assert (detail.job.state, detail.job.retries.total) == (State.FAILED, 0)
 
 
-def test_a_failed_task_is_retried_alone_without_gang_allocation(play):
+def test_only_the_failed_task_is_retried_if_gang_allocation_is_off(play):
     async def scenario(cluster):
         role = {
             "commands": [ATTEMPTS, '[ "$FC_TASK_ATTEMPT_ID" = 1 ]'],
@@ -361,7 +363,7 @@ time.sleep(1000)
 """
 
 
-def test_a_stopped_job_leaves_no_process_even_of_daemons_in_other_sessions(play, tmp_path):
+def test_a_stopped_job_leaves_no_process_not_even_a_daemon_in_another_session(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands(*python(DAEMONS)))
 
@@ -416,7 +418,7 @@ def test_background_processes_of_a_task_are_killed_when_the_task_ends(finished, 
 # ---- the queue
 
 
-def test_jobs_wait_for_gpus_in_order_of_submission_and_share_no_gpu(play):
+def test_jobs_wait_for_gpus_in_submission_order_and_share_no_gpu(play):
     async def scenario(cluster):
         role = {
             "commands": ['echo "$CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"', "sleep 0.2"],
@@ -436,7 +438,7 @@ def test_jobs_wait_for_gpus_in_order_of_submission_and_share_no_gpu(play):
     play(scenario)
 
 
-def test_virtual_clusters_report_their_capacity_usage_and_number_of_queued_jobs(play):
+def test_virtual_clusters_report_their_capacity_their_usage_and_their_queued_jobs(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER, defaults={"virtualCluster": "small"}))
         await cluster.submit("alice", commands(FOR_EVER, name="b", defaults={"virtualCluster": "small"}))
@@ -458,7 +460,7 @@ CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_is_mounted_only_at_the_path_that_the_job_requests(play, tmp_path):
+def test_a_storage_is_mounted_only_at_the_path_requested_by_the_job(play, tmp_path):
     (tmp_path / "share").mkdir()
     (tmp_path / "share/hello").write_text("from the storage")
     (tmp_path / "fixed").mkdir()
@@ -485,7 +487,7 @@ def test_a_storage_is_mounted_only_at_the_path_that_the_job_requests(play, tmp_p
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_storage_over_the_state_folder_is_not_mounted_and_the_log_contains_its_path(play, tmp_path):
+def test_a_storage_is_not_mounted_over_the_state_folder_and_the_log_names_the_path(play, tmp_path):
     (tmp_path / "share").mkdir()
 
     async def scenario(cluster):
@@ -535,7 +537,7 @@ def test_the_config_is_the_submitted_text_with_secrets_masked(play):
     play(scenario)
 
 
-def test_rotated_logs_are_read_by_name_and_offset(play):
+def test_each_rotated_log_can_be_read_by_name_from_an_offset(play):
     async def scenario(cluster):
         lines = ["for i in $(seq 1000 1300); do echo line $i; done", "echo bad >&2"]
         await run(cluster, commands(*lines))
@@ -568,7 +570,7 @@ def test_an_unknown_log_name_or_a_path_is_refused(play, name):
     play(scenario)
 
 
-def test_requested_state_changes_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
+def test_state_changes_that_a_job_requests_are_sent_to_the_webhook_and_the_notification_file(play, tmp_path):
     async def scenario(cluster):
         wanted = {"running": True, "succeeded": True, "retried": True}
         again = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ]'
@@ -669,7 +671,7 @@ def test_a_job_name_is_unique_per_user_until_the_job_is_deleted(play):
     play(scenario)
 
 
-def test_a_query_about_a_missing_object_raises_the_error_no_job_error(play):
+def test_a_query_for_a_missing_job_or_task_raises_the_error_no_job_error(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (
@@ -701,7 +703,7 @@ def test_tags_are_added_and_removed_idempotently(play):
     play(scenario)
 
 
-def test_events_show_scheduling_start_failure_and_warnings(play):
+def test_the_events_of_a_job_show_its_scheduling_its_start_its_failure_and_warnings(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
         reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
@@ -784,7 +786,7 @@ def test_prerequisites_run_in_order_before_the_commands_and_in_reverse_order_aft
     play(scenario)
 
 
-def test_a_closed_cluster_leaves_jobs_running_and_the_next_cluster_adopts_the_jobs(play, tmp_path):
+def test_jobs_continue_after_the_cluster_closes_and_the_next_cluster_adopts_the_jobs(play, tmp_path):
     async def begin(cluster):
         await cluster.submit("alice", commands("until [ -f go ]; do sleep 0.02; done", "echo went"))
         await until(lambda: runs(cluster))

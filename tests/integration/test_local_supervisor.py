@@ -85,7 +85,9 @@ def test_a_storage_is_mounted_in_a_user_namespace_without_cap_sys_admin(containe
 
 
 @pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
-def test_a_read_only_mount_refuses_writes_and_files_beside_it_accept_them(container, said, tmp_path):
+def test_a_read_only_mount_refuses_writes_and_the_surrounding_folder_accepts_writes(
+    container, said, tmp_path
+):
     parent, share = tmp_path / "parent", tmp_path / "share"
     for folder in (parent, share, parent / "folder"):
         folder.mkdir()
@@ -119,7 +121,7 @@ def test_the_script_does_not_run_if_a_required_mount_fails(container, said, tmp_
     assert f"cannot give this task its own {tmp_path}: " in said("runtime")
 
 
-def test_a_container_folder_that_is_already_claimed_is_not_started_again(container, tmp_path):
+def test_a_claimed_container_folder_cannot_be_started_again(container, tmp_path):
     container(f"echo ran >> {tmp_path}/ran")
     folder = tmp_path / "containers/c"
     assert forked(folder) != BEGUN
@@ -147,7 +149,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_child_between_fork_and_exec_ends_with_its_supervisor(when):
+def test_a_forked_child_that_has_not_called_exec_ends_with_its_supervisor(when):
     command = [sys.executable, "-c", PARENT_AND_CHILD, when]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
@@ -184,7 +186,7 @@ def test_a_killed_fork_server_is_replaced(tmp_path):
     starter.close()
 
 
-def test_a_task_that_cannot_start_ends_with_127_and_its_cause_is_logged(container, said):
+def test_a_task_that_cannot_start_ends_with_exit_code_127_and_a_logged_cause(container, said):
     ended = container("true", work_dir="/nowhere")
     assert ended["exit_code"] == 127
     assert "cannot start bash in /nowhere" in said("runtime")

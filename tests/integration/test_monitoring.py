@@ -72,7 +72,7 @@ def test_metrics_show_trials_results_jobs_and_the_process(manager):
     assert f'experiment="{manager.folder.path.name}"' in answer.text
 
 
-def test_metrics_have_the_openmetrics_format_if_the_client_accepts_it(manager):
+def test_metrics_have_the_openmetrics_format_if_the_client_accepts_this_format(manager):
     answer = get(manager, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
@@ -107,7 +107,7 @@ def test_promtool_reports_no_error_in_the_metrics(manager):
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_every_metric_of_the_dashboard_and_the_alerts_exists(manager):
+def test_every_metric_in_the_dashboard_and_the_alerts_is_exported(manager):
     names = {name for (name, *_) in samples(get(manager, "/metrics").text)} | {"up"}
     dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

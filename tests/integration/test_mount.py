@@ -249,7 +249,7 @@ sys.exit(main([]))
 
 @pytest.mark.any_machine
 @as_root
-def test_the_remedy_for_permission_denied_as_root_is_no_root_squash(storage, open_way):
+def test_the_remedy_for_root_without_write_permission_names_the_no_root_squash_option(storage, open_way):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
@@ -329,7 +329,7 @@ def test_a_snapshot_name_with_a_path_outside_the_workspace_is_refused(site):
     assert "cannot use '../code.tar.gz' as the name" in one_line(keeper)
 
 
-def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
+def test_a_signal_during_the_unpacking_of_the_code_ends_the_attempt_with_reason_job_lost(site):
     # The keeper decompresses the 64 GiB of zeros behind the archive to verify it. This takes a minute.
     snapshot = with_snapshot(site, "touch ran", {"train.py": "1"})
     with snapshot.open("ab") as file:

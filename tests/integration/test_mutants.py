@@ -6,9 +6,9 @@ import mutate
 import pytest
 
 CODE = "def is_positive(a):\n    return a > 0\n\n\ndef unused(a):\n    return a + 1\n"
-TESTS = "from small import is_positive\n\n\ndef test_signs():\n    assert is_positive(5)\n    assert not is_positive(-5)\n"
-FAILS_ANYWAY = "def test_that_fails_anyway():\n    assert False\n"
-HANGS = "import small\n\n\ndef test_nothing():\n    while small.unused(0) != 1:\n        pass\n"
+TESTS = "from small import is_positive\n\n\ndef test_is_positive():\n    assert is_positive(5)\n    assert not is_positive(-5)\n"
+FAILS_ANYWAY = "def test_that_always_fails():\n    assert False\n"
+HANGS = "import small\n\n\ndef test_that_never_ends():\n    while small.unused(0) != 1:\n        pass\n"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def judge(tree, *tests):
 
 def test_a_mutant_that_fails_a_test_is_killed_and_an_undetected_mutant_survives(tree, copy):
     judged = judge(tree, "tests/test_signs.py")
-    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_signs"
+    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_is_positive"
     assert judged.killer(copy, UNDETECTED) == ""
     assert judged.killer(copy, UNUSED) == ""
     assert (tree / "small.py").read_text() == CODE == (copy.tree / "small.py").read_text()
@@ -59,7 +59,7 @@ def test_a_test_that_fails_without_a_mutant_kills_no_mutant_and_hides_no_other_t
     (copy.tree / "tests/test_anyway.py").write_text(FAILS_ANYWAY)
     judged = judge(tree, "tests/test_anyway.py", "tests/test_signs.py")
     assert judged.killer(copy, UNDETECTED) == ""
-    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_signs"
+    assert judged.killer(copy, DETECTED) == "tests/test_signs.py::test_is_positive"
     assert capsys.readouterr().out.count("fails without a mutant as well") == 1
 
 
@@ -69,7 +69,7 @@ def test_a_test_that_hangs_kills_the_mutant(tree, copy, monkeypatch):
     assert judge(tree, "tests/test_hang.py").killer(copy, UNUSED)
 
 
-def test_a_copy_that_has_ended_starts_no_test(tree, copy):
+def test_a_closed_copy_of_the_source_tree_starts_no_test(tree, copy):
     copy.end()
     with pytest.raises(KeyboardInterrupt):
         judge(tree, "tests/test_signs.py").killer(copy, UNDETECTED)

@@ -179,7 +179,7 @@ def test_import_nni_returns_the_sdk_if_no_package_is_installed(sdk, tmp_path, py
     assert ran(python, SHOW_OURS, sdk, folder=tmp_path / "code") == (OURS, "")
 
 
-def test_the_package_is_found_after_the_sdk_folders_of_two_workspaces(sdk, tmp_path):
+def test_import_nni_finds_the_real_package_behind_the_sdk_folders_of_two_workspaces(sdk, tmp_path):
     second = new_sdk(tmp_path / "second")
     assert ran(BASE, SHOW_OURS, sdk, after=[second, second]) == (OURS, "")
     package = real_nni(tmp_path / "source")
@@ -187,7 +187,7 @@ def test_the_package_is_found_after_the_sdk_folders_of_two_workspaces(sdk, tmp_p
     assert ran(BASE, SHOW, sdk, after=after) == (f"2.10.1 real {package / '__init__.py'}\n", "")
 
 
-def test_an_import_hook_that_searches_the_whole_path_does_not_find_the_sdk(sdk, tmp_path):
+def test_an_import_hook_that_searches_all_of_sys_path_does_not_find_the_sdk(sdk, tmp_path):
     hook = """
 import sys
 from importlib.machinery import PathFinder
@@ -205,7 +205,7 @@ sys.meta_path.insert(0, Hook)
     assert ran(BASE, hook + SHOW, sdk, after=[tmp_path / "source"]) == (shown, "")
 
 
-def test_the_import_error_of_a_broken_package_is_not_hidden(sdk, tmp_path):
+def test_the_import_error_of_a_broken_nni_package_is_raised(sdk, tmp_path):
     real_nni(tmp_path / "source", "raise ValueError('broken')\n")
     code = """
 import sys

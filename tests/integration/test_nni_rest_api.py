@@ -84,7 +84,7 @@ def test_a_trial_job_has_only_the_fields_that_the_nni_client_accepts(done):
     assert done.ask("GET", "/trial-jobs/nope").status_code == 404
 
 
-def test_a_waiting_trial_job_also_has_a_start_time(a_real_experiment):
+def test_a_waiting_trial_job_has_all_required_fields_and_no_end_time(a_real_experiment):
     experiment = a_real_experiment(
         "", trialConcurrency=1, maxTrialNum=1, trial={"command": "sleep 600", "codeDir": "."}
     )
@@ -192,7 +192,7 @@ def test_tensorboard_of_unknown_trials_is_refused(done, body):
     assert (answer.status_code, "separated by commas" in answer.json()["error"]) == (400, True)
 
 
-def test_a_program_without_a_token_receives_the_same_responses(done):
+def test_the_api_returns_the_same_responses_with_and_without_a_token(done):
     for path in ("/trial-jobs", "/experiments-info", "/experiment-metadata", "/export-data", "/metric-data"):
         url = f"http://localhost:{done.port}/api/v1/nni{path}"
         answer = requests.get(url, timeout=DEADLINE_S)
@@ -202,7 +202,7 @@ def test_a_program_without_a_token_receives_the_same_responses(done):
             assert answer.json() == done.get(path)
 
 
-# The routes of NNI's manager in v2.10 and v3.0.
+# These are the routes of NNI's manager in v2.10 and v3.0.
 ROUTES = """\
 GET /version
 GET /check-status

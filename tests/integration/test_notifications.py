@@ -46,7 +46,7 @@ def problem(experiment):
     return wait_until(lambda: experiment.summary().get("problems"), "the manager reports a problem")[0]
 
 
-def test_a_webhook_receives_failures_in_a_row_and_the_end(a_real_experiment):
+def test_a_webhook_receives_a_notification_of_consecutive_failures_and_of_the_end(a_real_experiment):
     with a_webhook() as webhook:
         experiment = an_experiment(
             a_real_experiment, [2, 0.5, 3, 4, 5, 0.75], [{"webhook": webhook.url, "failures": 2}]
@@ -66,7 +66,7 @@ def test_a_webhook_receives_failures_in_a_row_and_the_end(a_real_experiment):
     assert (end["experiment"]["id"], end["experiment"]["bestValue"]) == ("TESTEXPT", 0.75)
 
 
-def test_an_error_of_the_experiment_is_notified_and_no_other_event(a_real_experiment):
+def test_a_recipient_of_error_events_receives_only_the_error_of_the_experiment(a_real_experiment):
     with a_webhook() as errors, a_webhook() as ends:
         experiment = an_experiment(
             a_real_experiment,
@@ -82,7 +82,7 @@ def test_an_error_of_the_experiment_is_notified_and_no_other_event(a_real_experi
         assert ends.accepted.empty()
 
 
-def test_a_stop_is_notified_before_the_manager_exits(a_real_experiment):
+def test_the_manager_sends_the_notification_of_a_stop_before_it_exits(a_real_experiment):
     with a_webhook() as webhook:
         experiment = a_real_experiment(ENDLESS, trialConcurrency=1, notify=[{"webhook": webhook.url}])
         experiment.start()
@@ -91,14 +91,14 @@ def test_a_stop_is_notified_before_the_manager_exits(a_real_experiment):
         assert webhook.accepted.get_nowait()["text"].startswith("Experiment tests (TESTEXPT) was stopped. ")
 
 
-def test_a_webhook_that_is_unavailable_is_tried_again(a_real_experiment):
+def test_a_notification_to_an_unavailable_webhook_is_retried(a_real_experiment):
     with a_webhook(503, 429) as webhook:
         an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}]).start()
         assert webhook.next()["event"] == "end"
         assert webhook.refusals == 2
 
 
-def test_a_webhook_that_refuses_is_not_tried_again_and_named_without_its_path(a_real_experiment):
+def test_a_notification_that_a_webhook_refuses_is_not_retried_and_the_error_hides_the_path(a_real_experiment):
     with a_webhook(404) as webhook:
         experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": webhook.url}])
         experiment.start()
@@ -113,7 +113,7 @@ def test_a_webhook_that_refuses_is_not_tried_again_and_named_without_its_path(a_
         assert webhook.accepted.empty()
 
 
-def test_a_manager_exits_although_a_webhook_does_not_answer(a_real_experiment):
+def test_a_manager_exits_even_if_a_webhook_does_not_answer(a_real_experiment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/secret-path"
         experiment = an_experiment(a_real_experiment, [0.5], [{"webhook": url}])
@@ -127,7 +127,7 @@ def test_a_manager_exits_although_a_webhook_does_not_answer(a_real_experiment):
     assert "secret-path" not in log
 
 
-def test_a_command_receives_the_notification_in_the_folder_of_the_experiment_file(a_real_experiment):
+def test_a_notification_command_runs_in_the_folder_of_the_experiment_file(a_real_experiment):
     experiment = an_experiment(
         a_real_experiment, [0.5], [{"command": "cat > received && mv received note.json"}]
     )
@@ -137,7 +137,7 @@ def test_a_command_receives_the_notification_in_the_folder_of_the_experiment_fil
     assert json.loads(path.read_text())["event"] == "end"
 
 
-def test_a_failed_command_is_a_problem_that_names_its_output(a_real_experiment):
+def test_a_failed_notification_command_is_a_problem_that_names_the_output_file(a_real_experiment):
     experiment = an_experiment(a_real_experiment, [0.5], [{"command": "echo no such channel >&2; exit 3"}])
     experiment.start()
     output = experiment.folder.notifications_log
@@ -148,7 +148,7 @@ def test_a_failed_command_is_a_problem_that_names_its_output(a_real_experiment):
     assert output.read_text() == "no such channel\n"
 
 
-def test_a_command_that_does_not_end_is_killed_with_its_processes(a_real_experiment, tmp_path):
+def test_a_hanging_notification_command_is_killed_with_its_child_processes(a_real_experiment, tmp_path):
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     # A read returns the end of the file only after every process that has the FIFO open for writing has exited.
@@ -238,7 +238,7 @@ def a_mail_server(host="127.0.0.1", context=None):
         controller.stop()
 
 
-def test_an_email_has_the_end_as_its_subject(a_real_experiment):
+def test_the_subject_of_an_email_contains_the_final_state_of_the_experiment(a_real_experiment):
     with a_mail_server() as (mails, port):
         notify = [{"email": "me@example.com", "smtp": f"smtp://me%40example.com:p%3Aw@127.0.0.1:{port}"}]
         an_experiment(a_real_experiment, [0.5], notify, experimentName="größte Suche").start()
@@ -280,7 +280,7 @@ class Raising(Tuner):
 """
 
 
-def test_an_email_about_an_error_with_a_traceback_has_one_line_as_its_subject(a_real_experiment):
+def test_the_subject_of_an_email_about_a_traceback_is_one_line(a_real_experiment):
     with a_mail_server() as (mails, port):
         a_real_experiment(
             TRAIN,
@@ -336,7 +336,7 @@ def test_a_refused_email_is_a_problem_with_a_remedy(a_real_experiment, host, log
 # ---- secrets
 
 
-def test_addresses_with_logins_are_neither_shown_nor_saved(a_real_experiment, tmp_path):
+def test_secret_parts_of_notification_addresses_are_neither_shown_nor_saved(a_real_experiment, tmp_path):
     notify = [
         {"webhook": "https://hooks.example.com/T0/secret-path", "events": ["error"]},
         {"email": "me@example.com", "smtp": "smtps://me:secret-login@mail.example.com", "events": ["error"]},

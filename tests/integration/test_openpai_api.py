@@ -46,7 +46,7 @@ def failing(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "data"])
-def test_a_login_returns_a_token_on_every_login_path_of_every_release(here, form):
+def test_every_login_path_of_every_openpai_release_returns_a_token(here, form):
     fields = {"username": "bob", "password": PASSWORDS["bob"], "expiration": 60}
     for path in (
         "/api/v2/authn/basic/login",
@@ -165,7 +165,7 @@ def test_tokens_are_listed_without_their_signature_and_can_be_revoked(here):
     assert here.stored[-1] == here.accounts.to_json()
 
 
-def test_a_password_is_changed_by_its_user_with_the_old_password_or_by_an_administrator(here):
+def test_a_password_change_requires_the_old_password_except_for_administrators(here):
     ada, bob, program = (
         here.client("ada", application=False),
         here.client("bob", application=False),
@@ -195,7 +195,7 @@ def test_a_password_is_changed_by_its_user_with_the_old_password_or_by_an_admini
     assert here.stored[-1] == here.accounts.to_json()
 
 
-def test_administrators_manage_users_but_not_with_application_tokens(here):
+def test_only_administrators_with_a_login_token_can_manage_users(here):
     ada, bob, program = (
         here.client("ada", application=False), here.client("bob", application=False), here.client("ada")
     )  # fmt: skip
@@ -266,7 +266,7 @@ def test_a_chunked_body_is_refused_as_soon_as_it_exceeds_the_limit(here):
 
 
 @pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 2**20, 8 * 2**20])
-def test_a_client_that_sends_too_much_receives_the_413_response(here, size):
+def test_a_client_that_sends_an_oversized_body_receives_the_413_response(here, size):
     for verb, path in (("POST", JOBS), ("POST", "/api/v1/token"), ("PUT", f"{JOBS}/ada~job/executionType")):
         for data in (b"#" * size, iter([b"#" * size])):
             answer = here.client().request(verb, path, data=data, headers={"Content-Type": "text/yaml"})
@@ -475,7 +475,7 @@ def test_execution_types_other_than_start_and_stop_are_refused(here):
         assert refused(answer, 400, "InvalidParametersError").startswith("cannot use ")
 
 
-def test_a_tag_that_a_filter_could_not_match_is_refused(here):
+def test_a_tag_that_cannot_be_used_in_a_filter_is_refused(here):
     here.client().submit(text_of(a_job()))
     for tag in ("", "a,b", " a", "a\n", "x" * 65, "\ud800", 5, None):
         answer = here.client().put(f"{JOBS}/ada~job/tag", json={"value": tag})

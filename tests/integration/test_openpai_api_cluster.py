@@ -29,7 +29,7 @@ def submitted(client, command, **top):
     assert client.submit(text_of(a_job(*changes, **top))).status_code == 202
 
 
-def test_the_history_of_a_job_has_all_attempts_and_marks_the_newest(here):
+def test_the_job_history_lists_all_attempts_and_marks_the_newest_attempt(here):
     ada = here.client()
     submitted(ada, "exit 3", jobRetryCount=1)
     wait_until(lambda: ada.get(f"{JOBS}/ada~job").json()["jobStatus"]["completedTime"], "the job has ended")
@@ -80,7 +80,7 @@ def test_users_change_their_own_password_with_the_old_password(here):
     assert here.client(None).post("/api/v2/authn/basic/login", json=login).status_code == 200
 
 
-def test_an_administrator_changes_rights_and_passwords_but_cannot_remove_the_last_administrator(here):
+def test_administrators_change_rights_and_passwords_but_the_last_administrator_stays(here):
     ada, bob = logged_in(here, "ada"), logged_in(here, "bob")
     made = {"data": {"username": "bob", "admin": True}, "patch": True}
     refused(bob.put(f"{API}/users", json=made), 403, "ForbiddenUserError")

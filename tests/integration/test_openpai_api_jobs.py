@@ -148,7 +148,7 @@ def test_only_one_of_several_simultaneous_removals_of_a_tag_succeeds(here):
     assert refused(refusal, 404, "NoTagError").endswith("the tags of job ada~a are: none")
 
 
-def test_the_execution_type_start_does_not_restart_a_stopped_job(here):
+def test_a_start_request_does_not_restart_a_stopped_job(here):
     ada = here.client()
     ada.submit(a_job_of("sleep 600"))
     for value in ("START", "STOP", "START"):
@@ -253,7 +253,7 @@ def test_every_invalid_job_is_refused_with_cause_and_remedy(here):
         assert ada.submit(a_job_of("true", name=name)).status_code == 202
 
 
-def test_every_job_that_openpai_accepts_is_accepted(here):
+def test_the_local_openpai_accepts_every_job_that_openpai_accepts(here):
     ada = here.client()
     for number, (name, job) in enumerate(ACCEPTED.items()):
         text = text_of(job).replace('"name": "job"', f'"name": "job{number}"')
@@ -264,7 +264,7 @@ def test_every_job_that_openpai_accepts_is_accepted(here):
 # ---- logs
 
 
-def test_a_log_is_returned_completely_by_its_tail_or_from_an_offset(here):
+def test_the_log_api_returns_the_whole_log_the_tail_or_the_bytes_after_an_offset(here):
     ada, bob, guest = here.client(), here.client("bob"), here.client(None)
     ada.submit(a_job_of("seq 1 200000 | sed s/^/line-/"))
     detail, whole = ended(ada), b"".join(b"line-%d\n" % n for n in range(1, 200_001))
@@ -320,7 +320,7 @@ def test_rotated_parts_of_a_log_are_separate_logs(tmp_path):
     assert 2000 <= sum(map(len, kept)) <= 3000
 
 
-def test_a_log_link_opens_only_its_own_log_and_expires_after_two_minutes(here):
+def test_a_log_link_opens_only_the_named_log_and_expires_after_two_minutes(here):
     ada, guest = here.client(), here.client(None)
     ada.submit(a_job_of("echo hello"))
     link = links(ada, ended(ada))["stdout"]

@@ -287,7 +287,7 @@ def is_known(text, here, there):
     return any(re.search(pattern, found) for found, known in read_as for pattern in known.values())
 
 
-def test_job_texts_have_the_value_of_js_yaml_except_for_known_differences():
+def test_a_job_text_has_the_same_value_as_in_js_yaml_except_for_known_differences():
     rng = random.Random(1)
     texts = [generated(rng) for _ in range(amount(12_000, 200_000))]
     results = [(text, ours(text), there) for text, there in zip(texts, theirs(texts), strict=True)]

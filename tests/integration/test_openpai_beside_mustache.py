@@ -64,7 +64,7 @@ def as_stored(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def test_generated_templates_have_the_same_text_as_on_the_server():
+def test_random_templates_are_rendered_to_the_same_text_as_by_mustache_js():
     node = shutil.which("node")
     if node is None or not (ROOT / "node_modules/mustache").is_dir():
         pytest.skip("mustache is not installed: make node_modules/.installed")

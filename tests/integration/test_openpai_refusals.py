@@ -103,7 +103,7 @@ def test_an_accepted_job_resets_the_count_of_consecutive_refusals(start, server)
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
-def test_a_rejected_token_suspends_submission_except_for_single_retries(start, server):
+def test_a_rejected_token_suspends_submissions_except_for_one_retry_at_a_time(start, server):
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
 

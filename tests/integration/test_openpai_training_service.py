@@ -120,7 +120,7 @@ async def test_failed_list_calls_are_a_problem_and_end_no_job(site, how):
         await until(lambda: site.ends, "the end is reported")
 
 
-async def test_a_rate_limit_makes_list_calls_rarer_until_calls_succeed_again(site):
+async def test_a_rate_limit_lengthens_the_poll_interval_until_calls_succeed_again(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         await site.polled()
@@ -140,7 +140,7 @@ async def test_a_rate_limit_makes_list_calls_rarer_until_calls_succeed_again(sit
 SUBMIT = ("POST", "/jobs")
 
 
-async def test_a_job_that_exists_after_a_lost_response_is_adopted_and_not_refused(site):
+async def test_a_submission_adopts_a_job_that_was_created_before_the_response_was_lost(site):
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
     async with site.manager() as another:

@@ -62,7 +62,7 @@ def test_a_program_of_the_same_user_needs_no_token(server, verb):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_needs_no_token(server):
+def test_curl_of_the_same_user_needs_no_token(server):
     command = ["curl", "--silent", f"http://localhost:{server.port}/summary"]
     assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S).stdout == b"done"
 
@@ -76,7 +76,7 @@ def test_a_program_of_another_user_needs_the_token(server):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run a program as another user")
-def test_a_process_of_another_user_needs_the_token(server):
+def test_a_real_process_of_another_user_needs_the_token(server):
     """This test uses a real process. Its Python is that of the system, because other users can read it."""
     python = shutil.which("python3", path="/usr/bin") or pytest.skip("no Python of the system")
     command = [python, "-I", "-c", REQUEST, f"http://127.0.0.1:{server.port}/summary"]
@@ -97,7 +97,7 @@ def test_a_process_of_another_user_needs_the_token(server):
     ],
     ids=" ".join,
 )
-def test_a_process_in_other_namespaces_than_the_manager_needs_the_token(server, namespace):
+def test_a_process_in_different_namespaces_than_the_manager_needs_the_token(server, namespace):
     """A container in the host's network shares the host's loopback, and perhaps the user's uid."""
     assert status_from(server, "unshare", *namespace) == 401
     assert server.done == 0
@@ -124,7 +124,7 @@ def test_a_process_in_other_namespaces_than_the_manager_needs_the_token(server, 
     ],
     ids=str,
 )  # fmt: skip
-def test_a_request_with_headers_of_a_browser_proxy_or_wrong_login_needs_the_token(server, headers):
+def test_a_request_with_browser_or_proxy_headers_or_a_wrong_login_needs_the_token(server, headers):
     with requests.Session() as session:
         session.trust_env = False
         answer = session.delete(f"http://127.0.0.1:{server.port}/", headers=headers, timeout=DEADLINE_S)
@@ -143,7 +143,7 @@ def test_the_creation_of_a_login_link_requires_the_token(a_server):
     assert server.ask("POST", "/other", token=None).status_code == 200
 
 
-def test_a_server_beyond_loopback_or_with_require_token_refuses_requests_without_the_token(a_server):
+def test_a_server_outside_loopback_or_with_require_token_refuses_requests_without_the_token(a_server):
     beyond = Guarded("0.0.0.0", require_token=False)
     strict = Guarded(require_token=True)
     try:
@@ -158,7 +158,7 @@ def test_a_server_beyond_loopback_or_with_require_token_refuses_requests_without
 # ---- clients that the kernel cannot identify
 
 
-def test_the_client_check_compares_both_ends_of_the_connection(server):
+def test_the_client_check_compares_the_local_and_the_remote_address_of_a_connection(server):
     """A program of another user shares the local port of one of our programs, which has a connection to another server."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere, contextlib.ExitStack() as sockets:
         pair = []
@@ -180,7 +180,7 @@ def test_the_client_check_compares_both_ends_of_the_connection(server):
         assert not own_programs.is_own_program(client, at)
 
 
-def test_a_client_that_has_closed_its_socket_is_not_accepted_as_own(server):
+def test_a_client_that_has_closed_its_socket_is_not_accepted_as_a_program_of_the_user(server):
     with server.connect() as client, server.connect() as other:
         addresses = client.getsockname(), ("127.0.0.1", server.port)
         assert own_programs.is_own_program(*addresses)
@@ -189,7 +189,7 @@ def test_a_client_that_has_closed_its_socket_is_not_accepted_as_own(server):
         assert own_programs.is_own_program(other.getsockname(), addresses[1])
 
 
-def test_a_socket_shared_with_a_process_in_other_namespaces_is_not_accepted_as_own(server):
+def test_a_socket_shared_with_a_process_in_other_namespaces_is_not_accepted_without_a_token(server):
     with server.connect() as client:
         client.setblocking(True)
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", "print(flush=True); input()"]
@@ -224,14 +224,14 @@ BROWSERS = {"Sec-Fetch-Site": "none", "User-Agent": "Mozilla/5.0"}
 FORWARDS = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
 
 
-def test_requests_through_nginx_of_another_user_or_with_forwarding_headers_need_the_token(server, tmp_path):
+def test_nginx_of_another_user_or_with_forwarding_headers_must_send_the_token(server, tmp_path):
     for name, user, headers in (("other", "nobody nogroup", ""), ("named", "root", FORWARDS)):
         with nginx(tmp_path / name, server.port, user, headers) as port:
             answer = requests.get(f"http://127.0.0.1:{port}/", timeout=DEADLINE_S)
         assert (answer.status_code, server.done) == (401, 0), name
 
 
-def test_nginx_of_the_same_user_forwards_programs_without_a_token_but_no_browser(server, tmp_path):
+def test_only_browser_requests_through_nginx_of_the_same_user_need_the_token(server, tmp_path):
     """SECURITY.md documents this: such a proxy is a program of the user. It forwards the headers of a browser, which are
     refused.
     """

@@ -42,7 +42,7 @@ TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGK
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NOBODY = 65534
 PYTHON = f"{shlex.quote(sys.executable)} -S -E"
-# Longer than any test: a trial that ends within a test has ended before the grace period was over.
+# This is longer than any test, so a trial that ends during a test has ended before the end of the grace period.
 LONG_GRACE_S = 1000.0
 SHORT_GRACE_S = 0.2
 V2_MOUNTS = [
@@ -453,7 +453,7 @@ def test_an_invalid_grace_period_is_refused(programs, grace):
 
 
 @pytest.mark.parametrize("_again", range(5))
-def test_a_trial_that_exits_during_its_stop_reports_one_end(programs, _again):
+def test_a_trial_that_exits_during_a_stop_has_exactly_one_end_report(programs, _again):
     keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
     wait_until_ready(programs)
     keeper.signal(TERM)
@@ -823,7 +823,7 @@ print(json.dumps(said))
 """
 
 
-def test_exempt_sessions_survive_every_trial_and_remain_children_of_their_parent(tmp_path):
+def test_exempt_sessions_survive_every_trial_and_keep_their_parent_process(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", EXEMPT, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )

@@ -89,7 +89,7 @@ def living_children():
 
 
 @pytest.mark.parametrize("what", DYING)
-def test_a_process_never_executes_before_its_registration(tmp_path, what):
+def test_a_process_that_dies_before_its_registration_never_runs_the_training_code(tmp_path, what):
     (tmp_path / "train.py").write_text("open('" + str(tmp_path / "ran") + "', 'w')\n")
     died = play(tmp_path, DYING[what])
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -97,7 +97,7 @@ def test_a_process_never_executes_before_its_registration(tmp_path, what):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_command_executes_after_its_registration(tmp_path):
+def test_a_registered_process_runs_its_command(tmp_path):
     program = """
 known = []
 trial = start("echo $$; cat; echo ${REPLY-nothing} ${TMOUT-nothing}; exit 3", known.append)
@@ -200,7 +200,7 @@ def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_pa
     trial.stdout.close()
 
 
-def test_a_daemon_outside_the_trial_survives_when_its_marked_child_is_killed(tmp_path):
+def test_a_daemon_outside_the_trial_survives_the_kill_of_its_child_inside_the_trial(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
     # The child has the marker in its environment as soon as it has replaced the fork of bash.

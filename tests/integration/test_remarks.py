@@ -121,7 +121,7 @@ def test_concurrent_remark_changes_of_many_clients_are_all_applied(a_real_experi
     assert stored(experiment.folder, trial["id"]).tags == tuple(f"t{number:02d}" for number in range(20))
 
 
-def test_a_view_shows_a_remark_change_by_nnictl_and_refuses_its_own_changes(tmp_path, nnictl):
+def test_a_view_shows_remarks_changed_by_nnictl_and_refuses_changes_on_the_page(tmp_path, nnictl):
     folder = made_experiment(tmp_path, 2).folder
     Registry.of_user().add(folder)
     with served_view(folder) as view:

@@ -62,7 +62,7 @@ def test_a_run_without_failures_passes_and_repeats_no_test(rerun_failed):
 
 
 @pytest.mark.parametrize("environ", ["None", "{**__import__('os').environ, 'PYTHONPATH': ''}"])
-def test_a_test_that_runs_pytest_itself_is_not_affected(rerun_failed, environ):
+def test_the_rerun_of_failed_tests_ignores_pytest_processes_that_a_test_starts(rerun_failed, environ):
     code, _, flaky = rerun_failed(one=RUNS_PYTEST.replace("{ENVIRON}", environ), two=ALWAYS_FAILS)
     assert (code, flaky) == (1, [])
     assert rerun_failed(two=PASSES)[0] == 0

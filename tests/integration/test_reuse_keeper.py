@@ -322,7 +322,7 @@ def test_each_trial_of_a_reused_job_has_its_own_stop_notice(site, warm_imports):
     assert job.leave() == 0
 
 
-def test_prefetched_warm_trials_have_their_own_environment_and_a_stopped_trial_never_starts(site):
+def test_prefetched_warm_trials_have_separate_environments_and_a_stopped_trial_never_starts(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     (site.code / "train.py").write_text(
         "import os, sys\n"
@@ -429,7 +429,7 @@ def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
 
 
-def test_a_trial_that_cannot_be_prepared_keeps_the_exit_record_of_its_earlier_attempt(site):
+def test_a_trial_that_cannot_be_prepared_keeps_the_exit_record_of_its_first_attempt(site):
     job = Job(site)
     trial_id = job.give("true")
     assert job.end_of(trial_id).exit_code == 0

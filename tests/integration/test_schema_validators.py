@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_the_validators_do_not_import_a_slow_format_library_that_stays_importable(tmp_path):
+def test_rfc3987_syntax_is_not_imported_by_the_validators_and_stays_importable(tmp_path):
     (tmp_path / "rfc3987_syntax.py").write_text("print('imported')\nis_valid_syntax = None\n")
     code = f"""
 import sys

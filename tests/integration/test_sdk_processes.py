@@ -88,12 +88,12 @@ def test_concurrent_reports_of_processes_and_threads_are_intact_and_in_order(env
         f"{kind} {n}": 200 for kind in ("fork", "spawn", "thread") for n in range(2)
     }
     for kind in ("fork", "spawn", "thread"):
-        # Records of one process or thread are in order; records of different ones may alternate.
+        # Records of one process or thread are in order. Records of different processes or threads may alternate.
         for n in range(2):
             assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
 
 
-def test_a_forked_child_continues_the_sequence_numbers_independently(environ):
+def test_parent_and_child_continue_the_sequence_numbers_separately_after_a_fork(environ):
     code = (
         "import os, nni_sdk as nni\n"
         "nni.report_intermediate_result(0)\n"
@@ -130,7 +130,7 @@ def test_import_nni_sdk_loads_only_the_modules_of_the_sdk(environ):
     }
 
 
-def test_a_complete_trial_imports_json_but_no_slow_module(environ):
+def test_a_trial_that_reports_results_imports_json_but_no_slow_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); nni.report_intermediate_result(0.5); "
         "nni.report_final_result({'default': 1})",
@@ -153,7 +153,7 @@ def test_a_complete_trial_imports_json_but_no_slow_module(environ):
     assert len(records(environ)) == 2
 
 
-def test_a_report_of_a_number_imports_no_further_module(environ):
+def test_reporting_a_number_imports_no_additional_module(environ):
     loaded = modules_loaded_by(
         "import nni_sdk as nni; nni.get_next_parameter(); before |= set(sys.modules); nni.report_intermediate_result(0.5)",
         environ,

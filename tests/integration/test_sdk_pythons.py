@@ -171,7 +171,7 @@ def test_a_trial_has_the_same_metrics_and_output_in_every_python(run, python):
 
 
 @pytest.mark.parametrize("python", each_of(NEW_ENOUGH))
-def test_callbacks_can_be_compiled_and_report_the_same_metrics_in_every_python(run, python):
+def test_compiled_callbacks_report_the_same_metrics_in_every_python(run, python):
     expected = run(sys.executable, CALLBACKS, {"lr": 0.25}, "here")
     assert (expected[0], expected[2], expected[3].count(b"\n")) == (0, [], 4), expected
     assert run(python, CALLBACKS, {"lr": 0.25}, "there") == expected

@@ -47,7 +47,7 @@ def secrets_of(experiment):
     return tokens | {api_token_of(secret), secret.hex()}
 
 
-def test_secrets_are_only_in_files_that_only_their_owner_can_read(running):
+def test_files_with_secrets_are_readable_only_by_their_owner(running):
     secrets = secrets_of(running)
     assert len(secrets) == 3
 

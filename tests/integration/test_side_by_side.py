@@ -39,7 +39,7 @@ def run(*command, **environ):
     )
 
 
-def test_foreign_nnictl_returns_only_a_foreign_command_that_is_first_on_the_path(foreign, tmp_path):
+def test_a_foreign_nnictl_is_detected_only_if_it_comes_first_on_the_path(foreign, tmp_path):
     assert foreign_nnictl(f"{foreign}:{BIN}") == str(foreign / "nnictl")
     assert foreign_nnictl(f"{BIN}:{foreign}") is None
     assert foreign_nnictl(str(tmp_path)) is None
@@ -69,7 +69,7 @@ def test_the_manager_log_warns_about_a_foreign_nnictl(foreign, a_real_experiment
 @pytest.mark.parametrize(
     "command", [("trial-keeper", "ctl"), ("python", "-m", "nni_manager.cli")], ids=" ".join
 )
-def test_nnictl_can_be_started_under_other_names(command, tmp_path):
+def test_trial_keeper_ctl_and_python_dash_m_behave_as_nnictl(command, tmp_path):
     ours = [BIN / command[0], *command[1:]]
     assert run(*ours, "--version").stdout == run(BIN / "nnictl", "--version").stdout
     assert __version__ in run(*ours, "--version").stdout
@@ -82,7 +82,7 @@ def test_nnictl_can_be_started_under_other_names(command, tmp_path):
     )
 
 
-def test_the_ctl_command_without_the_manager_reports_what_to_install(tmp_path):
+def test_trial_keeper_ctl_without_the_manager_package_names_the_package_to_install(tmp_path):
     """Only the keeper is on the path, as in a keeper's image."""
     (tmp_path / "trial_keeper").symlink_to(Path(trial_keeper.__file__).parent)
     packages = next(path for path in sys.path if path.endswith("site-packages"))

@@ -15,7 +15,7 @@ print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS")
 
 
 @pytest.mark.parametrize("setting", [None, "2"])
-def test_a_tuner_computes_in_one_thread_unless_the_user_sets_a_number_of_threads(setting):
+def test_a_tuner_computes_in_one_thread_unless_the_user_sets_the_thread_number(setting):
     inherited = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     environ = inherited if setting is None else inherited | {"OPENBLAS_NUM_THREADS": setting}
     done = subprocess.run(

@@ -63,9 +63,7 @@ async def release_second_reporters(experiment, engine):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_only_metrics_of_the_first_reporting_task_count_and_the_completion_policy_ends_the_trial(
-    a_real_experiment, reuse
-):
+def test_the_trial_uses_the_metrics_of_one_task_and_ends_by_the_completion_policy(a_real_experiment, reuse):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": reuse})
     trials = run(experiment, "", reuse=reuse)
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 3
@@ -91,7 +89,7 @@ def test_a_failed_worker_fails_its_trial_and_the_job_runs_the_next_trial(a_real_
     assert len(list(attempts.glob("*/ps-0/exit.json"))) == 1
 
 
-def test_the_last_task_ends_the_trial_without_min_succeeded_instances(
+def test_a_trial_ends_with_its_last_task_if_min_succeeded_instances_is_not_set(
     a_real_experiment,
 ):
     experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
@@ -127,7 +125,7 @@ def test_a_task_that_connects_after_the_trial_has_ended_exits_with_0(a_real_expe
 
 
 @pytest.mark.parametrize("task", ["worker-0", "ps-0"])
-def test_a_replaced_keeper_of_a_running_job_starts_a_new_attempt_of_its_trial(a_real_experiment, task):
+def test_a_trial_gets_a_new_attempt_if_the_keeper_of_its_job_is_replaced(a_real_experiment, task):
     experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
     gate = experiment.code / "gate"
 
@@ -175,7 +173,9 @@ def test_a_trial_stopped_during_its_dispatch_does_not_fail_the_job(a_real_experi
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_the_unreported_end_of_a_trial_is_read_from_the_workspace(a_real_experiment, how):
+def test_the_manager_reads_the_end_of_a_trial_from_the_workspace_if_no_keeper_reports_the_end(
+    a_real_experiment, how
+):
     """The keeper of the only task is replaced: while the trial runs, or when only the workspace contains the trial's end."""
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": True})
 

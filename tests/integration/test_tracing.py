@@ -93,7 +93,7 @@ def run_to_the_end(experiment):
     assert experiment.manager.returncode == 0
 
 
-def test_a_trial_has_a_span_and_below_it_one_for_each_state(a_real_experiment):
+def test_a_trace_has_a_span_for_the_trial_and_a_child_span_for_each_state(a_real_experiment):
     with a_collector() as collector:
         experiment = an_experiment(a_real_experiment, 0.5, endpoint(collector))
         experiment.start()
@@ -139,7 +139,7 @@ def test_the_span_of_a_failed_trial_has_an_error_with_its_message(a_real_experim
     assert resource["service.name"] == "digits"
 
 
-def test_a_trial_that_an_earlier_manager_started_has_its_states_from_the_creation_on(a_real_experiment):
+def test_the_trace_of_a_trial_includes_the_states_under_an_earlier_manager(a_real_experiment):
     with a_collector() as collector:
         experiment = an_experiment(a_real_experiment, 0.5, endpoint(collector))
         experiment.start()
@@ -154,7 +154,7 @@ def test_a_trial_that_an_earlier_manager_started_has_its_states_from_the_creatio
     assert abs(root.start_time_unix_nano / 1e6 - trial["submitTime"]) < 1
 
 
-def test_a_manager_exits_although_the_collector_is_away(a_real_experiment):
+def test_a_manager_exits_even_if_the_trace_collector_is_unreachable(a_real_experiment):
     run_to_the_end(
         an_experiment(
             a_real_experiment, 0.5, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}
@@ -174,7 +174,7 @@ def test_an_experiment_without_tracing_does_not_import_opentelemetry(a_real_expe
     assert experiment.folder.manager_stderr.read_text() == "[]\n"
 
 
-def test_a_missing_library_is_named_in_the_log_and_the_experiment_runs(a_real_experiment):
+def test_an_experiment_runs_without_the_tracing_library_and_the_log_names_the_library(a_real_experiment):
     experiment = an_experiment(a_real_experiment, 0.5, UNREACHABLE)
     experiment.program = [
         "-c",

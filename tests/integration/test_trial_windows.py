@@ -31,7 +31,7 @@ def window(view, **query):
     return response.json()
 
 
-def test_a_window_is_a_range_of_the_filtered_and_sorted_trials(view):
+def test_a_window_contains_a_range_of_the_filtered_and_sorted_trials(view):
     conditions = json.dumps([{"name": "lr", "operator": "≤", "value": "0.01"}])
     found = window(
         view,

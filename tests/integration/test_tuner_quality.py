@@ -50,7 +50,7 @@ def test_auto_finds_better_models_than_random_search(real):
 
 
 @pytest.mark.timeout(900)
-def test_random_search_in_place_of_auto_misses_the_goal(real, monkeypatch):
+def test_random_search_does_not_reach_the_quality_goal_of_auto(real, monkeypatch):
     class RandomSearch(real.OurTuner):
         def __init__(self, name, *others):
             super().__init__("Random", *others)
@@ -68,7 +68,7 @@ def test_every_problem_has_a_table_with_the_columns_of_its_parameters(real):
         assert len(rows) == 450
 
 
-def test_the_score_is_0_for_the_median_of_random_search_and_1_for_the_least_known_error(real):
+def test_the_median_of_random_search_has_score_0_and_the_least_known_error_has_score_1(real):
     problem = real.problem_of(SHORT[0])
     runs = {
         (tuner, SHORT[0], 1): [real.Run(error, 1.0)]
@@ -83,7 +83,7 @@ def test_tpe_reaches_the_quality_of_the_sampler_of_optuna(measured):
     assert all(row.holds for row in rows), measured.render(rows)
 
 
-def test_the_quality_with_a_pruner_is_compared_with_the_loop_of_optuna(measured):
+def test_the_comparison_of_a_pruner_with_optuna_runs(measured):
     # One seed cannot prove the quality. This test only runs the code of `make quality`.
     (row,) = measured.quality_with_pruning(1, measured.CHANCE)
     assert row.holds, measured.render([row])
@@ -101,7 +101,7 @@ def test_the_quality_check_fails_for_a_random_sampler_in_place_of_tpe(measured, 
     assert not any(row.holds for row in rows), measured.render(rows)
 
 
-def test_draws_of_a_peer_are_parameters_of_the_problem(real):
+def test_sampled_peer_dimensions_give_parameters_in_the_search_space(real):
     described = importlib.import_module("peer_process")
     drawn = random.Random(1)
     for problem in real.REAL_PROBLEMS.values():
@@ -114,7 +114,7 @@ def test_draws_of_a_peer_are_parameters_of_the_problem(real):
             assert contains(space, real.suggested(described.Suggested(draws), space)) == []
 
 
-def test_an_interrupted_comparison_continues_and_reports_peers_that_fail(beside, capsys, monkeypatch):
+def test_an_interrupted_peer_comparison_continues_and_reports_failing_peers(beside, capsys, monkeypatch):
     problem = beside.HELD_OUT[0]
     stored = [
         {"tuner": name, "problem": problem, "seed": 0, "error": 0.5, "cpu_ms": 7} for name in beside.OURS

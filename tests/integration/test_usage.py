@@ -80,7 +80,7 @@ def test_cpu_time_of_processes_that_ended_between_two_samples_is_counted(site):
     assert usage.cpu_percent > 10
 
 
-def test_usage_is_not_reported_after_a_trial_has_ended_nor_after_a_reconnect(site):
+def test_a_keeper_reports_no_usage_after_a_reconnect_or_the_end_of_the_trial(site):
     site.gate("gate")
     site.add_trial("read -r < gate || true")
     keeper = site.start_keeper()
@@ -93,7 +93,7 @@ def test_usage_is_not_reported_after_a_trial_has_ended_nor_after_a_reconnect(sit
     assert "Traceback" not in keeper.stderr
 
 
-def test_the_manager_stores_the_peak_usage_and_shows_it_after_a_resume(a_real_experiment):
+def test_the_manager_stores_the_peak_usage_and_shows_the_usage_after_a_resume(a_real_experiment):
     train = (
         "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nheld = b'x' * 60_000_000\n"
         "end = time.monotonic() + 2\n"

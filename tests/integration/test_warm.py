@@ -497,7 +497,7 @@ def test_a_prepared_trial_creates_no_output_before_its_start(warm, site):
     assert text_of(start.stdout) == f"['a'] mine True {site.folder}/train.py\n"
 
 
-def test_a_start_of_another_trial_replaces_the_prepared_trial(warm, site):
+def test_a_start_of_a_different_trial_discards_the_prepared_trial(warm, site):
     site.write("import os, sys\nprint(sys.argv[1:], os.environ.get('NAME'))")
     other = site.warm_start("other", environ=CONTAINER | TRIAL | {"NAME": "its own"})
     for _ in range(3):
@@ -507,7 +507,7 @@ def test_a_start_of_another_trial_replaces_the_prepared_trial(warm, site):
 
 
 @pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
-def test_a_script_changed_after_its_preparation_runs_in_its_new_version(warm, site, after):
+def test_a_script_that_changes_after_its_preparation_runs_in_the_new_version(warm, site, after):
     site.write("print('old')")
     start = site.warm_start(python=sys.executable)
     warm.prepare(start)
@@ -551,7 +551,7 @@ def test_a_repeated_script_is_compiled_once_until_it_changes(warm_of, site, pyth
     ("scripts", "cached"),
     [
         ("121212", "......"),  # no script runs twice in a row
-        ("1112111", "..*.***"),  # a rare script does not replace a frequent one
+        ("1112111", "..*.***"),  # a rare script does not replace a frequent script
         ("11122211", "..*..*.."),
     ],
 )
@@ -580,7 +580,7 @@ def test_a_script_above_the_size_limit_runs_without_being_cached(warm_of, site):
 
 
 @pytest.mark.parametrize("link", ["folder", "script"])
-def test_a_symlink_changed_after_preparation_is_resolved_again(warm, site, link):
+def test_a_symlink_that_changes_after_the_preparation_of_a_trial_is_resolved_again(warm, site, link):
     for version in ("old", "new"):
         site.write(f"value = '{version}'", f"{version}/helper.py")
         site.write("import helper, sys; print(helper.value, sys.path[0], __file__)", f"{version}/train.py")
@@ -623,7 +623,7 @@ def test_a_cached_script_that_was_deleted_is_refused(warm_of, site):
     assert site.warmly(interpreter) == (0, "there\n", "")
 
 
-def test_a_compiler_warning_is_printed_once_by_the_trial_that_runs(warm_of, site):
+def test_a_compiler_warning_of_a_script_is_printed_only_by_the_trial_that_runs(warm_of, site):
     interpreter = warm_of("random")
     site.write("print(1 is 1)")
     start = site.warm_start()
@@ -818,7 +818,7 @@ def test_a_warm_start_with_a_different_startup_variable_is_refused(warm, site, e
     assert site.warmly(warm)[0] == 0
 
 
-def test_an_argument_with_a_null_byte_is_refused_and_the_next_start_succeeds(warm, site):
+def test_a_warm_interpreter_refuses_an_argument_with_a_null_byte_and_then_runs_the_next_script(warm, site):
     site.write("import sys; print(sys.argv[1:])")
     with pytest.raises(WarmStartRefused, match="null byte"):
         site.warmly(warm, "a\0b")

@@ -34,8 +34,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
-# For each folder: the quick tests, and then the slow tests, that apply to all its modules. For each mutant, the unit tests that
-# import the module run first.
+# For each folder, these are the quick tests and then the slow tests that apply to all its modules. For each mutant, the unit
+# tests that import the module run first.
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "manager/nni_manager/domain": (
         [
@@ -59,6 +59,8 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
             "integration/test_assessed_experiment.py",
             "integration/test_stored_experiment.py",
             "integration/test_http_api.py",
+            "faults/test_forged_attempts.py",
+            "faults/test_no_network.py",
         ],
     ),
     "trial_keeper/core": (
@@ -163,8 +165,9 @@ class _Finder:
                 self._swap(node.left, node.op, node.right)
             case ast.Constant(value=bool()):
                 self._replace(node, str(not node.value))
-            case ast.Constant(value=int() | float()):
-                self._replace(node, str(node.value + 1))
+            case ast.Constant(value=int() | float() as value):
+                # Above 2**53, a float is equal to its successor.
+                self._replace(node, str(value + 1 if value + 1 != value else value * 2))
             case ast.Return(value=ast.expr() as value) if self._text(value) != "None":
                 self._replace(node, "return None")
             case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign() | ast.Delete():

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { csvOf } from "../../manager/nni_manager/web/page/csv.js";
 import { aRow } from "./trials.js";
 
-test("the table is saved with a line for each trial and quotes where they are needed", () => {
+test("the CSV file has a line for each trial and quotes only where a value needs quotes", () => {
   const rows = [
     aRow({ id: "aB3dE", seq: 0, state: "SUCCEEDED", value: 0.5, start: 1000, end: 3500, parameters: { lr: 0.1, state: 'say "a, b"' } }),
     aRow({ id: "xY9zW", seq: 1, state: "RUNNING", value: null, start: 1000, end: null, parameters: { net: { _name: "conv", size: 3 } } }),

@@ -7,7 +7,7 @@ function aStorage(text = null) {
   return { text, load() { return this.text; }, save(now) { this.text = now; } };
 }
 
-test("a dismissal is kept until its notice is over, also by the next page load", () => {
+test("a dismissed notice stays dismissed after a page load, until the notice ends", () => {
   const storage = aStorage();
   const dismissals = new Dismissals(storage);
   dismissals.add("one");
@@ -20,7 +20,7 @@ test("a dismissal is kept until its notice is over, also by the next page load",
   assert.ok(new Dismissals(storage).has("one"));
 });
 
-test("an amount that grows is no new notice, and another name or number is one", () => {
+test("a notice stays the same if only an amount changes, and a different name or count makes a new notice", () => {
   const key = (text) => keyOf("Needs attention", text);
   assert.equal(key("the storage has not answered for 35 s; 1.5 MB wait"), key("the storage has not answered for 120 s; 20 MB wait"));
   assert.equal(key("the disk is 99% full"), key("the disk is 98 % full"));
@@ -28,7 +28,7 @@ test("an amount that grows is no new notice, and another name or number is one",
   assert.notEqual(key("2 of 3 jobs wait"), key("3 of 3 jobs wait"));
 });
 
-test("dismissals work without a storage", () => {
+test("a notice can be dismissed if the browser has no usable storage", () => {
   const forbidden = { load() { throw new Error("forbidden"); }, save() { throw new Error("forbidden"); } };
   for (const storage of [forbidden, aStorage("{"), aStorage('{"a": 1}')]) {
     const dismissals = new Dismissals(storage);

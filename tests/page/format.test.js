@@ -14,7 +14,7 @@ test("a metric is shown with six significant digits", () => {
   assert.equal(format.number(-1e300), "−1e+300");
 });
 
-test("a missing number is a dash and infinity a symbol", () => {
+test("a missing number is shown as a dash and an infinite number as a symbol", () => {
   assert.deepEqual([null, undefined, NaN, Infinity, -Infinity].map(format.number), ["–", "–", "–", "∞", "−∞"]);
 });
 
@@ -35,7 +35,7 @@ test("the remaining time is estimated from the remaining trials", () => {
   assert.equal(format.timeLeft(SUMMARY), "about 1 min 40 s left");
 });
 
-test("the time limit is shown if it is reached first", () => {
+test("the time limit is shown if the experiment reaches the time limit first", () => {
   assert.equal(format.timeLeft({ ...SUMMARY, maxExecDurationS: 130 }), "30 s left");
 });
 
@@ -47,26 +47,26 @@ test("the reason of a trial is shown without escape sequences", () => {
   assert.equal(format.why(aRow({ why: "exit code 1: ValueError: \u001b[31mnan\u001b[0m" })), "exit code 1: ValueError: nan");
 });
 
-test("a warning is shown after the reason, or alone without one", () => {
+test("a warning is shown after the reason, or alone if there is no reason", () => {
   const warning = "its metrics file was truncated";
   assert.equal(format.why(aRow({ why: "signal 9 (SIGKILL)", warning })), "signal 9 (SIGKILL); its metrics file was truncated");
   assert.equal(format.why(aRow({ warning })), warning);
   assert.equal(format.why(aRow()), "");
 });
 
-test("an experiment that is done without a best result is shown as a warning, and one without a success as failed", () => {
+test("a finished experiment without a best result is shown as a warning, and without a succeeded trial as failed", () => {
   const states = [{}, { bestValue: 0 }, { succeededCount: 0 }, { frontCount: 2 }, { frontCount: 0 }, { status: "RUNNING" }, { trialCount: 0, succeededCount: 0 }]
     .map((fields) => format.experimentState(format.listedOutcome({ id: "a", status: "DONE", trialCount: 3, succeededCount: 2, ...fields })));
   const [good, warning] = [{ look: "good", text: "Done" }, { look: "waiting", text: "Done, no result counts" }];
   assert.deepEqual(states, [warning, good, { look: "bad", text: "Done, 0 of 3 succeeded" }, good, warning, { look: "busy", text: "Running" }, good]);
 });
 
-test("more trials than a limit that was lowered are not a part of it", () => {
+test("a trial count above a lowered limit is not shown as a part of the limit", () => {
   const limits = [20, 10, 2, null].map((maxTrialNum) => format.endedTrials({ ...SUMMARY, maxTrialNum }));
   assert.deepEqual(limits, ["10 of 20 trials ended", "10 of 10 trials ended", "10 trials ended (limit 2)", "10 trials ended"]);
 });
 
-test("what is missing of an experiment that has ended does not come", () => {
+test("the page of an ended experiment does not announce further results", () => {
   assert.equal(format.soFar("No trial has started", SUMMARY), "No trial has started yet.");
   assert.equal(format.soFar("No trial has started", { ...SUMMARY, status: "STOPPED" }), "No trial has started.");
 });
@@ -76,7 +76,7 @@ test("an unknown state is shown unchanged", () => {
   assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");
 });
 
-test("a trial that is being stopped shows since when", () => {
+test("a stopping trial shows the time since the stop request", () => {
   const stoppingSince = new Date(2026, 0, 2, 14, 3, 5).getTime();
   assert.equal(format.trialState(aRow({ state: "STOPPING", stoppingSince })), `Stopping since ${format.clock(stoppingSince)}`);
   assert.equal(format.trialState(aRow({ state: "STOPPING" })), "Stopping");

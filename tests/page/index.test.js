@@ -12,7 +12,7 @@ test("every module is preloaded", () => {
   assert.deepEqual(preloaded.sort(), names.filter((name) => !["main.js", "early.js", "types.js"].includes(name) && !/^(report|hub)\//.test(name)).sort());
 });
 
-test("no code interprets text as markup or as a program", () => {
+test("no module interprets text as markup or as code", () => {
   for (const name of names) {
     const text = readFileSync(new URL(name, PAGE), "utf8");
     assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc/, name);

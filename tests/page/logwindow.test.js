@@ -47,7 +47,7 @@ test("memory is limited to the window while a large log is scrolled", () => {
   assert.ok(log.start > back && log.isAtEnd);
 });
 
-test("loaded pieces join without a gap", () => {
+test("loaded pieces of a log join without a gap", () => {
   const text = lines(20_000);
   const ask = served(text);
   const log = new LogWindow();
@@ -56,7 +56,7 @@ test("loaded pieces join without a gap", () => {
   assert.equal(log.text(), `… ${text.slice(log.start)}`);
 });
 
-test("nothing is loaded before the beginning", () => {
+test("no request is sent for bytes before the start of the log", () => {
   const log = new LogWindow();
   log.accept(served("short\n")(LogWindow.first()));
   assert.equal(log.older(), null);

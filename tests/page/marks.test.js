@@ -10,7 +10,7 @@ const KIND = axisOf("kind", ["a", "b", "c", undefined]);
 const MOMENTUM = axisOf("momentum", [0, 1, undefined]);
 const near = (one, other) => Math.abs(one - other) < 0.003;
 
-test("a mark holds the numbers between its ends, in both directions of a drag", () => {
+test("a mark contains the numbers between both ends of a drag in either direction", () => {
   for (const mark of [markOf(LR, 0.25, 0.5), markOf(LR, 0.5, 0.25)]) {
     assert.deepEqual([1e-4, 2e-3, 1e-2, 2e-2, undefined, "a"].map((value) => isMarked(mark, value)), [false, true, true, false, false, false]);
     assert.deepEqual(spanOf(LR, mark)?.map((at) => Math.round(at * 1000)), [250, 500]);
@@ -19,14 +19,14 @@ test("a mark holds the numbers between its ends, in both directions of a drag", 
   assert.deepEqual([1e-4, 1].map((value) => isMarked(markOf(LR, -0.1, 1.2), value)), [true, true], "the outermost trials too");
 });
 
-test("a mark keeps its meaning when results extend the axis", () => {
+test("a mark keeps its values when new results extend the axis", () => {
   const mark = markOf(LR, 0.5, 1);
   const longer = axisOf("lr", [1e-4, 1e4], "log");
   assert.deepEqual(spanOf(longer, mark)?.map((at) => Math.round(at * 1000)), [250, 500]);
   assert.deepEqual(spanOf(axisOf("lr", [0, 1], "log"), { ...mark, low: -1 }), [0, 1], "an end off the axis is drawn at its end");
 });
 
-test("of categories those nearest to the ends of a drag are marked, and all between", () => {
+test("a drag marks the categories nearest to its ends and all categories between", () => {
   assert.deepEqual(markOf(KIND, 0.3, 0.7).words, ["a", "b"]);
   assert.deepEqual(markOf(KIND, 0.97, 0.99).words, ["c"]);
   const mark = markOf(KIND, 0, 0.2);
@@ -44,7 +44,7 @@ test("trials without the parameter are marked at the tick below the values", () 
   assert.equal(markText(below), "momentum not chosen");
 });
 
-test("keys move one end by a step, and the whole axis has no mark", () => {
+test("a key moves one end of a mark by a step, and a mark of the whole axis is removed", () => {
   let mark = moved(LR, undefined, "low", 1);
   assert.ok(near(spanOf(LR, mark)[0], 0.05) && spanOf(LR, mark)[1] === 1);
   mark = moved(LR, mark, "high", -1);
@@ -55,7 +55,7 @@ test("keys move one end by a step, and the whole axis has no mark", () => {
   assert.deepEqual(moved(KIND, moved(KIND, undefined, "low", 1), "high", -1).words, ["a", "b"]);
 });
 
-test("keys reach every step of every axis, and never turn a mark over", () => {
+test("keys can move a mark to the end of every axis and never swap its ends", () => {
   const random = seeded(7);
   for (const axis of [LR, KIND, MOMENTUM, axisOf("narrow", [0.99951, 0.99953])]) {
     let mark = null;
@@ -70,7 +70,7 @@ test("keys reach every step of every axis, and never turn a mark over", () => {
   }
 });
 
-test("marks filter trials as conditions, also of results", () => {
+test("a mark of a parameter or of a result filters the trials", () => {
   const rows = [0.5, null, 0.9].map((value, seq) => aRow({ id: `t${seq}`, seq, value, parameters: seq === 0 ? {} : { lr: 0.1 }, metrics: { loss: seq } }));
   const found = (...conditions) => arrange(rows, { states: new Set(), text: "", conditions, order: { column: "seq", descending: false } }).map((row) => row.seq);
   const none = { low: 0, high: -1, words: [], notChosen: false };

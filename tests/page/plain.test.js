@@ -19,7 +19,7 @@ test("markup is kept as text", () => {
   assert.equal(plain("<script>alert(1)</script>"), "<script>alert(1)</script>");
 });
 
-test("no control sequence is left of random input", () => {
+test("no control sequence is left in random input", () => {
   const random = seeded(7);
   const alphabet = ["\u001b", "[", "]", "3", "1", "m", ";", "\u0007", "\\", "\u009b", "\r", "a", "\u202e", "é", "\u001bP"];
   for (let round = 0; round < 2000; round++) {

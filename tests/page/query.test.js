@@ -15,7 +15,7 @@ test("a search matches trials that contain every word", () => {
   for (const text of ["sgd", "adam sgd"]) assert.ok(!matches(row, { ...ALL, text }), text);
 });
 
-test("a search finds tags and notes, and `tag:` a whole tag in any case", () => {
+test("a search finds words in tags and notes, and `tag:` finds whole tags in any letter case", () => {
   const row = aRow({ tags: ["Keep", "lr/high"], note: "converges late" });
   for (const text of ["keep", "late", "tag:keep", "tag:KEEP tag:lr/high", "tag:", "tag:keep converges"]) assert.ok(matches(row, { ...ALL, text }), text);
   for (const text of ["tag:kee", "tag:late", "tag:keep tag:bad", "tag:keep soon"]) assert.ok(!matches(row, { ...ALL, text }), text);
@@ -23,14 +23,14 @@ test("a search finds tags and notes, and `tag:` a whole tag in any case", () => 
   assert.ok(hasTag(row, "keep"));
 });
 
-test("trials are sorted by their tags, those without any last", () => {
+test("trials are sorted by their tags, and trials without tags come last", () => {
   const rows = [aRow({ id: "a", seq: 0 }), aRow({ id: "b", seq: 1, tags: ["y"] }), aRow({ id: "c", seq: 2, tags: ["x", "z"] })];
   for (const [descending, ids] of [[false, ["c", "b", "a"]], [true, ["b", "c", "a"]]]) {
     assert.deepEqual(arrange(rows, { ...ALL, order: { column: "tags", descending } }).map(({ id }) => id), ids);
   }
 });
 
-test("trials are filtered by state, or not if no state is selected", () => {
+test("trials are filtered by the selected states, and all trials match if no state is selected", () => {
   assert.ok(matches(aRow(), ALL));
   assert.ok(!matches(aRow(), { ...ALL, states: new Set(["FAILED"]) }));
 });
@@ -50,7 +50,7 @@ test("texts are compared as texts, and `contains` finds substrings", () => {
   assert.ok(holds(row, "net/units", "=", "3"));
 });
 
-test("a trial without the parameter matches only ≠", () => {
+test("a trial without the parameter matches only the operator ≠", () => {
   assert.ok(!holds({}, "depth", "<", "3"));
   assert.ok(holds({}, "depth", "≠", "3"));
 });
@@ -63,7 +63,7 @@ test("trials without a value come last in both sort orders", () => {
   assert.equal(ids(true), "cba");
 });
 
-test("incremental changes result in the same table as a new sort", () => {
+test("incremental changes give the same table as a new sort", () => {
   const random = seeded(3);
   for (const column of ["seq", "value", "state", "p:lr", "p:kind"]) {
     const query = { ...ALL, text: "", states: new Set(["SUCCEEDED", "RUNNING"]), order: { column, descending: random() < 0.5 } };
@@ -92,7 +92,7 @@ test("trials are filtered and sorted by a metric", () => {
   assert.deepEqual(arrange(rows, filtered).map((row) => row.seq), [0]);
 });
 
-test("the cases that the manager's tests share", () => {
+test("a query returns the expected trials for the cases that the manager's tests share", () => {
   const { rows, queries, numbers } = JSON.parse(readFileSync(new URL("queries.json", import.meta.url), "utf8"));
   for (const { states, text, conditions: sent, column, descending, ids } of queries) {
     // As the page sends them: JSON has no infinite numbers.

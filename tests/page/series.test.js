@@ -13,13 +13,13 @@ test("the best value so far only improves", () => {
   assert.deepEqual(bestSoFar(ROWS, false).map((row) => row.value), [3, 1]);
 });
 
-test("running trials are not in the best values so far, nor among the results that have come", () => {
+test("running trials are excluded from the best values so far and from the results", () => {
   const running = aRow({ value: 1, end: null });
   assert.deepEqual(bestSoFar([running], true), []);
   assert.deepEqual(endedWithResult([...ROWS, running, aRow()]), ROWS);
 });
 
-test("the best share has at least one trial, sorted by value", () => {
+test("the best percentage of trials has at least one trial and is sorted by value", () => {
   assert.deepEqual(top(ROWS, true, 1).map((row) => row.value), [5]);
   assert.deepEqual(top(ROWS, false, 40).map((row) => row.seq), [1, 3]);
 });
@@ -33,7 +33,7 @@ test("thinning keeps the first and the last point", () => {
   assert.deepEqual([few.length, few[0], few[99]], [100, 0, 9999]);
 });
 
-test("thinning keeps chosen items in their places", () => {
+test("thinning keeps chosen items in their order", () => {
   const items = Array.from({ length: 10_000 }, (_, index) => index);
   const few = thinned(items, 100, [3, 5001]);
   assert.deepEqual([few.length, few[1], few.includes(5001)], [102, 3, true]);
@@ -42,7 +42,7 @@ test("thinning keeps chosen items in their places", () => {
   assert.deepEqual([thinned([1, 2, 3], 1), thinned([1, 2, 3], 0)], [[1], []]);
 });
 
-test("the scale of an axis is the given one, whatever the values are", () => {
+test("an axis has the given scale, whatever the values are", () => {
   assert.equal(axisOf("lr", [1e-4, 1e-2, 1], "log")?.place(1e-2), 0.5);
   assert.equal(axisOf("lr", [1e-4, 0.5, 1], "linear")?.place(0.50005), 0.5);
   assert.equal(axisOf("lr", [0, 1, 2], "log")?.place(1), 0.5, "a logarithm of 0 does not exist");
@@ -50,7 +50,7 @@ test("the scale of an axis is the given one, whatever the values are", () => {
   assert.deepEqual(axisOf("units", [128, 16, 64], "category")?.ticks, ticks);
 });
 
-test("the last axis of parallel coordinates shows the chosen metric, and shades the default one", () => {
+test("the last axis of parallel coordinates shows the chosen metric, and the shades show the default metric", () => {
   const rows = [3, 1].map((value, seq) => aRow({ id: `t${seq}`, seq, value, end: 1, parameters: { x: seq }, metrics: { loss: 10 * value } }));
   rows.push(aRow({ id: "t2", seq: 2, value: 2, end: 1, parameters: { x: 2 } }));
   const { axes, lineOf } = parallel(rows, rows, ["x"], new Map(), "loss");
@@ -59,14 +59,14 @@ test("the last axis of parallel coordinates shows the chosen metric, and shades 
   assert.deepEqual(rows.map(lineOf).map(({ heights, shade }) => [...heights, shade]), [[0, 1, 6], [0.5, 0, 0], [1, null, 3]]);
 });
 
-test("a metric takes the place of the default one", () => {
+test("a chosen metric replaces the default metric", () => {
   const rows = [aRow({ value: 1, metrics: { loss: 2, acc: 3 } }), aRow({ value: 4 })];
   assert.deepEqual(metricNamesOf(rows), ["loss", "acc"]);
   assert.deepEqual(withMetric(rows, "loss").map((row) => row.value), [2, null]);
   assert.equal(withMetric(rows, ""), rows);
 });
 
-test("a trial without the parameter goes through the tick below the values", () => {
+test("the line of a trial without the parameter passes the tick below the values", () => {
   const axis = axisOf("momentum", [0, undefined, 1]);
   assert.deepEqual(axis?.ticks[0], { at: 0, label: "not chosen" });
   const [none, low = NaN, high] = [undefined, 0, 1].map((value) => axis?.place(value));
@@ -74,7 +74,7 @@ test("a trial without the parameter goes through the tick below the values", () 
   assert.deepEqual(axis?.ticks.slice(1).map((tick) => tick.label), ["0", "0.25", "0.5", "0.75", "1"]);
 });
 
-test("the scales of parameters follow their types, also in nested choices", () => {
+test("the type of a parameter determines its scale, also in nested choices", () => {
   const space = {
     lr: { _type: "loguniform", _value: [1e-4, 1] },
     momentum: { _type: "uniform", _value: [0, 1] },
@@ -103,16 +103,16 @@ test("a logarithmic axis has from two to ten ticks, whatever its range", () => {
   }
 });
 
-test("the kind in a nested choice has the name of the choice", () => {
+test("the _name entry of a nested choice is shown under the name of the choice", () => {
   assert.deepEqual(["lr", "net/_name", "net/units/_name", "net/units", "_name"].map(flatName), ["lr", "net", "net/units", "net/units", "_name"]);
 });
 
-test("a constant has no axis, and texts have a sorted one", () => {
+test("a constant parameter has no axis, and the axis of a text parameter is sorted", () => {
   assert.equal(axisOf("same", [1, 1]), null);
   assert.deepEqual(axisOf("kind", ["b", "a", true])?.ticks.map((tick) => tick.label), ["a", "b", "true"]);
 });
 
-test("parallel coordinates have an axis for each parameter with several values, in the reader's order", () => {
+test("parallel coordinates have an axis for each parameter with several values, in the order that the user chose", () => {
   const { axes, lineOf } = parallel(ROWS, ROWS, ["lr", "kind", "same"]);
   assert.deepEqual(axes.map((axis) => axis.name), ["lr", "kind", "default metric"]);
   assert.equal(lineOf(ROWS[0]).heights.length, 3);
@@ -121,7 +121,7 @@ test("parallel coordinates have an axis for each parameter with several values, 
   assert.deepEqual(moved.lineOf(ROWS[1]).heights.slice(0, 2), [0, 1]);
 });
 
-test("the line under the pointer is the nearest one, and none far from all", () => {
+test("the pointer selects the nearest line, or no line if all lines are far away", () => {
   const lines = [[0, 1, 0], [0.5, 0.5, 0.5], [1, null, 1]].map((heights, seq) => ({ row: aRow({ seq }), heights, shade: 0 }));
   const size = { gap: 100, height: 200, slack: 8 };
   const at = (x, y) => nearestLine(lines, { x, y }, size)?.row.seq;
@@ -131,7 +131,7 @@ test("the line under the pointer is the nearest one, and none far from all", () 
   assert.equal(nearestLine([], { x: 0, y: 0 }, size), null);
 });
 
-test("an axis gives back the number at a position", () => {
+test("an axis converts a position back to its number", () => {
   for (const values of [[1e-4, 1e-2, 1], [1e-4, undefined, 1]]) {
     const axis = axisOf("lr", values, "log");
     for (const value of [1e-4, 3e-3, 1]) assert.ok(Math.abs(axis.valueAt(axis.place(value)) / value - 1) < 1e-9);
@@ -156,11 +156,11 @@ test("nested choices are flattened", () => {
   assert.deepEqual(namesOf([{ parameters }, { parameters: { lr: 1 } }]), ["net", "net/units/size", "list", "none", "lr"]);
 });
 
-test("a parameter survives a round trip through its text field", () => {
+test("a parameter value is unchanged after a round trip through a text field", () => {
   for (const value of [0.1, "adam", "0.1", true, null, { _name: "conv" }, "", "[", '"']) assert.deepEqual(typed(asTyped(value)), value);
 });
 
-test("a NaN in a result does not hide its other numbers", () => {
+test("a NaN in a result does not hide the other numbers of the result", () => {
   const data = JSON.stringify('{"default": 0.5, "loss": NaN, "low": -Infinity, "said \\" NaN": "NaN"}');
   assert.equal(metricIn(data, "default"), 0.5);
   assert.equal(metricIn(data, "loss"), null);

@@ -5,12 +5,12 @@ import { EventReader } from "../../manager/nni_manager/web/page/state/events.js"
 import { Rows } from "../../manager/nni_manager/web/page/state/rows.js";
 import { aRow } from "./trials.js";
 
-test("the page opens a stream again when the manager is back", () => {
+test("the page opens a new event stream when the manager answers again", () => {
   const course = ["failed", "failed", "answered", "stream opened"];
   assert.equal(course.reduce((state, happening) => next(state, happening), "polling"), "streaming");
 });
 
-test("the page polls if no stream can be opened", () => {
+test("the page polls if no event stream can be opened", () => {
   assert.equal(["stream lost", "answered", "answered"].reduce((state, happening) => next(state, happening), "connecting"), "polling");
 });
 
@@ -19,7 +19,7 @@ test("every transition leads to a known state, and an invalid event raises an er
   assert.throws(() => next("locked", "stream opened"), /cannot occur in state locked/);
 });
 
-test("events are complete for every split of the stream", () => {
+test("events are parsed completely wherever the stream is split", () => {
   const text = ': hello\n\nid: 1\nevent: changes\ndata: {"a":1}\n\n: still there\n\nevent: changes\ndata: {"b":\ndata: 2}\n\n';
   for (let size = 1; size < text.length; size++) {
     const reader = new EventReader();
@@ -29,7 +29,7 @@ test("events are complete for every split of the stream", () => {
   }
 });
 
-test("changed trials are replaced and new ones inserted in order", () => {
+test("changed trials are replaced and new trials are inserted in order", () => {
   const rows = new Rows();
   rows.apply({ reset: true, trials: [aRow({ id: "b", seq: 1 }), aRow({ id: "a", seq: 0 })] });
   rows.apply({ reset: false, trials: [aRow({ id: "d", seq: 3 }), aRow({ id: "c", seq: 2 }), aRow({ id: "a", seq: 0, value: 5 })] });

@@ -15,7 +15,7 @@ function at({ xs, ys, values }, x, y) {
   return values[nearest(ys, y)][nearest(xs, x)];
 }
 
-test("between trials is their average, on the scales of the search space", () => {
+test("a point between trials has the average of the trials, on the scales of the search space", () => {
   const found = surface(numbers.map(({ x, y }) => ({ x, y, value: x + Math.log10(y) })), LINEAR, LOG);
   assert.deepEqual([found.xs.length, found.ys.length], [41, 41]);
   const middle = found.ys[20];
@@ -24,14 +24,14 @@ test("between trials is their average, on the scales of the search space", () =>
   for (const value of found.values.flat()) assert.ok(value === null || (value >= found.range[0] && value <= found.range[1]));
 });
 
-test("where no trial is near, the surface is blank", () => {
+test("the surface is blank where no trial is near", () => {
   const diagonal = Array.from({ length: 400 }, (_, index) => ({ x: index, y: index, value: 1 }));
   const found = surface(diagonal, LINEAR, { ...LINEAR, name: "y" });
   assert.equal(at(found, 0, 399), null);
   assert.equal(at(found, 200, 200), 1);
 });
 
-test("categories have rows of their own, and nothing is averaged across them", () => {
+test("each category has its own row, and no value is averaged across categories", () => {
   const samples = numbers.map(({ x }, index) => ({ x, y: index % 2 ? "adam" : "sgd", value: index % 2 }));
   const found = surface(samples, LINEAR, KIND);
   assert.deepEqual(found.ys, ["adam", "sgd"]);
@@ -41,7 +41,7 @@ test("categories have rows of their own, and nothing is averaged across them", (
   assert.deepEqual([both.xs, both.values], [["16", "64"], [[1, null], [null, 2]]], "no trial had the two others");
 });
 
-test("a diverged trial does not take the colours of all others", () => {
+test("a diverged trial does not change the colour range of the other trials", () => {
   const found = surface([...numbers.map(({ x, y }) => ({ x, y, value: x })), { x: 0.5, y: 0.01, value: 1e9 }], LINEAR, LOG);
   assert.ok(found.range[1] <= 1);
   const same = surface([{ x: 0, y: 0, value: 1 }, { x: 1, y: 1, value: 1 }, { x: 1, y: 0, value: 1 }, { x: 0, y: 1, value: 9 }], LINEAR, { ...LINEAR, name: "y" });
@@ -53,7 +53,7 @@ test("a parameter with one value has no surface", () => {
   assert.equal(surface([{ x: 1, y: 1, value: 1 }, { x: 2, y: 1, value: 2 }], LINEAR, LOG), "lr");
 });
 
-test("the most important parameters are shown first, else numbers", () => {
+test("the two most important parameters are chosen, or else numeric parameters", () => {
   const scales = new Map([["kind", "category"], ["lr", "log"], ["size", "linear"]]);
   const names = [...scales.keys()];
   assert.deepEqual(twoParameters(names, scales, ["kind", "gone", "size", "lr"]), ["kind", "size"]);

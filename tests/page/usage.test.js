@@ -8,7 +8,7 @@ const sample = (s, fields = {}) => ({ attempt: 0, task: "main-0", timestamp: 100
 /** @param {number} index @param {number} percent */
 const gpu = (index, percent) => ({ index, utilisationPercent: percent, memoryUsedBytes: percent * MIB });
 
-test("CPU, memory, and load and memory of each GPU have a line each, in seconds since the first sample", () => {
+test("CPU load, memory, and the load and memory of each GPU are separate lines over the seconds since the first sample", () => {
   const { load, memory, tasks } = usageLines([sample(10, { gpus: [gpu(1, 40)] }), sample(15, { gpus: [gpu(0, 30), gpu(1, 50)] })]);
   assert.deepEqual(load, [
     { name: "CPU", x: [0, 5], y: [10, 15] },
@@ -19,7 +19,7 @@ test("CPU, memory, and load and memory of each GPU have a line each, in seconds 
   assert.equal(tasks, 1);
 });
 
-test("each of several tasks has lines of its own", () => {
+test("each of several tasks has separate lines", () => {
   const samples = [sample(0), sample(1, { task: "worker-1", cpuPercent: 90 }), sample(5), sample(6, { task: "worker-1", cpuPercent: 95 })];
   assert.deepEqual(usageLines(samples).load, [
     { name: "CPU of main-0", x: [0, 5], y: [0, 5] },
@@ -33,7 +33,7 @@ test("a line has a gap between two attempts", () => {
   assert.deepEqual(cpu?.y, [0, 5, null, 60, 65]);
 });
 
-test("a long life and many lines are thinned, and the first and the last sample stay", () => {
+test("long and numerous lines are thinned, and the first and the last sample are kept", () => {
   const samples = Array.from({ length: 20_000 }, (_, n) => sample(n, { task: `worker-${n % 10}`, gpus: [gpu(0, 1)] }));
   const { load, memory, tasks, all } = usageLines(samples);
   assert.deepEqual([tasks, all, load.length, memory.length], [10, 20, 12, 12]);
@@ -42,6 +42,6 @@ test("a long life and many lines are thinned, and the first and the last sample 
   assert.deepEqual([load[0]?.x[0], load[0]?.x.at(-1)], [0, 19_990]);
 });
 
-test("without a sample there is no line", () => {
+test("no line is drawn if there are no samples", () => {
   assert.deepEqual(usageLines([]), { load: [], memory: [], tasks: 0, all: 0 });
 });

@@ -82,7 +82,7 @@ def test_a_search_space_key_starts_with_the_dotted_path_of_its_file(code):
     assert "other.txt" not in found.generated
 
 
-def test_two_files_with_one_module_name_and_different_values_are_an_error(code):
+def test_two_files_that_define_one_search_space_key_with_different_values_cause_an_error(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
     (error,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
@@ -134,7 +134,7 @@ def test_the_copy_omits_ignored_files_pipes_and_experiment_folders(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_the_copy_keeps_link_targets_and_contains_annotated_files_from_outside(code, tmp_path):
+def test_links_in_the_copied_code_keep_their_targets_except_links_to_annotated_files_outside(code, tmp_path):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)
     write(code, train_dot_py=SIZE)
     (code / "data").symlink_to("../data")
@@ -281,7 +281,7 @@ def test_an_error_names_its_file_relative_to_the_current_directory(code, config,
         read_experiment_file(code_folder.Path("code/config.yml"))
 
 
-def test_the_error_for_an_unreadable_nniignore_file_is_reported_at_the_code_folder(code, config):
+def test_an_invalid_nniignore_line_is_reported_at_the_code_dir_key_of_the_experiment_file(code, config):
     write(code, train_dot_py=SIZE, _dot_nniignore="x\n\\\n")
     with pytest.raises(ConfigInvalid, match=r"^config\.yml:8: cannot use .*\.nniignore: line 2"):
         config()
@@ -305,7 +305,7 @@ def test_a_trial_command_that_runs_the_original_code_causes_a_warning(code, conf
     )
 
 
-def test_the_reader_skips_the_code_folder_if_reads_code_is_false(code, config):
+def test_the_config_reader_skips_the_code_folder_if_the_argument_reads_code_is_false(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")
@@ -313,7 +313,7 @@ def test_the_reader_skips_the_code_folder_if_reads_code_is_false(code, config):
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_creating_an_experiment_fails_and_leaves_no_files_if_the_code_changes(code, config, monkeypatch):
+def test_creating_an_experiment_fails_and_leaves_no_files_if_the_code_has_changed(code, config, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))
     write(code, train_dot_py=SIZE)
     read = config()

@@ -390,7 +390,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_every_annotation_form_is_parsed_executed_and_filled_with_values(form, run):
+def test_every_form_of_annotation_can_be_parsed_executed_and_filled_with_values(form, run):
     found = read(form.code)
     assert found.space == form.space
     names = run(generated(form.code), form.parameters)
@@ -510,7 +510,7 @@ def test_the_generated_import_uses_the_line_ending_of_the_file():
     )
 
 
-def test_a_module_name_is_escaped_if_the_file_encoding_cannot_represent_it(run):
+def test_a_module_name_is_escaped_if_the_encoding_of_the_file_cannot_represent_the_name(run):
     source = b"# coding: ascii\n'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n"
     found = read(source, "пакет.данные")
     assert found.space == {"пакет.данные/x/choice": choice(1, 2)}
@@ -644,7 +644,7 @@ def test_trial_code_may_request_parameters_before_an_annotation_uses_a_value(run
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_filling_in_fails_if_the_trial_has_no_value_or_an_invalid_value():
+def test_an_annotation_raises_if_the_trial_has_no_value_or_a_value_outside_the_options():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
@@ -691,7 +691,7 @@ ANY_TEXT = st.text("nai.@()'\"\\,= \n\tf1*é", max_size=40)
 
 
 @given(st.sampled_from(["", "variable(", "function_choice(", "report_final_result("]), ANY_TEXT, ANY_TEXT)
-def test_any_annotation_text_produces_code_or_an_error_with_the_line(kind, text, after):
+def test_any_annotation_text_gives_code_or_an_error_with_a_line_number(kind, text, after):
     source = f"'''@nni.{kind}{text}'''\n{after}\n".encode()
     found = read(source)
     if found.generated is not None:

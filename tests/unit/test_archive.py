@@ -302,7 +302,7 @@ def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
     assert list((path.parent / "logs").iterdir()) == []
 
 
-def test_links_inside_the_code_cannot_redirect_files_outside(saved, move, tmp_path, monkeypatch):
+def test_links_inside_saved_code_cannot_redirect_files_to_the_outside(saved, move, tmp_path, monkeypatch):
     # Python before 3.10.12, and 3.11 before 3.11.4, lacks this filter.
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     code = io.BytesIO()
@@ -357,7 +357,7 @@ def played(tuner, keys):
     return past
 
 
-def test_a_tuner_never_loads_pickles_from_trial_metadata_and_continues(tmp_path):
+def test_a_tuner_ignores_pickles_in_trial_metadata_and_continues(tmp_path):
     pytest.importorskip("cmaes")
     past = played(a_cma_es(), range(12))
 

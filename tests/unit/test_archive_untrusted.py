@@ -363,7 +363,7 @@ def test_a_field_longer_than_the_managers_maximum_is_rejected(saved, refused, st
     assert refusal.endswith("save the experiment again, with the version that ran it")
 
 
-def test_trials_that_would_fill_the_memory_are_rejected(saved, tmp_path, monkeypatch):
+def test_an_archive_with_trials_that_would_fill_the_memory_is_rejected(saved, tmp_path, monkeypatch):
     path = repacked(
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
@@ -406,6 +406,14 @@ def test_deeply_nested_json_inside_a_json_string_is_rejected(saved, refused, dee
         )
     )
     assert "cannot " in refusal
+
+
+def test_a_message_that_contains_many_brackets_but_is_no_json_can_be_loaded(saved):
+    message = f"cannot parse: {DEEP}"
+    path = repacked(
+        saved("-s"), lambda connection: connection.execute("UPDATE trial SET message = ?", (message,))
+    )
+    assert main.run(["experiment", "load", "-p", str(path)]) == 0
 
 
 def test_a_deep_or_oversized_manifest_is_rejected(saved, refused):
@@ -520,13 +528,13 @@ def changed(content, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_randomly_changed_tar_file_is_loaded_or_rejected(an_archive, where):
+def test_a_randomly_changed_tar_file_is_loaded_or_rejected_without_a_crash(an_archive, where):
     an_archive.load(gzip.compress(changed(gzip.decompress(an_archive.path.read_bytes()), where), 1))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_randomly_changed_database_is_loaded_or_rejected(an_archive, where):
+def test_a_randomly_changed_database_is_loaded_or_rejected_without_a_crash(an_archive, where):
     # SQLite rejects a database of another length, so these changes keep the length and the pages' positions.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
@@ -535,7 +543,7 @@ def test_a_randomly_changed_database_is_loaded_or_rejected(an_archive, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_an_archive_with_any_value_in_any_database_column_is_loaded_or_rejected(an_archive, data):
+def test_an_archive_with_arbitrary_database_values_is_loaded_or_rejected_without_a_crash(an_archive, data):
     place = an_archive.path.with_name("any.sqlite")
     place.write_bytes(an_archive.database)
     json_like = st.recursive(

@@ -204,7 +204,7 @@ def test_each_kind_of_write_error_has_its_own_class_and_remedy(tmp_path, number,
     assert remedy in str(error)
 
 
-def test_the_error_for_root_without_write_access_suggests_no_root_squash(tmp_path, monkeypatch):
+def test_the_error_for_root_without_write_access_names_the_no_root_squash_option(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "export the storage with no_root_squash" in str(not_writable(tmp_path, PermissionError(1, "no")))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -226,7 +226,7 @@ def append(folder: AttemptFolder, stream: Stream, data: bytes) -> None:
         file.write(data)
 
 
-def test_the_tail_of_a_growing_file_returns_current_sizes_and_bytes(folder, tail):
+def test_the_stream_reader_returns_the_current_sizes_and_bytes_of_growing_files(folder, tail):
     assert tail.sizes() == dict.fromkeys(Stream, 0)
     append(folder, Stream.METRICS, b"abc")
     append(folder, Stream.STDERR, b"de")
@@ -245,7 +245,7 @@ def test_a_file_that_does_not_exist_yet_is_read_as_empty(folder, tail):
     assert tail.read(Stream.METRICS, 0, 3) == b"abc"
 
 
-def test_a_file_whose_descriptor_fails_keeps_its_size_and_is_reopened(folder, tail):
+def test_the_stream_reader_reopens_a_file_whose_descriptor_fails(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
     # A closed descriptor fails like a stale handle on NFS.
@@ -327,7 +327,7 @@ def test_a_removed_or_replaced_file_is_detected(folder, tail):
     assert tail.changes == {Stream.METRICS: FileChange.REPLACED, Stream.STDOUT: FileChange.REPLACED}
 
 
-def test_replacing_a_file_with_an_identical_copy_is_no_change(folder, tail):
+def test_a_file_replaced_by_an_identical_copy_does_not_count_as_changed(folder, tail):
     append(folder, Stream.STDOUT, b"one\n")
     tail.sizes()
     (folder.output / "copy").write_bytes(b"one\n")
@@ -349,7 +349,9 @@ def test_replacing_a_file_with_an_identical_copy_is_no_change(folder, tail):
         ("é".encode() * 10, 5, "�éé"),
     ],
 )
-def test_the_last_text_of_a_stream_starts_at_a_line_if_possible(folder, tail, content, longest, text):
+def test_the_last_text_of_a_stream_starts_at_the_start_of_a_line_if_possible(
+    folder, tail, content, longest, text
+):
     append(folder, Stream.STDERR, content)
     assert tail.last_text(Stream.STDERR, longest) == text
 

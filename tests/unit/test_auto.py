@@ -82,7 +82,7 @@ def test_the_tuner_finds_the_best_values_of_nested_parameters():
         assert statistics.median(abs(at["gamma"] - 0.3) for at in best) < 0.15
 
 
-def test_a_small_search_space_is_covered_before_points_recur():
+def test_every_point_of_a_small_search_space_is_proposed_before_a_point_is_repeated():
     raw = {"a": {"_type": "randint", "_value": [0, 5]}, "b": {"_type": "choice", "_value": list("wxyz")}}
     points = [
         json.dumps(each) for each in parameters_of(run(auto(raw), range(24), lambda at: float(at["a"])))
@@ -109,7 +109,7 @@ def test_the_tuner_avoids_a_region_where_trials_fail():
         assert min(past.value for past in history if past.value is not None) < 0.55
 
 
-def test_running_trials_count_with_their_expected_results():
+def test_the_tuner_uses_expected_results_for_running_trials():
     busy, idle = auto({"x": UNIT, "y": UNIT}), auto({"x": UNIT, "y": UNIT})
     for tuner in (busy, idle):
         run(tuner, range(12), lambda at: math.sin(9 * at["x"]) * math.cos(8 * at["y"]))
@@ -131,7 +131,7 @@ def test_the_tuner_proposes_hundreds_of_trials_before_the_first_result():
     assert contains(space, tuner.ask(300).parameters) == []
 
 
-def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_unbroken_search():
+def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_uninterrupted_search():
     """A resume restores the trials first and then all imported results, in contrast to the original order."""
     raw = {**NESTED, "q": {"_type": "qlognormal", "_value": [0, 1, 0.5]}}
 
@@ -153,7 +153,7 @@ def test_a_resumed_search_with_imports_proposes_the_same_trials_as_an_unbroken_s
     assert parameters_of(run(resumed, range(14, 22), value_of)) == parameters_of(later)
 
 
-def test_a_resumed_search_over_the_trial_bound_proposes_the_same_trials():
+def test_a_search_with_more_trials_than_the_limit_proposes_the_same_trials_after_a_resume():
     count = MAX_TRIALS + 8
     unbroken = auto({"x": UNIT, "y": UNIT})
     donor = auto({"x": UNIT, "y": UNIT}, seed=9)
@@ -170,7 +170,7 @@ def test_a_resumed_search_over_the_trial_bound_proposes_the_same_trials():
     assert parameters_of(again) == parameters_of(later[1:])
 
 
-def test_the_time_of_an_import_has_no_effect_over_the_trial_bound():
+def test_an_import_gives_the_same_proposals_before_and_after_a_restore_of_many_trials():
     raw, random = {"x": UNIT, "y": UNIT}, Random(5)
     points = [{"x": random.random(), "y": random.random()} for _ in range(260)]
     values = [abs(at["x"] - 0.2) + random.random() for at in points]
@@ -239,7 +239,7 @@ def test_standardised_losses_compress_outliers_and_treat_failures_as_worst():
     assert abs(losses.mean()) < 1e-9
 
 
-def test_ranked_results_preserve_small_differences_between_the_best():
+def test_ranked_results_keep_small_differences_between_the_best_results_visible():
     losses = ranked(np.array([0.0, 1e-9, 5.0, 5.0, np.nan, 1e9]))
     assert losses[1] - losses[0] > 0.3
     assert losses[2] == losses[3]
@@ -249,7 +249,7 @@ def test_ranked_results_preserve_small_differences_between_the_best():
 @pytest.mark.parametrize(
     "values", [[5.0], [2.0, 2.0], [0.0, 0.0, np.nan], [1.0, 1.0, 1.0, 3.0], [-1e308, 1e308]]
 )
-def test_any_list_of_results_is_standardised(values):
+def test_standardised_results_are_finite_for_equal_missing_and_huge_values(values):
     for losses in (standardised(np.array(values)), ranked(np.array(values))):
         assert np.all(np.isfinite(losses))
         assert np.abs(losses).max() < 10
@@ -265,7 +265,7 @@ def test_proposals_stay_valid_with_many_dimensions_and_results(width, results):
     assert not any(contains(parse_search_space(dict.fromkeys(names, UNIT)), each) for each in asked)
 
 
-def test_a_pruned_trial_counts_as_failed_with_any_reported_result():
+def test_a_pruned_trial_counts_as_failed_whatever_result_was_reported():
     """The last intermediate result of a pruned trial may be better than final results. It must not attract the search."""
 
     def proposals(curve):
@@ -331,7 +331,7 @@ WITH_X = {
 
 
 @pytest.mark.parametrize("raw", [WITH_X, {"n": {"_type": "randint", "_value": [0, 99999]}}])
-def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, monkeypatch):
+def test_a_proposal_takes_no_more_computation_after_10_000_results_than_after_400(raw, monkeypatch):
     needed = {}
     for results in (400, 10_000):
         tuner = restored(raw, results, running=300)
@@ -349,7 +349,7 @@ def test_a_proposal_computes_no_more_after_10_000_results_than_after_400(raw, mo
     assert needed[10_000, False].points <= 3
 
 
-def test_the_tuner_keeps_a_bounded_number_of_points_of_10_000_trials():
+def test_the_tuner_keeps_a_bounded_number_of_the_points_of_10_000_trials():
     mixed = {
         "c": {"_type": "choice", "_value": [{"_name": "a", "n": NESTED["n"]}, {"_name": "b", "z": UNIT}]}
     }
@@ -371,7 +371,7 @@ def test_the_tuner_keeps_a_bounded_number_of_points_of_10_000_trials():
             study.note_tried(trials[: first + 1_000])
             assert len(study.points_of(trials[first : first + 200])) == 200
         assert len(study.points) == 200
-        # Points with the numbers x, C or z do not recur, so `tried` omits them. The remaining points differ only in n.
+        # x, C and z are real numbers: a point that has one of them never recurs, so `tried` omits it. Others have only n.
         assert len(study.tried) == most
 
 

@@ -8,7 +8,7 @@ from trial_keeper.host.cached_listing import CachedListing
 LONG_AGO_S = 1_000_000_000
 
 
-def test_created_and_deleted_entries_appear_in_the_next_listing(tmp_path: Path) -> None:
+def test_the_next_listing_shows_created_entries_and_omits_deleted_entries(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     assert folder.names() == frozenset()
     (tmp_path / "a").touch()

@@ -92,7 +92,7 @@ def test_no_checkpoint_document_is_written_for_a_trial_without_checkpoints(works
     ).checkpoint_sources_json.exists()
 
 
-def test_the_next_attempt_of_a_job_is_offered_the_newest_checkpoints_first(workspace):
+def test_the_next_attempt_of_a_job_receives_the_newest_checkpoints_first(workspace):
     saved(workspace, 0, "000001", "000002")
     saved(workspace, 1)
     saved(workspace, 2, "000001")
@@ -176,7 +176,7 @@ def test_the_manager_refuses_checkpoints_without_a_valid_keeper_signature(worksp
     assert "refused the checkpoints" in caplog.text
 
 
-def test_a_continued_trial_prefers_its_own_checkpoints_to_its_parents(workspace):
+def test_a_continued_trial_receives_its_own_checkpoints_before_checkpoints_of_its_parent(workspace):
     saved(workspace, 3, "000008", settings=EARLIER, trial_id="parent")
     find = SharedFiles(workspace).find_checkpoints
     assert [each.trial_id for each in find(a_trial(continues="parent"), SIGNER)] == ["parent"]
@@ -186,7 +186,7 @@ def test_a_continued_trial_prefers_its_own_checkpoints_to_its_parents(workspace)
     assert [(each.trial_id, each.name) for each in both] == [("trial1", "000001"), ("parent", "000008")]
 
 
-def test_a_task_prefers_its_own_checkpoints(workspace):
+def test_a_task_receives_its_own_checkpoints_before_checkpoints_of_other_tasks(workspace):
     saved(workspace, 0, "000001")
     saved(workspace, 1, "000001", task="worker-1")
     assert offered(workspace)[0] == [(attempt_id(0), "000001"), (attempt_id(1), "000001")]
@@ -226,7 +226,7 @@ def test_a_checkpoint_document_without_a_signature_is_invalid(content):
 
 
 @given(st.lists(st.builds(Checkpoint.of, KEYS, MANIFESTS), max_size=20))
-def test_a_trial_is_offered_at_most_ten_different_checkpoints(found):
+def test_a_trial_receives_at_most_ten_different_checkpoints(found):
     sources = newest_first(found + found, "trial1", "main-0")
     assert len(sources) == min(len(set(found)), 10)
     ranks = [(each.attempt_id, int(each.name)) for each in sources]

@@ -75,7 +75,7 @@ def test_an_experiment_of_a_dead_manager_is_deleted_after_its_trial_processes_en
     others.wait()
 
 
-def test_an_experiment_with_possible_jobs_is_not_deleted_while_its_cluster_is_unreachable(
+def test_an_experiment_that_may_have_jobs_is_not_deleted_while_the_cluster_is_unreachable(
     nnictl, an_experiment, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ClientRetryPolicy, "delay_s", lambda self, failures, asked_s: 0.0)
@@ -100,7 +100,7 @@ def test_an_experiment_with_possible_jobs_is_not_deleted_while_its_cluster_is_un
 
 
 @pytest.mark.parametrize("corrupt", ["database", "entry", "lock"])
-def test_an_unreadable_experiment_is_deleted_with_force(nnictl, an_experiment, corrupt):
+def test_an_unreadable_experiment_can_be_deleted_with_the_force_option(nnictl, an_experiment, corrupt):
     folder = an_experiment("abc11111")
     if corrupt == "database":
         folder.database.write_bytes(b"corrupt" * 1000)

@@ -91,6 +91,7 @@ COMMANDS = {
     "unknown-experiment-to-resume": "resume abc",
     "unknown-experiment-to-view": "view abc",
     "no-trial-id": "trial kill",
+    "no-trial-id-after-the-option": "trial kill -T",
     "no-value": "update trialnum",
     "unknown-format": "experiment export --type xml",
     "unknown-topic": "help quickstart",

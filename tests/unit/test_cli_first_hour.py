@@ -69,7 +69,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize(
     ("results", "out"), [((), "INFO: Experiment abc11111 has no trials\n"), ((0.5,), "no.\ttrial\t")]
 )
-def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
+def test_nnictl_trial_ls_names_the_error_that_ended_the_experiment(nnictl, stored, results, out):
     stored(*results, state=ExperimentState.ERROR, error=TRACEBACK)
     code, shown, err = nnictl("trial", "ls", "abc")
     assert (code, shown[: len(out)]) == (0, out)
@@ -79,7 +79,7 @@ def test_the_list_of_trials_names_the_error_that_ended_the_experiment(nnictl, st
     )
 
 
-def test_the_status_command_prints_a_traceback_on_several_lines(nnictl, stored):
+def test_nnictl_experiment_status_prints_every_line_of_a_traceback(nnictl, stored):
     stored(state=ExperimentState.ERROR, error=TRACEBACK)
     code, out, err = nnictl("experiment", "status", "abc")
     assert (code, json.loads(out)["errors"]) == (0, [TRACEBACK])
@@ -115,7 +115,7 @@ def test_the_list_of_running_experiments_names_experiments_with_a_dead_manager(n
     )
 
 
-def test_the_remedy_of_top_is_a_resume_if_the_manager_has_died(nnictl, stored):
+def test_nnictl_top_recommends_a_resume_if_the_manager_has_died(nnictl, stored):
     stored(state=ExperimentState.RUNNING)
     assert nnictl("top", "abc")[2] == (
         "ERROR: cannot watch experiment abc11111: it is not running; `nnictl trial ls abc11111` shows its trials, "
@@ -123,7 +123,7 @@ def test_the_remedy_of_top_is_a_resume_if_the_manager_has_died(nnictl, stored):
     )
 
 
-def test_an_unknown_id_is_reported_although_the_database_of_another_experiment_is_damaged(nnictl, stored):
+def test_an_unknown_id_is_reported_even_if_another_experiment_has_a_damaged_database(nnictl, stored):
     stored(experiment_id="good1111")
     stored(experiment_id="lost1111").database.write_bytes(b"")
     for command in (("trial", "ls"), ("stop",), ("experiment", "delete", "--yes")):
@@ -144,7 +144,7 @@ def test_an_experiment_whose_database_folder_was_removed_is_listed_and_can_be_de
     assert not folder.path.exists()
 
 
-def test_the_rows_of_stopped_trials_name_the_reason(nnictl, stored):
+def test_nnictl_trial_ls_shows_the_reason_of_each_stopped_trial(nnictl, stored):
     folder = stored()
     store = RegisteringStore(folder.database, folder.collected_logs)
     for number, (state, reason) in enumerate(
@@ -181,7 +181,7 @@ TWO = "objectives: [{metric: acc, mode: maximize}, {metric: ms, mode: minimize}]
 @pytest.mark.parametrize(
     ("more", "result", "value"), [(ONE, {"loss": 0.5, "x": 1}, "0.5"), (TWO, {"acc": 0.9, "ms": 12}, "0.9")]
 )
-def test_the_value_column_of_a_csv_export_is_the_first_objective(
+def test_the_value_column_of_a_csv_export_contains_the_first_objective(
     nnictl, stored, options, more, result, value
 ):
     stored(result, more=more)
@@ -221,7 +221,7 @@ def rows_of(out):
     return [line.split("\t") for line in out.splitlines()]
 
 
-def test_trial_ls_has_a_column_for_every_objective_and_sorts_by_any_metric(nnictl, stored):
+def test_nnictl_trial_ls_has_a_column_for_every_objective_and_sorts_by_any_metric(nnictl, stored):
     stored(*({**each, "mb": each["ms"] % 7} for each in RESULTS), more=TWO)
     head, first, *_ = rows_of(nnictl("trial", "ls", "abc")[1])
     assert (head[:6], first[3:5]) == (["no.", "trial", "state", "acc", "ms", "time"], ["0.9", "20"])
@@ -231,14 +231,14 @@ def test_trial_ls_has_a_column_for_every_objective_and_sorts_by_any_metric(nnict
     assert ([each["sequenceId"] for each in listed], "metrics" in listed[0]) == ([3, 1, 2, 0], False)
 
 
-def test_trial_ls_reads_no_results_if_no_column_shows_a_result(nnictl, stored, monkeypatch):
+def test_nnictl_trial_ls_reads_no_results_if_no_column_shows_a_result(nnictl, stored, monkeypatch):
     stored(0.5)
     monkeypatch.setattr(StoreReader, "finals", lambda reader: pytest.fail("results are read"))
     assert rows_of(nnictl("trial", "ls", "abc")[1])[1][3] == "0.5"
 
 
 @pytest.mark.parametrize("command", ["trial show", "trial kill", "trial tag"])
-def test_a_trial_id_in_place_of_an_experiment_id_suggests_the_trial_option(nnictl, command):
+def test_the_error_for_a_trial_id_in_place_of_an_experiment_id_suggests_the_trial_option(nnictl, command):
     code, _, err = nnictl(*command.split(), "aB3dE")
     assert (code, err.partition("; ")[2].partition("? ")[0]) == (
         1,
@@ -271,10 +271,10 @@ def test_an_unknown_command_is_an_error_that_suggests_the_intended_command(nnict
 @pytest.mark.parametrize(
     ("words", "page"), [("conda", "recipes"), ("Pareto", "objectives"), ("pruning", "assessors")]
 )
-def test_help_for_an_unknown_topic_names_the_pages_that_contain_the_word(nnictl, words, page):
+def test_nnictl_help_for_an_unknown_topic_lists_the_pages_that_contain_the_word(nnictl, words, page):
     code, _, err = nnictl("help", words)
     assert (code, f"`nnictl help {page}`" in err.partition("did you mean ")[2]) == (1, True)
 
 
-def test_help_for_a_word_on_no_page_suggests_no_page(nnictl):
+def test_nnictl_help_suggests_no_page_for_a_word_that_occurs_on_no_page(nnictl):
     assert "did you mean" not in nnictl("help", "zzqqxxyy")[2]

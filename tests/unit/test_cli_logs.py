@@ -84,7 +84,7 @@ def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output)
 
 
 @pytest.mark.parametrize("options", [[], ["--follow"]])
-def test_output_that_the_nni_package_redirected_is_printed(a_trial, capsys, options):
+def test_nnictl_log_prints_output_that_the_nni_package_redirected(a_trial, capsys, options):
     folder, save = a_trial
     printed = "[2026-01-02 03:04:05] PRINT hello\n"
     written(folder, "")
@@ -99,7 +99,7 @@ def test_output_that_the_nni_package_redirected_is_printed(a_trial, capsys, opti
 
 
 @pytest.mark.parametrize("stdout", ["", "one\n"])
-def test_the_log_command_prints_no_keeper_log_for_stdout(a_trial, capsys, stdout):
+def test_the_log_command_does_not_print_the_keeper_log_as_stdout(a_trial, capsys, stdout):
     folder, _ = a_trial
     written(folder, stdout)
     of_nni = "[2026-01-02 03:04:05] PRINT hello\n"
@@ -139,7 +139,7 @@ def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
 
 
-def test_following_a_missing_log_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
+def test_nnictl_log_with_follow_prints_all_attempts_until_the_trial_ends(a_trial, capsys, monkeypatch):
     folder, save = a_trial
     # nnictl sleeps after every poll, and every sleep runs the next step.
     steps = iter(
@@ -174,7 +174,7 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
     assert capsys.readouterr() == ("2\n3\n", "\n")  # the newline ends the terminal's line that shows ^C
 
 
-def test_following_a_log_stops_when_the_trial_ends_without_output(a_trial, capsys, monkeypatch):
+def test_nnictl_log_with_follow_ends_when_the_trial_ends_without_output(a_trial, capsys, monkeypatch):
     _, save = a_trial
     polled = threading.Event()
 

@@ -58,7 +58,9 @@ def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trials/{path}"]
 
 
-def test_stop_prints_its_reason_to_wait_once_and_again_after_a_change(an_experiment, monkeypatch):
+def test_nnictl_stop_prints_the_reason_for_waiting_again_only_if_the_reason_changes(
+    an_experiment, monkeypatch
+):
     summaries = [
         ("", 1),
         ("", 1),
@@ -147,7 +149,7 @@ def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     assert asked == [1]
 
 
-def test_stop_retries_a_dropped_request_before_it_sends_a_signal(an_experiment, monkeypatch):
+def test_nnictl_stop_retries_a_dropped_request_before_it_sends_a_signal(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):
@@ -186,7 +188,7 @@ def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_exp
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_an_immediately_closed_connection_is_reported_as_closed_with_and_without_tls(
+def test_an_immediately_closed_connection_is_reported_as_closed_whether_or_not_it_uses_tls(
     certificate_sha256, is_reset
 ):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -229,7 +231,7 @@ with HTTPServer(("127.0.0.1", 0), Handler) as server, folder.owned():
 """
 
 
-def test_a_failed_create_ends_a_manager_that_rejects_every_request(tmp_path, monkeypatch):
+def test_nnictl_create_ends_a_manager_that_rejects_every_request(tmp_path, monkeypatch):
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(CONFIG)
     config = read_experiment_file(tmp_path / "config.yml")

@@ -109,7 +109,7 @@ def a_manager(host="127.0.0.1", port=9000, **more):
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
-def test_a_failing_stdout_causes_no_traceback(an_experiment, command, environ):
+def test_a_write_error_on_stdout_causes_no_traceback(an_experiment, command, environ):
     an_experiment("abc11111")
     nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
     done = subprocess.run(
@@ -375,7 +375,7 @@ def test_the_error_for_a_trial_without_tensorboard_files_names_the_trial(nnictl,
     assert (code, "cannot show trial xY9zW in TensorBoard: it has written nothing to " in err) == (1, True)
 
 
-def test_the_error_of_a_failed_tensorboard_contains_its_last_output(nnictl, an_experiment, installed):
+def test_the_error_of_a_failed_tensorboard_start_contains_the_last_output(nnictl, an_experiment, installed):
     installed("raise SystemExit('no GPU today')")
     an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "--port", "auto")
@@ -451,7 +451,7 @@ def test_nnictl_help_lists_all_pages_and_prints_a_named_page(nnictl):
     assert nnictl("help", "docs/tuners.md")[1] == shown
 
 
-def test_nnictl_help_describes_every_page_in_more_words_than_its_topic(nnictl):
+def test_the_list_of_nnictl_help_describes_each_page_in_more_than_three_words(nnictl):
     for line in nnictl("help")[1].splitlines()[3:]:
         topic, content = line.split("\t")
         assert len(content.split()) > 3, line
@@ -472,7 +472,7 @@ def test_nnictl_help_of_a_command_equals_the_output_of_its_help_option(nnictl):
         ("experiment lis", "experiment list"),
     ],
 )
-def test_help_for_an_unknown_topic_suggests_a_similar_topic(nnictl, words, near):
+def test_nnictl_help_for_an_unknown_topic_suggests_a_similar_topic(nnictl, words, near):
     code, out, err = nnictl("help", *words.split())
     assert (code, out) == (1, "")
     assert err == (

@@ -77,7 +77,7 @@ def test_the_error_for_a_missing_script_suggests_a_script_with_a_similar_name(wi
     )
 
 
-def test_preflight_messages_use_the_keys_of_the_second_schema(tmp_path, monkeypatch):
+def test_preflight_messages_for_a_v2_file_use_the_keys_of_v2(tmp_path, monkeypatch):
     (tmp_path / "v2.yml").write_text(
         "trialConcurrency: 1\nsearchSpace: {x: {_type: uniform, _value: [0, 1]}}\ntrialCommand: ./absent.sh\n"
         "experimentWorkingDirectory: /dev/null/x\ntrainingService: {platform: local}\n"

@@ -44,7 +44,7 @@ def test_an_ambiguous_or_unknown_experiment_id_is_an_error(an_experiment, prefix
     assert str(caught.value).startswith(expected)
 
 
-def test_the_list_shows_the_resume_command_for_an_experiment_with_a_dead_manager(nnictl, an_experiment):
+def test_nnictl_experiment_list_shows_the_resume_command_for_a_dead_manager(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
@@ -88,7 +88,7 @@ def test_a_corrupt_registry_entry_does_not_hide_other_experiments(nnictl, an_exp
     assert nnictl("trial", "ls", "abd22222")[0] == 0
 
 
-def test_an_experiment_is_added_to_the_list_by_its_folder(nnictl, an_experiment, tmp_path, monkeypatch):
+def test_an_experiment_can_be_registered_by_its_folder(nnictl, an_experiment, tmp_path, monkeypatch):
     folder = an_experiment("abc11111")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     assert nnictl("trial", "ls", "abc11111")[0] == 1
@@ -194,7 +194,7 @@ def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an
     assert "WARNING: experiment abc11111: cannot determine whether experiment abc11111 runs: " in err
 
 
-def test_removed_experiment_folders_are_dropped_from_the_registry_with_one_process_scan(
+def test_one_process_scan_suffices_to_remove_all_deleted_experiments_from_the_registry(
     nnictl, an_experiment, monkeypatch
 ):
     for name in ("abc11111", "abd22222"):

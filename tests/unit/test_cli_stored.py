@@ -23,7 +23,9 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 pytestmark = pytest.mark.usefixtures("state_home")
 
 
-def test_stop_reports_that_an_experiment_without_manager_and_jobs_does_not_run(nnictl, an_experiment):
+def test_nnictl_stop_reports_that_an_experiment_without_a_manager_or_jobs_is_not_running(
+    nnictl, an_experiment
+):
     an_experiment("abc11111")
     code, out, err = nnictl("stop", "abc")
     assert (code, err) == (0, "")
@@ -40,7 +42,7 @@ def test_commands_that_always_print_json_accept_the_json_option(nnictl, an_exper
     assert nnictl("experiment", word, "abc11111", "--json") == (code, out, err)
 
 
-def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
+def test_nnictl_shows_a_stored_experiment_if_no_manager_runs(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     assert json.loads(nnictl("experiment", "show", "abc11111")[1])["params"]["experimentName"] == "digits"
     code, out, err = nnictl("experiment", "status", "abc11111")
@@ -60,7 +62,7 @@ def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
 
 
-def test_the_list_of_experiments_reads_no_trials_and_a_log_reads_only_its_trial(
+def test_the_experiment_list_parses_no_trial_row_and_a_log_command_parses_only_one_row(
     nnictl, an_experiment, monkeypatch
 ):
     folder = an_experiment("abc11111")
@@ -204,7 +206,7 @@ def test_all_trials_are_exported_with_number_state_and_duration(nnictl, an_exper
         assert nnictl("experiment", "export", "abc", *option)[2] == f"ERROR: {refusal}\n"
 
 
-def test_the_output_for_a_stored_trial_contains_whether_a_checkpoint_exists(nnictl, an_experiment):
+def test_nnictl_shows_whether_a_stored_trial_has_a_checkpoint(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     finished(folder, 0.5, 0.6)
     with contextlib.closing(RegisteringStore(folder.database, folder.collected_logs)) as store:

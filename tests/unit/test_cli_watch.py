@@ -62,7 +62,7 @@ def test_the_live_view_shows_progress_time_best_trial_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_omits_absent_limits_and_absent_trials():
+def test_the_live_view_of_an_experiment_without_limits_shows_no_remaining_amount():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
@@ -103,7 +103,9 @@ def logged(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_a_trial_in_the_slot_of_an_ended_trial_is_logged_as_running(capsys, monkeypatch, within_s, between):
+def test_the_watch_log_counts_a_trial_that_replaces_an_ended_trial_as_running(
+    capsys, monkeypatch, within_s, between
+):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
     assert logged(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
@@ -183,7 +185,7 @@ def test_the_watch_command_succeeds_only_for_a_finished_experiment_with_a_value(
     assert problem is None if expected is None else str(problem).startswith(expected)
 
 
-def test_several_successes_without_a_value_cause_a_single_warning(capsys):
+def test_several_succeeded_trials_without_a_value_cause_a_single_warning(capsys):
     lines = watch._Lines()
     for trial in (SILENT, SILENT | {"id": "other"}):
         summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
@@ -201,7 +203,7 @@ def test_elapsed_times_are_formatted_like_a_clock(seconds, expected):
     assert output.clock(seconds) == expected
 
 
-def test_trial_durations_have_tenths_of_seconds_only_if_short():
+def test_only_trial_durations_under_a_minute_are_shown_with_tenths_of_a_second():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 

@@ -38,18 +38,18 @@ def task_of(name: str, **changes: str | None) -> str:
         {"PAI_JOB_NAME": "", "PAI_CURRENT_TASK_ROLE_NAME": ""},
     ],
 )
-def test_the_only_task_outside_a_cluster_is_main_0(environ: dict[str, str]):
+def test_outside_a_cluster_the_only_task_is_named_main_0(environ: dict[str, str]):
     assert task_name(environ) == "main-0"
 
 
 # ---- OpenPAI, one task
 
 
-def test_the_role_name_of_a_single_openpai_task_is_used():
+def test_the_task_name_of_a_single_openpai_task_contains_its_role_name():
     assert task_of("openpai-single-task") == "taskrole-0"
 
 
-def test_openpai_variables_alone_identify_a_task():
+def test_the_keeper_determines_its_task_name_from_openpai_variables_alone():
     environ = recorded("openpai-single-task")
     assert task_name({name: environ[name] for name in environ if name[:3] != "FC_"}) == "taskrole-0"
 
@@ -63,7 +63,7 @@ def test_minus_one_is_a_valid_minimum_of_succeeded_tasks():
 # ---- OpenPAI, two roles, no gang
 
 
-def test_an_openpai_task_without_gang_allocation_is_identified():
+def test_the_keeper_determines_its_task_name_without_gang_allocation():
     assert task_of("openpai-two-roles-no-gang", PAI_HOST_IP_worker_0=None) == "worker-1"
 
 
@@ -72,7 +72,7 @@ def test_the_older_variable_names_of_openpai_are_read():
     assert task_name(environ) == "w-7"
 
 
-def test_an_ipv6_host_keeps_its_colons():
+def test_the_keeper_accepts_an_ipv6_address_in_the_host_list():
     hosts = {"PAI_TASK_ROLE_worker_HOST_LIST": "fd00::1:8080"}
     assert task_of("openpai-two-roles-no-gang", **hosts) == "worker-1"
 
@@ -80,24 +80,24 @@ def test_an_ipv6_host_keeps_its_colons():
 # ---- mangled role names
 
 
-def test_an_invalid_variable_of_a_mangled_role_is_rejected_under_either_role_name():
+def test_an_invalid_variable_is_rejected_under_the_original_and_the_simplified_role_name():
     for name in ("PAI_RESOURCE_Bert_Large", "PAI_TASK_ROLE_bertlarge_HOST_LIST"):
         with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: "):
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
 
 
-def test_the_task_name_contains_the_original_name_of_a_mangled_role():
+def test_the_task_name_contains_the_original_role_name_instead_of_the_simplified_role_name():
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
 # ---- FrameworkController alone
 
 
-def test_a_frameworkcontroller_pod_is_identified_without_openpai():
+def test_the_keeper_determines_its_task_name_in_a_frameworkcontroller_pod():
     assert task_of("frameworkcontroller") == "worker-0"
 
 
-def test_a_pod_without_attempt_numbers_is_identified():
+def test_the_keeper_determines_its_task_name_in_a_pod_without_attempt_numbers():
     assert task_of("frameworkcontroller", FC_FRAMEWORK_ATTEMPT_ID=None, FC_TASK_ATTEMPT_ID=None) == "worker-0"
 
 
@@ -178,7 +178,7 @@ def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
         ),
     ],
 )
-def test_a_pod_of_another_operator_has_the_managers_role_and_the_clusters_index(
+def test_a_pod_of_another_operator_has_the_role_of_the_manager_and_the_index_of_the_cluster(
     environ: dict[str, str], task: str
 ):
     assert task_name(environ, "worker") == task
@@ -213,7 +213,7 @@ VALUES = st.one_of(
     removed=st.sets(st.sampled_from(VARIABLES), max_size=5),
     role=st.none() | st.just("worker"),
 )
-def test_arbitrary_environments_produce_a_task_name_or_a_keeper_error(
+def test_an_arbitrary_environment_gives_a_task_name_or_a_keeper_error(
     start: dict[str, str], changed: dict[str, str], removed: set[str], role: str | None
 ):
     environ = {name: value for name, value in {**start, **changed}.items() if name not in removed}

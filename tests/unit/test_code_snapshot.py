@@ -100,7 +100,7 @@ def make(folder, content):
 
 
 @given(content=st.dictionaries(NAMES, TREES, max_size=4))
-def test_an_unpacked_snapshot_equals_the_code_folder_with_any_file_names(tmp_path_factory, content):
+def test_an_unpacked_snapshot_equals_the_code_folder_even_with_unusual_file_names(tmp_path_factory, content):
     place = Place(tmp_path_factory.mktemp("place"))
     make(os.fsencode(place.code), content)
     unpacked = place.unpack()
@@ -204,7 +204,7 @@ def test_the_snapshot_omits_and_reports_sockets_and_pipes(place, monkeypatch):
 # ---- links
 
 
-def test_links_inside_the_code_folder_stay_links_even_if_dangling(place):
+def test_a_link_inside_the_code_folder_stays_a_link_even_if_its_target_is_missing(place):
     place.write(sub__train_dot_py="1")
     links = {"main.py": "sub/train.py", "again": "sub", "nowhere": "no/such/file", "sub/up": "../main.py"}
     for name, target in links.items():
@@ -215,7 +215,7 @@ def test_links_inside_the_code_folder_stay_links_even_if_dangling(place):
 
 
 @pytest.mark.parametrize("is_absolute", [True, False])
-def test_a_link_to_a_file_outside_is_replaced_by_the_file(place, tmp_path, is_absolute):
+def test_a_link_to_a_file_outside_the_code_folder_is_replaced_by_the_file(place, tmp_path, is_absolute):
     (tmp_path / "shared" / "deep").mkdir(parents=True)
     (tmp_path / "shared" / "deep" / "lib.py").write_text("2")
     (tmp_path / "one").write_text("3")
@@ -230,13 +230,13 @@ def test_a_link_to_a_file_outside_is_replaced_by_the_file(place, tmp_path, is_ab
     }
 
 
-def test_a_link_that_leads_outside_and_back_inside_is_replaced_by_the_target_file(place):
+def test_a_link_that_leaves_and_reenters_the_code_folder_is_replaced_by_the_target_file(place):
     place.write(train_dot_py="1")
     (place.code / "main.py").symlink_to("../code/train.py")
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
 
 
-def test_a_dangling_link_to_the_outside_is_an_error_with_a_remedy(place):
+def test_a_link_to_a_missing_file_outside_the_code_folder_is_an_error_with_a_remedy(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
     with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
@@ -253,7 +253,7 @@ def test_a_link_to_a_parent_folder_is_an_error(place):
 # ---- limits
 
 
-def test_the_error_for_too_many_files_names_the_folders_with_most_files(place):
+def test_the_error_for_too_many_files_names_the_folders_with_the_most_files(place):
     for number in range(1995):
         (place.code / f"data{number % 2}").mkdir(exist_ok=True)
         (place.code / f"data{number % 2}" / str(number)).touch()
@@ -323,18 +323,31 @@ def test_a_constantly_changing_file_does_not_damage_the_archive(place):
         writer.join()
 
 
-def test_a_file_that_changes_during_the_read_is_read_again(place, monkeypatch):
+def test_a_file_that_grows_or_shrinks_during_the_read_is_read_again(place, monkeypatch):
     place.write(train_dot_py="half")
     copy, times = code_snapshot._copy, []
 
     def copy_during_a_write(file, into, size_bytes):
         copy(file, into, size_bytes)
         times.append(size_bytes)
+        # The file is read for its digest, and then for the archive. Each time, the first copy is out of date at once.
         if len(times) == 1:
             place.write(train_dot_py="the whole of it")
+        elif len(times) == 3:
+            place.write(train_dot_py="half")
 
     monkeypatch.setattr(code_snapshot, "_copy", copy_during_a_write)
-    assert tree(place.unpack())[b"train.py"] == (False, b"the whole of it")
+    assert tree(place.unpack())[b"train.py"] == (False, b"half")
+
+
+def test_the_whole_snapshot_is_synced_before_it_gets_its_final_name(place, monkeypatch):
+    place.write(train_dot_py="1")
+    synced_bytes = []
+    monkeypatch.setattr(
+        code_snapshot.os, "fsync", lambda number: synced_bytes.append(os.fstat(number).st_size)
+    )
+    path = place.take()
+    assert synced_bytes == [place.workspace.file(path.name).stat().st_size]
 
 
 def test_the_snapshot_omits_a_file_that_vanishes_during_packing(place, monkeypatch):
@@ -385,7 +398,7 @@ def test_a_failed_snapshot_write_leaves_no_partial_file(place, monkeypatch):
     assert place.snapshots() == [] != [place.take().name]
 
 
-def test_the_snapshot_omits_a_file_with_a_login_under_every_path(place):
+def test_the_snapshot_omits_a_file_with_a_login_and_all_links_to_the_file(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
     # A snapshot has the target's content in place of an absolute link. Here this is the token, so the link must be omitted, too.

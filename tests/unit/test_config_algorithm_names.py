@@ -94,7 +94,7 @@ def test_the_error_for_an_unsupported_tuner_suggests_a_supported_tuner(read, nam
         read(f"tuner: {{name: {name}}}")
 
 
-def test_a_registered_algorithm_keeps_its_name(read, tmp_path):
+def test_a_registered_algorithm_takes_precedence_over_a_built_in_algorithm_of_the_same_name(read, tmp_path):
     register(RegisteredAlgorithm("tuner", "pbt", "mine.Mine", None, tmp_path), set())
     config = read("tuner: {name: pbt}")
     assert (config.tuner.name, config.tuner.own.class_name) == ("pbt", "mine.Mine")
@@ -150,7 +150,7 @@ def test_a_custom_tuner_accepts_a_search_space_in_any_form_or_no_search_space(re
     warning = "the search space has none of the built-in types: it is passed to the tuner's class unchecked"
     assert config.warnings == ((warning,) if space else ())
     assert ExperimentSpec.from_json(config.to_json()) == config
-    # With such a tuner, users may import any parameters and change the search space to any form.
+    # With a custom tuner, users may import any parameters and change the search space to any form.
     assert results_of([{"parameter": {"anything": 1}, "value": 2}], config.search_space, config.tuner.name)
     assert changed(config, "SEARCH_SPACE", {"searchSpace": {"other": [1]}}).search_space_raw == {"other": [1]}
     with pytest.raises(ConfigInvalid):

@@ -51,7 +51,7 @@ def test_a_change_of_a_limit_changes_no_other_setting(
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))
 @given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
-def test_changed_limits_are_rejected_if_invalid_and_storable_if_valid(
+def test_an_invalid_limit_change_is_rejected_and_a_valid_limit_change_can_be_stored(
     config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
     name = LIMITS[update_type].v1[0][-1]
@@ -105,14 +105,14 @@ def test_all_search_space_errors_are_reported_including_errors_of_the_tuner(
 
 
 @pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
-def test_an_imported_result_is_a_number_or_an_exported_dict_with_a_number(value: Any) -> None:
+def test_an_imported_result_may_be_a_number_or_a_dict_with_a_default_number(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
     assert results_of([entry], SPACE, "TPE") == [
         PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
     ]
 
 
-def test_every_import_error_is_reported_with_its_position() -> None:
+def test_every_invalid_value_in_imported_results_is_reported_with_its_position() -> None:
     raw = [
         {"parameter": PARAMETERS, "value": 1},
         {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},
@@ -170,7 +170,7 @@ json_values = st.recursive(
 
 
 @given(raw=json_values)
-def test_any_json_import_is_read_or_rejected(raw: Any) -> None:
+def test_any_json_import_is_accepted_or_rejected_without_a_crash(raw: Any) -> None:
     results, problems = read_results(raw, SPACE, "TPE")
     assert problems or results
     assert all(0 <= result.parameters["lr"] <= 1 for result in results)

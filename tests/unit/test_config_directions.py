@@ -115,6 +115,6 @@ def test_a_stored_experiment_keeps_its_optimisation_directions(read):
         assert not stops(stored.replace(tuner=tuner), 1.0 - stopped)
 
 
-def test_every_assessor_uses_the_tuners_direction_unless_nni_has_another_default():
+def test_only_medianstop_and_curvefitting_have_a_default_direction():
     defaults = {name: each.args.model_fields["optimize_mode"].default for name, each in ASSESSORS.items()}
     assert {name for name, mode in defaults.items() if mode is not None} == {"Medianstop", "Curvefitting"}

@@ -75,7 +75,7 @@ def only_message(read):
         ({**LOCAL, "localConfig": {"pvc": {"path": "/nni"}}}, "localConfig.pvc"),
     ],
 )
-def test_an_unsupported_storage_section_is_one_error_with_the_keys_of_the_file(only_message, keys, what):
+def test_an_unsupported_storage_section_is_one_error_that_lists_the_valid_keys(only_message, keys, what):
     assert only_message(keys).message.startswith(
         f"cannot use {what}: there is no such key here; remove it or use one of "
     )
@@ -102,14 +102,14 @@ def test_an_openpai_url_with_a_host_name_is_accepted_unchanged(read, host):
 
 
 @pytest.mark.parametrize("key", ["localConfig_", "_localConfig", "local__config"])
-def test_a_first_schema_key_with_a_stray_underscore_is_unknown(only_message, key):
+def test_a_v1_key_with_a_stray_underscore_is_unknown(only_message, key):
     message = only_message({**LOCAL, key: {"reuse": True}}).message
     assert message.startswith(f"cannot use {key}: there is no such key here; did you mean localConfig?"), (
         message
     )
 
 
-def test_a_first_schema_key_in_snake_case_is_accepted(read):
+def test_a_v1_key_in_snake_case_is_accepted(read):
     keys = {
         **LOCAL,
         "trial": {"command": "true", "code_dir": "."},
@@ -119,7 +119,7 @@ def test_a_first_schema_key_in_snake_case_is_accepted(read):
 
 
 @pytest.mark.parametrize("section", ["tuner", "assessor"])
-def test_a_call_timeout_of_a_built_in_algorithm_causes_a_warning(read, section):
+def test_a_call_timeout_for_a_built_in_algorithm_causes_a_warning(read, section):
     algorithm = TUNER if section == "tuner" else {"builtinAssessorName": "Medianstop"}
     keys = {**LOCAL, section: {**algorithm, "callTimeout": "5m"}}
     assert read(keys).warnings == (
@@ -134,7 +134,7 @@ def test_a_trial_command_beside_a_job_file_causes_a_warning(read):
     )
 
 
-def test_an_unknown_name_without_similar_names_gets_a_list_of_valid_names(only_message):
+def test_the_error_for_an_unknown_name_without_similar_names_lists_the_valid_names(only_message):
     message = only_message({**LOCAL, "tuner": {**TUNER, "builtinTunerName": "demotuner"}}).message
     assert '"demotuner" is not a built-in tuner; use one of Auto, ' in message
     message = only_message(LOCAL, {"op": {"_type": "layer_choice", "_value": [1]}}).message
@@ -188,7 +188,7 @@ def test_the_error_for_another_librarys_notation_shows_the_nni_notation(
     read(LOCAL, {"lr": json.loads(remedy)})
 
 
-def test_the_error_for_a_parameter_without_underscores_adds_them(only_message, read):
+def test_the_error_for_type_and_value_keys_without_underscore_shows_valid_keys(only_message, read):
     message = only_message(LOCAL, {"lr": {"type": "uniform", "value": [0, 1]}}).message
     what, remedy = message.split("; write ")
     assert what == "cannot use lr: type and value start with an underscore"

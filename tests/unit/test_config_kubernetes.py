@@ -56,7 +56,7 @@ def test_the_example_file_of_nnis_kubeflow_page_describes_a_worker_on_nfs():
     )
 
 
-def test_a_file_with_two_roles_azure_storage_and_a_private_registry_is_read():
+def test_a_kubernetes_file_may_have_two_roles_azure_storage_and_a_private_registry():
     login = FILES / "docker.json"
     image = "registry.example.com/me/train:1"
     found = kubernetes_of("v1_frameworkcontroller_azure")
@@ -83,7 +83,7 @@ def test_a_framework_template_is_stored_with_the_experiment():
     assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
 
 
-def test_a_kubernetes_file_of_the_second_schema_is_read_like_the_first(tmp_path):
+def test_a_kubernetes_v2_file_gives_the_same_config_as_the_v1_file(tmp_path):
     found = kubernetes_of("v2_frameworkcontroller")
     assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
     assert found.roles == (
@@ -94,7 +94,7 @@ def test_a_kubernetes_file_of_the_second_schema_is_read_like_the_first(tmp_path)
     assert (found.service_account, found.namespace) == ("frameworkcontroller", "nni")
 
 
-def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second_schema():
+def test_reuse_is_off_by_default_in_a_v1_file_and_on_in_a_v2_file():
     assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse_mode
     assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse_mode
 
@@ -252,7 +252,7 @@ def with_pod_template(folder, text, **changed):
     return name_it
 
 
-def test_a_pod_template_is_stored_with_the_experiment_and_counts_as_secret_file(tmp_path):
+def test_a_pod_template_is_stored_with_the_experiment_and_listed_as_a_secret_file(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow_storage.yml").read_text())
     with_pod_template(tmp_path, POD)(value)
     value["searchSpaceFile"] = str(FILES / value["searchSpaceFile"])

@@ -94,7 +94,7 @@ def diagnostics(write):
     return lines
 
 
-def test_the_completed_example_of_nnis_openpai_page_is_read(write, tmp_path):
+def test_the_completed_example_of_nnis_openpai_page_is_accepted(write, tmp_path):
     config = read_experiment_file(write())
     assert config.training_service == "pai"
     assert config.trial_command == "python3 mnist.py"
@@ -111,7 +111,7 @@ def test_the_completed_example_of_nnis_openpai_page_is_read(write, tmp_path):
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_unedited_example_of_nnis_openpai_page_gets_every_error_with_a_remedy(
+def test_every_error_in_the_unedited_example_of_nnis_openpai_page_has_a_remedy(
     diagnostics, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -70,7 +70,7 @@ def diagnostics(write):
     return lines
 
 
-def test_a_file_with_the_required_keys_becomes_an_experiment_with_defaults(write, tmp_path):
+def test_a_file_with_only_the_required_keys_gets_the_default_values(write, tmp_path):
     config = read_experiment_file(write())
     assert config == ExperimentSpec.model_construct(
         experiment_name="digits",
@@ -141,7 +141,7 @@ def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
     assert Expansion("logDir", "~/logs", tmp_path / "logs") in config.expansions
 
 
-def test_an_absolute_path_does_not_count_as_an_expanded_path(write, tmp_path):
+def test_the_list_of_path_expansions_contains_relative_paths_but_no_absolute_path(write, tmp_path):
     config = read_experiment_file(write(replace={"codeDir: .": f"codeDir: {tmp_path}"}))
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 

@@ -65,7 +65,7 @@ def diagnostics(place: Path, text: str) -> list[tuple[int | None, str, str]]:
     return [(each.line, each.key, each.message) for each in caught.value.diagnostics]
 
 
-def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
+def test_a_local_v2_file_gives_the_same_config_as_the_v1_file(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
@@ -75,7 +75,7 @@ def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     assert not config.reuse_mode
 
 
-def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
+def test_an_openpai_v2_file_gives_the_same_config_as_the_v1_file(place: Path) -> None:
     config = read(place, OPENPAI)
     pai = config.cluster
     assert pai is not None
@@ -98,7 +98,7 @@ def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
     assert config.cluster.host == "local"
 
 
-def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
+def test_a_v2_file_sets_the_assessor_and_its_arguments(place: Path) -> None:
     config = read(place, LOCAL + "assessor: {name: Medianstop, classArgs: {start_step: 2}}\n")
     assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2}, optimize_mode="maximize")
     ((_, key, message),) = diagnostics(place, LOCAL + "assessor: {name: Median}\n")
@@ -172,7 +172,7 @@ def test_an_empty_list_in_place_of_a_section_is_rejected(place: Path, section: s
     assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
 
 
-def test_an_inline_search_space_is_checked_with_its_line(place: Path) -> None:
+def test_an_error_in_an_inline_search_space_is_reported_with_its_line(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
     assert message.startswith("cannot use")
@@ -223,7 +223,7 @@ def test_a_key_of_the_training_service_takes_precedence_over_the_top_level_key(p
     assert (line, key) == (14, "trainingService.trialCommand")
 
 
-def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> None:
+def test_a_missing_image_is_replaced_by_nnis_image_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
     assert not config.cluster.is_this_machine
     assert config.cluster.image == "msranni/nni:latest"
@@ -250,7 +250,7 @@ def test_a_yaml_search_space_with_values_that_json_lacks_is_rejected(place: Path
     ]
 
 
-def test_a_custom_tuner_uses_the_keys_of_v2(place: Path) -> None:
+def test_a_v2_file_selects_a_custom_tuner_class(place: Path) -> None:
     (place / "mine.py").write_text("class Mine: ...")
     own = "{codeDirectory: ., className: mine.Mine, classArgs: {depth: 3}, callTimeout: 90}"
     config = read(place, OPENPAI.replace("{name: Random}", own))

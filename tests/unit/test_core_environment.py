@@ -40,7 +40,7 @@ def test_a_trial_gets_a_seed_if_its_manager_sends_a_seed() -> None:
     )
 
 
-def test_the_code_of_a_trial_with_objectives_gets_the_names_of_their_metrics() -> None:
+def test_a_trial_receives_the_names_of_the_metrics_of_all_objectives() -> None:
     trial = TrialDocument("abcde", 7, "python train.py", "/code/", result_metrics=("accuracy", "ms"))
     assert TrialDocument.from_bytes(trial.to_bytes()) == trial
     around = {"NNI_RESULT_METRICS": '["outer"]'}
@@ -89,7 +89,7 @@ def test_the_environment_of_the_keeper_itself_is_not_modified() -> None:
     [((0,), "0"), ((2, 3), "2,3"), ((), "-1")],
     ids=["one GPU", "two GPUs", "no GPU may be seen"],
 )
-def test_assigned_gpus_are_the_only_visible_gpus_in_the_drivers_order(
+def test_a_trial_sees_only_its_assigned_gpus_in_pci_bus_order(
     gpu_indices: tuple[int, ...], expected: str
 ) -> None:
     made = environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)
@@ -98,6 +98,6 @@ def test_assigned_gpus_are_the_only_visible_gpus_in_the_drivers_order(
     assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-def test_a_trial_without_assigned_gpus_gets_the_gpus_of_the_container() -> None:
+def test_a_trial_without_assigned_gpus_sees_the_gpus_of_the_container() -> None:
     assert environ({"CUDA_VISIBLE_DEVICES": "9"})["CUDA_VISIBLE_DEVICES"] == "9"
     assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} & environ().keys()

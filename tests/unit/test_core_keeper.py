@@ -33,7 +33,9 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_trial_without_failures_is_started_replicated_and_ended(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_starts_a_trial_replicates_its_streams_and_reports_its_end(
+    simulated: SimulatedKeeper,
+) -> None:
     assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
     assert simulated.at(0, TrialSpawned(KEY, STARTED_AT_S)) == []
     assert simulated.at(1, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
@@ -54,7 +56,7 @@ def test_the_trial_starts_without_waiting_for_a_manager(simulated: SimulatedKeep
     assert simulated.at(0, TrialAssigned(KEY))[0] == SpawnTrial(KEY)
 
 
-def test_a_trial_start_before_the_connection_is_reported_after_connecting(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_that_connects_after_the_trial_start_reports_the_start(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     simulated.at(0, grew(5))
     assert simulated.at(9, welcome({Stream.METRICS: 2})) == [
@@ -63,7 +65,7 @@ def test_a_trial_start_before_the_connection_is_reported_after_connecting(simula
     ]
 
 
-def test_the_keeper_reports_a_trials_interpreter_and_repeats_it_with_start_and_end(
+def test_the_keeper_reports_the_trials_environment_and_repeats_it_with_the_start_and_the_end(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()
@@ -114,7 +116,7 @@ LIMIT = "the container's memory limit of 512 MiB was reached"
 
 
 @pytest.mark.parametrize(("code", "signal", "expected"), [(None, 9, 137), (137, None, 137), (1, None, 1)])
-def test_a_failure_while_memory_ran_out_has_the_reason_out_of_memory(
+def test_a_trial_that_fails_while_memory_is_exhausted_has_the_reason_out_of_memory(
     simulated: SimulatedKeeper, code: int | None, signal: int | None, expected: int
 ) -> None:
     end = end_in(simulated.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))
@@ -122,12 +124,14 @@ def test_a_failure_while_memory_ran_out_has_the_reason_out_of_memory(
     assert end.message == f"{LIMIT}\nloading"
 
 
-def test_a_trial_that_exits_with_0_succeeds_although_memory_ran_out(simulated: SimulatedKeeper) -> None:
+def test_a_trial_that_exits_with_0_succeeds_even_if_memory_was_exhausted(simulated: SimulatedKeeper) -> None:
     end = end_in(simulated.running().at(1, exited(0, out_of_memory=LIMIT)))
     assert (end.reason, end.message) == (ExitReason.SUCCEEDED, "")
 
 
-def test_a_stopping_trial_keeps_its_stop_reason_when_memory_runs_out(simulated: SimulatedKeeper) -> None:
+def test_a_stopping_trial_keeps_its_stop_reason_even_if_memory_is_exhausted(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running().at(1, StopTrial(KEY.trial_id, ExitReason.EARLY_STOPPED))
     assert end_in(simulated.at(2, exited(None, 9, out_of_memory=LIMIT))).reason is ExitReason.EARLY_STOPPED
 
@@ -140,7 +144,7 @@ def test_processes_that_cannot_be_killed_are_named_in_the_log(simulated: Simulat
     ]
 
 
-def test_a_command_that_could_not_start_is_reported_as_ended_without_a_start(
+def test_a_command_that_could_not_start_causes_an_end_report_without_a_start_report(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.at(0, TrialAssigned(KEY))
@@ -152,7 +156,7 @@ def test_a_command_that_could_not_start_is_reported_as_ended_without_a_start(
     assert simulated.at(2, durable(closed=True)) == [ExitKeeper(104)]
 
 
-def test_the_keeper_records_the_trial_end_before_the_report(simulated: SimulatedKeeper) -> None:
+def test_the_keeper_records_the_trial_end_before_it_reports_the_end(simulated: SimulatedKeeper) -> None:
     effects = simulated.running().at(1, exited())
     assert [type(effect) for effect in effects] == [RecordExit, Send]
 
@@ -166,7 +170,7 @@ def test_the_keeper_exits_after_the_manager_confirms_that_all_bytes_are_stored(
     assert simulated.at(31.5, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_keeper_exits_after_the_linger_time_if_no_acknowledgement_arrives(
+def test_a_keeper_exits_after_the_maximum_wait_if_no_acknowledgement_arrives(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -181,7 +185,9 @@ def test_the_keeper_does_not_exit_while_acknowledgements_arrive(simulated: Simul
     assert simulated.at(99 * 29 + 30, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_keeper_stops_a_running_trial_that_the_manager_closed(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_stops_a_running_trial_after_the_manager_closed_the_attempt(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running()
     assert SignalTrial(KEY, kill=False) in simulated.at(5, durable(closed=True))
 

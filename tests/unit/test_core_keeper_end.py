@@ -49,7 +49,7 @@ def test_the_trial_end_is_reported_again_on_every_new_connection(simulated: Simu
     assert simulated.at(8, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_welcome_with_a_closed_attempt_ends_a_keeper_whose_trial_has_ended(
+def test_a_keeper_whose_trial_has_ended_exits_if_the_welcome_message_closes_the_attempt(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().at(1, exited(0, size=10))
@@ -58,7 +58,7 @@ def test_a_welcome_with_a_closed_attempt_ends_a_keeper_whose_trial_has_ended(
     assert simulated.at(4, welcome({Stream.METRICS: 10}, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_welcome_with_a_closed_attempt_stops_a_running_trial(simulated: SimulatedKeeper) -> None:
+def test_a_welcome_message_that_closes_the_attempt_stops_a_running_trial(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False)
     effects = simulated.at(1, welcome(closed=True))
     assert effects == [SignalTrial(KEY, kill=False)]
@@ -66,7 +66,7 @@ def test_a_welcome_with_a_closed_attempt_stops_a_running_trial(simulated: Simula
     assert simulated.at(3, durable(closed=True)) == [ExitKeeper(143)]
 
 
-def test_a_welcome_without_offsets_of_the_attempt_restarts_the_streams_at_0(
+def test_a_keeper_sends_streams_from_offset_0_if_the_welcome_message_lacks_the_attempt(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(0, grew(7))
@@ -84,7 +84,7 @@ def test_an_event_of_another_attempt_raises_an_error(simulated: SimulatedKeeper)
         simulated.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
 
 
-def test_a_keeper_lingers_for_an_absent_manager_and_then_exits(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_waits_30_s_for_an_absent_manager_and_then_exits(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, LinkLost("reset"))
     simulated.at(100, exited(3))
     for now_s in (110, 120, 129.9):
@@ -96,7 +96,7 @@ def test_a_keeper_lingers_for_an_absent_manager_and_then_exits(simulated: Simula
     assert simulated.at(130, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_keeper_that_has_never_connected_lingers_only_briefly(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_that_has_never_connected_waits_only_5_s_for_a_manager(simulated: SimulatedKeeper) -> None:
     simulated.running(linked=False).at(1, LinkLost("nobody there"))
     assert ExitKeeper(3) not in simulated.at(100, exited(3))
     simulated.at(100, LinkLost("nobody there"))
@@ -104,7 +104,7 @@ def test_a_keeper_that_has_never_connected_lingers_only_briefly(simulated: Simul
     assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_keeper_that_cannot_record_the_trial_end_lingers_for_the_full_time(
+def test_a_keeper_that_cannot_write_the_exit_record_waits_30_s_for_a_manager(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running(linked=False).at(1, LinkLost("nobody there"))
@@ -118,14 +118,16 @@ def test_a_keeper_that_cannot_record_the_trial_end_lingers_for_the_full_time(
     assert simulated.at(130.5, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_connection_lost_after_the_end_does_not_extend_the_linger_time(simulated: SimulatedKeeper) -> None:
+def test_a_connection_lost_after_the_trial_end_does_not_extend_the_wait(simulated: SimulatedKeeper) -> None:
     simulated.running().at(1, exited(0))
     simulated.at(20, LinkLost("manager killed"))
     assert ExitKeeper(0) not in simulated.at(30.9, TimerFired())
     assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_manager_that_reconnects_in_time_restarts_the_linger_time(simulated: SimulatedKeeper) -> None:
+def test_a_manager_that_reconnects_in_time_restarts_the_wait_of_the_keeper(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running(linked=False).at(1, exited(0))
     simulated.at(25, welcome())
     assert simulated.at(54.9, TimerFired()) == []

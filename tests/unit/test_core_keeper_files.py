@@ -140,7 +140,7 @@ def test_a_trial_that_was_not_stopped_has_no_metrics_size_at_the_stop(simulated:
     assert end.metrics_size_at_stop is None
 
 
-def test_the_metrics_size_at_the_stop_is_the_largest_size_before_a_truncation(
+def test_a_later_truncation_does_not_reduce_the_reported_metrics_size_at_the_stop(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

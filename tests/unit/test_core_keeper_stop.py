@@ -29,7 +29,9 @@ def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
 
 
-def test_a_keeper_exits_with_0_if_its_task_is_stopped_after_the_trial_end(simulated: SimulatedKeeper) -> None:
+def test_a_keeper_exits_with_0_if_its_task_is_stopped_because_the_trial_has_ended(
+    simulated: SimulatedKeeper,
+) -> None:
     simulated.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
     end = end_in(simulated.at(101, exited(None, 15)))
     assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
@@ -38,7 +40,7 @@ def test_a_keeper_exits_with_0_if_its_task_is_stopped_after_the_trial_end(simula
 
 @pytest.mark.parametrize("is_linked", [True, False])
 @pytest.mark.parametrize(("succeeded", "code"), [(True, 0), (False, 143)])
-def test_a_keeper_of_a_closed_running_task_exits_with_0_if_the_trial_succeeded(
+def test_a_keeper_of_a_closed_attempt_exits_with_0_only_if_the_trial_succeeded(
     simulated: SimulatedKeeper, is_linked: bool, succeeded: bool, code: int
 ) -> None:
     closed = AttemptOffsets(KEY, {}, closed=True, trial_succeeded=succeeded)
@@ -75,7 +77,7 @@ def test_code_that_exits_after_the_stop_notice_gets_no_signal(simulated: Simulat
     assert simulated.at(105, TimerFired()) == []
 
 
-def test_code_that_handles_stop_notices_is_killed_on_time_even_without_timer_events(
+def test_code_that_handles_stop_notices_is_killed_on_time_although_no_timer_event_occurs(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running().awaits_notice = True
@@ -148,7 +150,7 @@ def test_a_cluster_signal_after_a_preemption_notice_does_not_count_as_second_sig
     assert end_in(simulated.at(102, exited(0))).reason is ExitReason.PREEMPTED
 
 
-def test_a_preemption_of_another_trial_or_after_a_signal_has_no_effect(
+def test_a_preemption_notice_for_another_trial_or_after_a_signal_has_no_effect(
     simulated: SimulatedKeeper,
 ) -> None:
     simulated.running()

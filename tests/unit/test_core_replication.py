@@ -85,7 +85,7 @@ def test_a_report_of_a_smaller_file_size_is_ignored(a_replication) -> None:
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_bytes_that_the_manager_read_from_the_workspace_are_not_sent(a_replication) -> None:
+def test_a_keeper_does_not_send_bytes_that_the_manager_has_read_from_the_workspace(a_replication) -> None:
     replication = a_replication(size=5)
     replication.next_chunks(KEY)
     replication.confirmed({METRICS: 8})
@@ -108,7 +108,7 @@ def test_an_acknowledgement_of_an_uncollected_stream_is_ignored(a_replication) -
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_no_bytes_are_sent_until_the_file_exceeds_the_managers_offset(a_replication) -> None:
+def test_a_keeper_sends_no_bytes_until_the_file_is_longer_than_the_managers_offset(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
     assert replication.next_chunks(KEY) == []
     replication.grew({METRICS: 12})
@@ -167,7 +167,7 @@ def test_a_truncated_stream_ends_at_the_new_size_or_the_sent_offset(a_replicatio
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
-def test_the_end_of_a_truncated_stream_moves_back_if_bytes_in_transit_are_lost(
+def test_a_truncated_stream_ends_earlier_if_sent_bytes_are_lost(
     a_replication,
 ) -> None:
     replication = a_replication(size=10)

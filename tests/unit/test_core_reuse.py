@@ -115,7 +115,9 @@ def test_the_next_trial_may_start_before_the_previous_trial_is_closed(
     assert simulated.exits("second")[-1] == IDLE
 
 
-def test_a_keeper_sends_bytes_of_a_closing_and_a_running_trial(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_sends_the_bytes_of_a_closing_trial_and_of_a_running_trial_together(
+    simulated: SimulatedReusedKeeper,
+) -> None:
     simulated.runs("first")
     simulated.at(1, StreamsGrew(key_of("first"), {Stream.METRICS: 10}))
     simulated.exits("first")
@@ -150,7 +152,7 @@ def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_trial_ends
     assert simulated.exits("second", 3)[-1] == IDLE
 
 
-def test_the_next_queued_trial_is_prewarmed_while_another_trial_runs(
+def test_the_first_queued_trial_is_prewarmed_while_another_trial_runs(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -172,7 +174,7 @@ def test_the_next_queued_trial_is_prewarmed_while_another_trial_runs(
     assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_a_keeper_reports_a_deep_queue_while_several_trials_are_queued(
+def test_a_keeper_has_a_deep_queue_only_while_several_trials_are_queued(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first")
@@ -263,7 +265,7 @@ def test_a_keeper_that_is_idle_for_too_long_exits(simulated: SimulatedReusedKeep
     assert "no trial was received for 600 s" in simulated.log[-1]
 
 
-def test_a_job_that_cannot_reach_a_manager_exits_before_its_idle_timeout() -> None:
+def test_a_job_that_cannot_reach_a_manager_exits_after_two_minutes() -> None:
     simulated = SimulatedReusedKeeper()
     for now_s in (0, 60, 119):
         assert simulated.at(now_s, TimerFired()) == [OpenLink(())]
@@ -272,7 +274,7 @@ def test_a_job_that_cannot_reach_a_manager_exits_before_its_idle_timeout() -> No
     assert "the manager could not be reached" in simulated.log[-1]
 
 
-def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_when_disconnected(
+def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_without_a_connection(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.runs("first", 100)
@@ -283,7 +285,7 @@ def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_when_discon
     assert ExitKeeper(0) in simulated.at(800, TimerFired())
 
 
-def test_a_keeper_that_exits_waits_for_unacknowledged_bytes(simulated: SimulatedReusedKeeper) -> None:
+def test_a_keeper_waits_for_unacknowledged_bytes_before_it_exits(simulated: SimulatedReusedKeeper) -> None:
     simulated.runs("first", 100)
     simulated.exits("first", 200)
     assert simulated.at(210, SignalReceived(15)) == []
@@ -320,7 +322,7 @@ def test_files_left_in_the_temporary_folder_cause_only_a_log_line(simulated: Sim
     assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_failed_preparation_ends_the_trial_with_a_reason_and_then_the_job(
+def test_a_failed_preparation_of_a_trial_ends_the_trial_with_a_reason_and_then_the_job(
     simulated: SimulatedReusedKeeper,
 ) -> None:
     simulated.at(1, RunTrial("first", attempt_id(0)))

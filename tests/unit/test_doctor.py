@@ -53,7 +53,7 @@ def test_a_doctor_finding_is_one_line_that_ends_with_the_remedy():
     assert str(Finding("tcp", CheckResult.OK, "fine")) == "OK    tcp       fine"
 
 
-def test_a_check_that_raises_does_not_hide_other_checks():
+def test_a_check_that_raises_does_not_prevent_the_remaining_checks():
     def broken():
         raise ZeroDivisionError("oops")
 
@@ -155,7 +155,7 @@ def test_an_unknown_host_name_fails_the_name_check(host):
     assert host in finding.found
 
 
-def test_an_ip_address_skips_the_name_check():
+def test_the_name_check_is_skipped_for_an_ip_address():
     assert doctor.check_name("127.0.0.1:80", {}).outcome is CheckResult.SKIP
     assert doctor.check_name("[::1]:80", {}).outcome is CheckResult.SKIP
     assert doctor.check_name("localhost:80", {}).outcome is CheckResult.OK

@@ -44,7 +44,7 @@ def test_the_documentation_marks_every_key_without_effect():
     assert "without effect" in row
 
 
-def test_the_documentation_describes_the_bash_options_of_commands_with_a_remedy():
+def test_the_documentation_describes_the_bash_options_of_commands_and_how_to_ignore_a_failure():
     page = text_of("docs/experiment-file.md")
     assert "bash -e -o pipefail -c" in page
     assert "|| true" in page

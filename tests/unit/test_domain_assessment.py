@@ -19,7 +19,7 @@ from nni_manager.domain.trial import (
 from trial_keeper.wire.reasons import ExitReason
 
 
-def test_a_custom_assessor_receives_whole_results() -> None:
+def test_a_custom_assessor_receives_the_complete_text_of_results() -> None:
     search = new_search()
     search.experiment.feedback.is_assessed = search.experiment.feedback.assessor_sees_all = True
     trial_id = search.suggest()
@@ -100,7 +100,7 @@ def test_the_tuner_and_the_leaderboard_receive_the_final_result_of_a_stopped_tri
 
 
 @pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
-def test_the_tuner_gets_no_final_result_without_a_number_from_a_stopped_trial(
+def test_the_tuner_receives_no_final_result_of_a_stopped_trial_if_the_result_is_nan(
     uses_early_stopped: bool, reported: float | None
 ) -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
@@ -113,7 +113,7 @@ def test_the_tuner_gets_no_final_result_without_a_number_from_a_stopped_trial(
     assert search.experiment.leaderboard.best is None
 
 
-def test_an_early_stopped_trials_last_result_is_reported_even_if_the_record_is_long() -> None:
+def test_a_long_last_result_of_an_early_stopped_trial_reaches_the_tuner() -> None:
     search = assessed(new_search(concurrency=1))
     search.experiment.feedback.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
@@ -124,7 +124,7 @@ def test_an_early_stopped_trials_last_result_is_reported_even_if_the_record_is_l
     assert search.tuner_results == [TellTuner(0, 0.5)]
 
 
-def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
+def test_an_early_stop_of_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
     search = assessed(new_search(concurrency=1))
     search.report("t0", "0.5", final=False)
     search.end("t0", ExitReason.SIGNAL)
@@ -151,7 +151,7 @@ def test_a_final_result_counts_if_it_arrives_while_the_trial_stops(reason: ExitR
     assert search.experiment.leaderboard.best is search.trial("t0")
 
 
-def test_the_tuner_gets_the_last_intermediate_result_that_arrives_during_an_early_stop() -> None:
+def test_the_tuner_receives_the_last_intermediate_result_reported_during_an_early_stop() -> None:
     search = assessed(new_search(concurrency=1), uses_early_stopped=True)
     search.report("t0", "0.5", final=False)
     search.handle(EarlyStopRequested("t0", 0, 40.0))

@@ -53,7 +53,7 @@ def test_attempt_numbers_count_from_0_per_task_and_never_change(seen: list[tuple
         ]
 
 
-def test_an_attempt_is_marked_as_lost_once() -> None:
+def test_an_attempt_is_marked_as_lost_only_once() -> None:
     attempts = Attempts()
     for number in range(3):
         attempts.register(key_of(number))

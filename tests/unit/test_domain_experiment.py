@@ -49,7 +49,7 @@ def test_an_event_without_a_transition_raises_an_error_and_keeps_the_state(
 
 
 @pytest.mark.parametrize("state", ExperimentState)
-def test_every_state_allows_a_stop_and_a_resume(state: ExperimentState) -> None:
+def test_an_experiment_in_any_state_can_be_stopped_and_resumed(state: ExperimentState) -> None:
     assert (state, ExperimentEvent.STOP_ASKED) in TRANSITIONS
     assert TRANSITIONS[state, ExperimentEvent.MANAGER_READY] is ExperimentState.RUNNING
 
@@ -86,7 +86,7 @@ def test_a_trial_is_stored_before_its_job_is_submitted() -> None:
     assert (trial.parameters, trial.metadata, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
 
 
-def test_a_slot_is_freed_when_all_bytes_of_the_trial_are_stored() -> None:
+def test_a_trial_frees_its_slot_when_all_its_bytes_are_stored() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0")

@@ -31,7 +31,7 @@ def test_no_trials_are_requested_after_the_time_limit_and_running_trials_finish(
     assert search.experiment.budget.duration_s(500) == 100
 
 
-def test_no_time_limit_is_pending_without_a_limit_or_after_the_limit() -> None:
+def test_an_experiment_without_a_limit_or_after_its_expiry_has_no_pending_time_limit() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.suggest()
     search.now_s = 60
@@ -41,7 +41,7 @@ def test_no_time_limit_is_pending_without_a_limit_or_after_the_limit() -> None:
     assert new_search(max_duration_s=9, is_ready=False).experiment.time_runs_out_at_s is None
 
 
-def test_a_request_that_is_open_at_the_time_limit_still_becomes_a_trial() -> None:
+def test_parameters_that_were_requested_before_the_time_limit_still_become_a_trial() -> None:
     search = new_search(concurrency=1, max_duration_s=60)
     search.now_s = 61
     search.handle(TimePassed())
@@ -79,7 +79,7 @@ def test_a_higher_trial_limit_restarts_an_experiment_that_is_done(raised) -> Non
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 
 
-def test_extra_time_that_is_added_after_the_end_counts_from_the_change() -> None:
+def test_time_added_after_the_end_of_an_experiment_counts_from_the_change_of_the_limit() -> None:
     search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
     search.start(search.suggest())
     search.now_s = 70
@@ -93,7 +93,7 @@ def test_extra_time_that_is_added_after_the_end_counts_from_the_change() -> None
 
 
 @pytest.mark.parametrize("change", [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 1}])
-def test_a_limit_change_without_room_for_a_trial_starts_no_trial(change) -> None:
+def test_a_limit_change_that_permits_no_further_trial_starts_no_trial(change) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     search.limit(**change)

@@ -26,7 +26,7 @@ def test_no_trials_are_requested_from_an_exhausted_tuner_and_running_trials_fini
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
-def test_the_experiment_repeats_the_request_to_an_unready_tuner_when_a_trial_ends() -> None:
+def test_the_experiment_asks_an_unready_tuner_again_when_a_trial_ends() -> None:
     search = new_search(concurrency=3)
     search.suggest()
     search.suggest()
@@ -60,11 +60,11 @@ def test_a_trial_that_ends_during_a_request_to_the_tuner_causes_a_second_request
     assert other.requests == [1, 2]
 
 
-def test_a_late_not_ready_answer_does_not_block_the_request_after_a_trial_end() -> None:
+def test_the_experiment_asks_the_tuner_again_if_a_trial_ended_before_a_not_ready_answer() -> None:
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
-    search.run("t0")  # the open request is older than this trial's end
+    search.run("t0")  # the request to the tuner was sent before this trial ended
     search.decline()
     assert search.requests == [1]
 
@@ -125,7 +125,7 @@ def test_no_trials_are_requested_after_a_tuner_exception_for_a_result() -> None:
 
 
 @pytest.mark.parametrize("state", [ExperimentState.DONE, ExperimentState.STOPPED])
-def test_a_tuner_exception_for_the_last_result_leaves_the_final_state_unchanged(state) -> None:
+def test_a_tuner_exception_after_the_last_trial_leaves_the_final_state_unchanged(state) -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.suggest()
     if state is ExperimentState.STOPPED:
@@ -143,7 +143,7 @@ def test_a_tuner_exception_for_the_last_result_leaves_the_final_state_unchanged(
     [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
     ids=lambda answer: type(answer).__name__,
 )
-def test_any_tuner_answer_finishes_the_experiment_after_a_stop_or_an_error(
+def test_a_stopped_or_failed_experiment_ends_after_the_next_answer_of_the_tuner(
     trouble: Event, answer: Event
 ) -> None:
     search = new_search(concurrency=1)

@@ -27,7 +27,7 @@ def a_trial(state=TrialState.FAILED, reason=ExitReason.NONZERO_EXIT, message=TRA
     return trial
 
 
-def test_the_failure_that_reaches_the_limit_ends_the_search_with_the_common_cause():
+def test_the_search_ends_at_the_failure_limit_and_reports_the_common_cause():
     failures = FailFast()
     assert [failures.note(a_trial(), 3) for _ in range(2)] == ["", ""]
     error = failures.note(a_trial(), 3)
@@ -70,7 +70,7 @@ def test_fail_fast_ignores_cluster_failures_and_user_stops(state, reason):
     assert failures.note(a_trial(), 1) != ""
 
 
-def test_a_resume_resets_the_failure_count_and_0_disables_the_limit():
+def test_a_resume_resets_the_failure_count_and_the_value_0_disables_the_limit():
     failures = FailFast()
     failures.note(a_trial(), 2)
     failures.restart()
@@ -93,7 +93,7 @@ def test_an_experiment_ends_at_the_failure_limit_and_requests_trials_after_a_res
         assert resumed.state is state
 
 
-def test_fail_fast_counts_a_success_before_a_restart():
+def test_a_success_before_a_manager_restart_still_disables_fail_fast():
     search = new_search(concurrency=1, max_trials=9, fail_fast=2)
     search.run(search.suggest())
     resumed = search.resumed()
@@ -113,5 +113,5 @@ def test_fail_fast_counts_a_success_before_a_restart():
         ("", ""),
     ],
 )
-def test_the_reported_line_of_an_exception_is_in_the_users_code(stderr, place):
+def test_the_reported_location_of_an_exception_is_the_last_line_of_the_users_code(stderr, place):
     assert raised_at(stderr) == place

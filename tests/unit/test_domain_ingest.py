@@ -39,7 +39,7 @@ def test_log_bytes_are_committed_on_arrival(new_ingest) -> None:
     assert new_ingest().take(STDOUT, 0, b"hello") == [StreamWrite(KEY, STDOUT, 0, 5, data=b"hello")]
 
 
-def test_records_are_committed_with_the_offset_of_the_last_records_end(new_ingest) -> None:
+def test_records_are_committed_with_the_end_offset_of_the_last_record(new_ingest) -> None:
     (commit,) = new_ingest().take(METRICS, 0, FIRST + SECOND)
     assert (commit.offset, commit.new_offset) == (0, len(FIRST + SECOND))
     assert values([commit]) == ["0.0", "0.1"]
@@ -106,7 +106,7 @@ def test_a_partial_record_is_discarded_when_the_attempt_ends(new_ingest) -> None
     assert receiver.is_complete
 
 
-def test_a_partial_record_that_arrives_after_the_attempts_end_is_discarded(new_ingest) -> None:
+def test_a_partial_record_that_arrives_after_the_attempt_has_ended_is_discarded(new_ingest) -> None:
     receiver = new_ingest()
     assert receiver.end({METRICS: len(FIRST) + 5}) == []
     commits = receiver.take(METRICS, 0, FIRST + SECOND[:5])
@@ -134,7 +134,7 @@ def test_an_attempt_is_complete_when_it_has_ended_and_every_stream_is_durable(ne
     assert receiver.is_complete
 
 
-def test_an_attempt_with_uncommitted_bytes_is_incomplete_even_if_the_reported_size_is_smaller(
+def test_an_attempt_with_uncommitted_bytes_is_incomplete_even_if_the_keeper_reported_fewer_bytes(
     new_ingest,
 ) -> None:
     receiver = new_ingest()
@@ -171,7 +171,7 @@ def test_bytes_that_are_not_a_record_are_skipped_and_reported(new_ingest) -> Non
 
 
 @given(st.lists(st.integers(0, len(FIRST + SECOND)), max_size=8), st.lists(st.integers(0, 60), max_size=20))
-def test_any_chunking_and_repetition_of_a_stream_produces_the_same_records(
+def test_a_stream_gives_the_same_records_however_it_is_split_or_repeated(
     cuts: list[int], repeats: list[int]
 ) -> None:
     whole = FIRST + SECOND
@@ -269,7 +269,7 @@ def test_a_record_that_exceeds_the_quota_is_dropped_and_the_offset_stays_correct
     assert restarted.take(METRICS, 0, FIRST + SECOND) == []
 
 
-def test_a_stream_of_exactly_the_quota_is_not_marked_as_truncated(new_ingest, small_limits) -> None:
+def test_a_stream_that_exactly_fills_the_quota_is_not_marked_as_truncated(new_ingest, small_limits) -> None:
     (commit,) = new_ingest().take(STDOUT, 0, b"x" * (QUOTA_BYTES[STDOUT] - 1))
     assert not commit.is_last_collected
 

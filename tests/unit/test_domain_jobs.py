@@ -42,7 +42,7 @@ def test_the_longest_idle_job_gets_the_next_trial() -> None:
     assert jobs.next_idle() is first
 
 
-def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -> None:
+def test_a_job_that_reports_idle_too_early_becomes_idle_when_its_trial_ends() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -53,7 +53,7 @@ def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -
     assert jobs.next_idle() is job
 
 
-def test_no_additional_job_is_needed_while_a_pending_job_can_take_the_queued_trial() -> None:
+def test_no_new_job_is_needed_for_a_queued_trial_while_a_pending_job_is_free() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -104,7 +104,7 @@ def test_the_last_prefetched_trial_is_revoked_once_for_each_idle_job(jobs: Jobs)
     assert job.trial_ids == ("t0", "t1", "t2", "t3"), "they stay assigned until they are reclaimed"
 
 
-def test_queued_and_requested_trials_reduce_the_revokes(jobs: Jobs) -> None:
+def test_each_queued_or_requested_trial_makes_one_revoke_unnecessary(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(2) == []
     jobs.queue.append("t4")
@@ -112,7 +112,7 @@ def test_queued_and_requested_trials_reduce_the_revokes(jobs: Jobs) -> None:
     assert jobs.revoke(0) == [(job, "t3")]
 
 
-def test_the_job_with_the_most_prefetched_trials_is_revoked_first(jobs: Jobs) -> None:
+def test_trials_are_revoked_first_from_the_job_with_the_most_prefetched_trials(jobs: Jobs) -> None:
     few, many = jobs.live["env-1"], jobs.live["env-0"]
     jobs.give(few, "t4")
     jobs.prefetch(few, "t5")
@@ -126,7 +126,7 @@ def test_the_job_with_the_most_prefetched_trials_is_revoked_first(jobs: Jobs) ->
     assert jobs.revoke(0) == [(few, "t6")]
 
 
-def test_a_started_trial_is_not_revoked_and_a_revoke_in_progress_ends(jobs: Jobs) -> None:
+def test_the_start_of_a_trial_cancels_its_revoke(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     for trial_id in ("t0", "t1", "t2", "t3"):
@@ -134,7 +134,7 @@ def test_a_started_trial_is_not_revoked_and_a_revoke_in_progress_ends(jobs: Jobs
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
 
 
-def test_a_first_trial_that_started_out_of_order_is_revoked_last(jobs: Jobs) -> None:
+def test_trials_that_a_keeper_skipped_are_revoked_in_reverse_order(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     for trial_id in ("t2", "t3"):
         jobs.note_started("env-0", trial_id)
@@ -171,7 +171,7 @@ def test_no_trial_is_revoked_from_a_keeper_without_revoke_support(jobs: Jobs) ->
     assert jobs.revoke(0) == []
 
 
-def test_the_surplus_is_the_number_of_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
+def test_the_surplus_of_jobs_is_the_number_of_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
     assert jobs.surplus == 2 - 3
     jobs.revoke(0)
     assert jobs.surplus == 2 - 3, "trials with a revoke in progress still count"

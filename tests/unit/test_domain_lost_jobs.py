@@ -35,13 +35,13 @@ def given_up(search, at_s):
     return [each.job.job_id for each in search.handle(TimePassed()) if isinstance(each, GiveUpJob)]
 
 
-def test_the_transition_tables_cover_every_stage_and_event_except_given_up_and_overdue():
+def test_the_transition_table_of_lost_jobs_covers_every_possible_stage_and_event():
     pairs = {(stage, event) for stage in LossStage for event in LossEvent}
     assert pairs - TRANSITIONS.keys() == {(LossStage.GIVEN_UP, LossEvent.OVERDUE)}
     assert not CHANGES.keys() & IGNORED
 
 
-def test_a_job_is_given_up_once_if_the_cluster_reports_no_reason_in_time():
+def test_the_manager_gives_up_a_job_once_if_the_cluster_reports_no_reason_in_time():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -54,7 +54,7 @@ def test_a_job_is_given_up_once_if_the_cluster_reports_no_reason_in_time():
     assert search.experiment.time_runs_out_at_s is None
 
 
-def test_a_job_that_has_ended_in_time_is_not_given_up():
+def test_the_manager_does_not_give_up_a_job_that_ended_in_time():
     search = a_search()
     search.end("t0", JOB_LOST)
     search.deliver("t0")
@@ -83,7 +83,7 @@ def test_the_manager_waits_without_a_deadline_for_a_job_that_the_cluster_restart
     assert search.trial("t0").state is TrialState.RUNNING
 
 
-def test_a_job_whose_node_is_not_ready_is_given_up_after_the_timeout():
+def test_the_manager_gives_up_a_job_after_its_node_was_not_ready_for_the_timeout():
     search = a_search()
     search.handle(NodeReadinessChanged("t0", is_ready=False))
     start_s = search.now_s
@@ -98,7 +98,7 @@ def test_a_node_that_is_ready_again_in_time_is_not_lost():
     assert given_up(search, search.now_s + 1e6) == []
 
 
-def test_a_node_whose_keeper_reports_is_not_lost():
+def test_a_node_is_not_lost_while_its_keeper_sends_reports():
     search = a_search()
     search.handle(NodeReadinessChanged("t0", is_ready=False))
     start_s, transports = search.now_s, search.experiment.transports
@@ -109,7 +109,7 @@ def test_a_node_whose_keeper_reports_is_not_lost():
 
 
 @pytest.mark.parametrize("max_retries", [0, 1])
-def test_the_trial_of_a_lost_node_is_retried_if_the_limit_allows(max_retries):
+def test_the_trial_of_a_lost_node_is_retried_within_the_retry_limit(max_retries):
     search = a_search(max_retries=max_retries)
     search.handle(NodeReadinessChanged("t0", is_ready=False))
     assert given_up(search, search.now_s + NODE_TIMEOUT_S) == ["t0"]

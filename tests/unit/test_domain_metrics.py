@@ -48,7 +48,9 @@ JSON = st.recursive(
         ('{"default": ' * 20_000, None),
     ],
 )
-def test_the_reward_is_the_metric_or_its_default_entry(value: str, expected: float | None) -> None:
+def test_the_reward_is_the_metric_or_the_default_entry_of_a_dict_metric(
+    value: str, expected: float | None
+) -> None:
     assert reward(value) == expected
 
 
@@ -86,11 +88,11 @@ def test_a_long_result_dict_is_shortened_to_its_number() -> None:
         ("[" + "1, " * 99 + "1]", "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…, a list"),
     ],
 )
-def test_the_reason_for_a_result_without_a_number_names_the_type(value, reason):
+def test_the_message_for_a_result_without_a_number_names_the_type(value, reason):
     assert reason_without_reward(value) == reason
 
 
 @given(JSON.map(json.dumps) | st.text())
-def test_the_reason_for_an_unusable_result_is_short_for_any_value(value):
+def test_the_message_for_an_unusable_result_is_short_for_any_value(value):
     if reward(value) is None:
         assert len(reason_without_reward(value)) < 150

@@ -90,7 +90,7 @@ def test_a_result_without_a_number_for_every_metric_is_rejected_with_a_reason() 
         assert TWO.reason_against(text) == reason
 
 
-def test_a_bare_number_is_valid_for_the_default_objective_without_other_constraints() -> None:
+def test_a_single_number_is_a_valid_result_for_the_default_objective() -> None:
     assert MAXIMIZE.outcome("0.5") == Outcome((0.5,))
     sized = Objectives(MAXIMIZE.all, TWO.constraints)
     assert sized.outcome("0.5") is None
@@ -102,7 +102,7 @@ def test_a_bare_number_is_valid_for_the_default_objective_without_other_constrai
 
 
 @given(value=st.floats(-9, 9), low=st.floats(-9, 9), high=st.floats(-9, 9))
-def test_a_constraint_is_violated_outside_its_bounds(value: float, low: float, high: float) -> None:
+def test_a_metric_outside_the_bounds_violates_its_constraint(value: float, low: float, high: float) -> None:
     assert (Constraint("m", at_most=high).violation(value) <= 0) is (value <= high)
     assert (Constraint("m", at_least=low).violation(value) <= 0) is (value >= low)
     assert (Constraint("m", high, low).violation(value) <= 0) is (low <= value <= high)
@@ -143,7 +143,7 @@ def test_a_trial_that_violates_a_constraint_is_never_the_best() -> None:
     assert (trials[0].run.value, trials[0].run.is_feasible) == (0.9, False)
 
 
-def test_the_message_of_a_trial_names_missing_metrics() -> None:
+def test_the_message_of_a_trial_names_the_metrics_missing_in_the_final_result() -> None:
     trial = ended(0, '{"accuracy": 0.9}', TWO)
     assert trial.is_without_result
     assert trial.run.unusable == (
@@ -152,7 +152,7 @@ def test_the_message_of_a_trial_names_missing_metrics() -> None:
     )
 
 
-def test_assessors_and_lists_use_the_objectives_metric_of_intermediate_results() -> None:
+def test_assessors_and_lists_use_the_objective_metric_of_intermediate_results() -> None:
     search = new_search(objectives=Objectives((Objective("accuracy", "maximize"),)))
     feedback = search.experiment.feedback
     feedback.is_assessed = True

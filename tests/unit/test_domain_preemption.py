@@ -45,7 +45,7 @@ def test_a_preempted_trial_restarts_without_counting_as_a_retry(reason_of_keeper
     assert (trial.state, trial.run.value) == (TrialState.SUCCEEDED, 0.5)
 
 
-def test_a_preemption_that_only_the_keeper_reports_restarts_no_trial():
+def test_a_preemption_reported_by_the_keeper_but_not_by_the_cluster_restarts_no_trial():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)
@@ -94,7 +94,7 @@ def test_a_trial_that_ended_on_the_clusters_signal_is_retried_after_the_job_loss
     assert trial.state is TrialState.SUCCEEDED
 
 
-def test_trials_on_a_cluster_without_preemption_reports_end_without_delay():
+def test_a_lost_trial_ends_without_delay_if_the_cluster_reports_no_preemptions():
     search = new_search(concurrency=1, max_trials=1)
     trial_id = search.suggest()
     search.start(trial_id)
@@ -118,7 +118,7 @@ def test_a_preempted_trial_is_restarted_at_most_max_preemptions_times(most, retr
 
 
 @given(st.lists(st.sampled_from([PREEMPTED, JOB_LOST]), max_size=8))
-def test_every_restart_gets_a_new_job_and_counts_as_preemption_or_retry(losses):
+def test_every_restart_gets_a_new_job_and_is_counted_as_a_preemption_or_a_retry(losses):
     search = a_search(max_retries=99)
     trial_id = search.suggest()
     for attempt, reason in enumerate(losses):
@@ -153,7 +153,7 @@ def test_a_trial_with_a_final_result_before_the_clusters_signal_succeeds():
     assert search.trial(trial_id).state is TrialState.SUCCEEDED
 
 
-def test_a_user_stop_ends_a_trial_that_waits_for_its_jobs_end():
+def test_a_user_can_stop_a_trial_while_the_manager_waits_for_the_end_of_its_job():
     search = a_search()
     trial_id = search.suggest()
     search.start(trial_id)

@@ -42,7 +42,7 @@ def test_a_proposed_trial_runs_next_and_the_tuner_observes_its_result() -> None:
     assert search.state is ExperimentState.DONE
 
 
-def test_a_proposed_trial_runs_although_a_limit_is_reached() -> None:
+def test_a_proposed_trial_runs_even_if_a_limit_is_reached() -> None:
     search = new_search(concurrency=1, max_trials=1)
     search.run(search.suggest())
     assert search.state is ExperimentState.DONE

@@ -80,7 +80,7 @@ class SearchWithRefusals:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_every_refusal_fails_a_trial_and_three_in_a_row_fail_the_experiment(reuse):
+def test_every_refused_job_fails_a_trial_and_three_refusals_in_a_row_fail_the_experiment(reuse):
     search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
@@ -119,7 +119,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
     assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_a_refusal_of_an_unneeded_job_is_counted_and_fails_no_trial():
+def test_a_refused_job_that_no_trial_needs_counts_as_a_refusal_and_fails_no_trial():
     search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_refusals_in_a_row():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_every_search_ends_and_reports_the_refusal_in_any_order_of_refusals(
+def test_a_search_with_refused_jobs_ends_and_reports_the_refusal_in_any_order_of_events(
     reuse, concurrency, max_trials, data
 ):
     search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)

@@ -73,7 +73,7 @@ def test_tags_that_differ_only_in_unicode_normalisation_are_equal():
 
 
 @given(CHANGES, CHANGES)
-def test_a_change_is_idempotent_and_keeps_tags_sorted_and_unique(first, change):
+def test_a_change_of_tags_is_idempotent_and_leaves_the_tags_sorted_and_unique(first, change):
     before = first.applied_to(NO_REMARKS)
     after = change.applied_to(before)
     assert change.applied_to(after) == after
@@ -95,7 +95,7 @@ def test_a_change_of_remarks_survives_a_round_trip_through_json(change):
         ),
     )
 )
-def test_any_json_document_is_applied_as_a_change_of_remarks_or_refused(document):
+def test_any_json_document_is_accepted_as_a_change_of_remarks_or_refused(document):
     with contextlib.suppress(RemarksInvalid):
         RemarksChange.from_json(document).applied_to(NO_REMARKS)
 
@@ -125,14 +125,14 @@ def test_a_note_keeps_its_lines_and_loses_surrounding_blank_lines():
     assert RemarksChange.of(note="\n one\r\n two\n\n").note == "one\n two"
 
 
-def test_a_full_set_of_tags_accepts_repeated_tags_and_replacements():
+def test_a_trial_with_the_maximum_of_tags_accepts_repeated_and_replaced_tags():
     full = Remarks.of([f"t{n:02d}" for n in range(MAX_TAGS)], "")
     assert RemarksChange.of(add=full.tags).applied_to(full) == full
     assert len(RemarksChange.of(add=["new"], remove=["t00"]).applied_to(full).tags) == MAX_TAGS
 
 
 @pytest.mark.parametrize("state", ExperimentState)
-def test_tags_and_notes_change_and_are_stored_in_every_experiment_state(state):
+def test_tags_and_notes_can_be_changed_in_every_experiment_state(state):
     experiment = ExperimentCore("TESTEXPT", Limits(1, 0, None, None, 0), MAXIMIZE, state=state)
     experiment.lifecycle.restore([Trial("aaaaa", 0, {}, {}, 0.0, "aaaaa")])
     ours, its = Remarks(("baseline",), ""), Remarks((), "late")

@@ -32,7 +32,7 @@ def test_a_lower_concurrency_drains_jobs_once_their_trials_have_ended() -> None:
     assert len(search.experiment.trials) == 3
 
 
-def test_surplus_jobs_are_drained_although_trials_are_queued() -> None:
+def test_surplus_jobs_are_drained_even_if_trials_are_queued() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=2)
     for number in range(2):
         search.idle(f"env-{number}")
@@ -120,7 +120,7 @@ def test_jobs_that_never_connected_are_drained_when_no_trials_remain() -> None:
     assert search.drained in (["env-1", "env-0"], ["env-0", "env-1"])
 
 
-def test_a_reused_jobs_trial_has_start_and_end_times_of_the_trial_itself() -> None:
+def test_a_trial_of_a_reused_job_has_its_own_start_and_end_times() -> None:
     search = SimulatedReuse()
     search.idle()
     search.start("t0")
@@ -259,7 +259,7 @@ def test_a_drain_message_that_was_lost_with_the_connection_is_sent_again() -> No
     assert search.drained == ["env-0", "env-0"]
 
 
-def test_jobs_and_queue_are_restored_after_a_restart() -> None:
+def test_the_jobs_and_the_queued_trials_are_restored_after_a_manager_restart() -> None:
     search = SimulatedReuse(concurrency=2, max_trials=4)
     search.idle("env-0")
     search.start("t0")
@@ -271,7 +271,7 @@ def test_jobs_and_queue_are_restored_after_a_restart() -> None:
     assert after.dispatched == [("env-1", "t1", None)]
 
 
-def test_new_jobs_have_new_ids_after_a_restart() -> None:
+def test_new_jobs_have_new_ids_after_a_manager_restart() -> None:
     after = SimulatedReuse().resumed()
     after.lose("env-0", is_clean=True)
     assert after.submitted == ["env-1"]

@@ -69,7 +69,7 @@ def test_a_prefetching_job_gets_all_trials_and_drains_after_the_last_trial(
     assert (prefetched.experiment.state, prefetched.drained) == (ExperimentState.DONE, ["env-0"])
 
 
-def test_a_prefetched_trial_may_end_before_the_previous_trial_is_delivered(
+def test_a_prefetched_trial_may_end_before_all_bytes_of_the_previous_trial_arrive(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.end("t1")
@@ -127,7 +127,7 @@ def test_a_prefetched_trial_that_starts_after_its_stop_is_canceled(
     assert prefetched.trial("t2").state is TrialState.STOPPING, "no keeper sends this"
 
 
-def test_results_of_a_stopped_prefetched_trial_count_if_the_stop_arrives_after_the_end(
+def test_the_result_of_a_prefetched_trial_counts_if_the_trial_ended_before_its_stop_arrived(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -140,7 +140,7 @@ def test_results_of_a_stopped_prefetched_trial_count_if_the_stop_arrives_after_t
     assert prefetched.trial("t2").state is TrialState.SUCCEEDED
 
 
-def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_run(
+def test_an_idle_keeper_does_not_receive_a_stopped_prefetched_trial_again(
     prefetched: SimulatedReuse,
 ) -> None:
     prefetched.handle(KeeperDisconnected("env-0"))
@@ -153,7 +153,7 @@ def test_a_stopped_prefetched_trial_whose_keeper_is_idle_is_revoked_instead_of_r
     assert prefetched.trial("t2").run.message == STOPPED_BEFORE_START
 
 
-def test_an_idle_keeper_gets_the_next_trial_after_a_stopped_undelivered_trial() -> None:
+def test_an_idle_keeper_that_never_received_a_stopped_trial_gets_the_next_trial() -> None:
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -165,7 +165,7 @@ def test_an_idle_keeper_gets_the_next_trial_after_a_stopped_undelivered_trial() 
     assert search.dispatched[-1] == ("env-0", "t2", "main-0")
 
 
-def test_a_prefetched_trial_stopped_before_its_start_is_canceled_when_its_job_is_lost(
+def test_the_loss_of_a_job_cancels_its_stopped_prefetched_trial(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -174,7 +174,7 @@ def test_a_prefetched_trial_stopped_before_its_start_is_canceled_when_its_job_is
     assert (trial.state, trial.run.message) == (TrialState.USER_CANCELED, STOPPED_BEFORE_START)
 
 
-def test_the_next_manager_revokes_a_prefetched_trial_that_was_stopped_before(
+def test_a_new_manager_revokes_a_prefetched_trial_that_the_previous_manager_stopped(
     prefetched: SimulatedReuse,
 ) -> None:
     stop(prefetched, "t2")
@@ -221,7 +221,7 @@ def test_no_job_is_submitted_for_prefetched_trials() -> None:
     assert [len(job.prefetched_ids) for job in search.experiment.jobs.live.values()] == [1, 1]
 
 
-def test_a_job_prefetches_several_very_short_trials_and_runs_them_in_order() -> None:
+def test_a_job_prefetches_several_very_short_trials_and_runs_the_trials_in_order() -> None:
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.idle()
     search.start("t0")
@@ -254,7 +254,7 @@ def test_the_prefetch_number_ignores_the_duration_of_failed_trials() -> None:
 
 
 @pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
-def test_shorter_trials_are_prefetched_in_larger_numbers(lasted_s: float, follow: int) -> None:
+def test_the_shorter_the_trials_the_more_trials_are_prefetched(lasted_s: float, follow: int) -> None:
     search = SimulatedReuse(max_trials=30, may_prefetch=True)
     search.idle()
     search.start("t0")
@@ -291,7 +291,9 @@ def four_prefetched() -> SimulatedReuse:
     return search
 
 
-def test_a_job_crash_is_charged_only_to_the_next_trial(four_prefetched: SimulatedReuse) -> None:
+def test_a_job_crash_between_trials_counts_only_against_the_next_trial(
+    four_prefetched: SimulatedReuse,
+) -> None:
     four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
     assert [
         name for name in four_prefetched.experiment.trials if four_prefetched.trial(name).was_returned
@@ -309,7 +311,7 @@ def test_a_job_crash_is_charged_only_to_the_next_trial(four_prefetched: Simulate
     assert not four_prefetched.trial("t2").was_returned
 
 
-def test_a_job_crash_during_a_trial_is_charged_to_no_prefetched_trial(
+def test_a_job_crash_during_a_trial_counts_against_no_prefetched_trial(
     four_prefetched: SimulatedReuse,
 ) -> None:
     four_prefetched.start("t1")
@@ -334,7 +336,9 @@ def test_a_clean_job_exit_keeps_the_crash_counts_of_trials(
     )
 
 
-def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefetched: SimulatedReuse) -> None:
+def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_manager_restart(
+    prefetched: SimulatedReuse,
+) -> None:
     after = prefetched.resumed()
     after.handle(KeeperConnected("env-0"))
     after.start("t1")
@@ -347,7 +351,7 @@ def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefet
     assert after.submitted == []
 
 
-def test_prefetch_respects_the_limit_of_trials_per_job_after_a_restart() -> None:
+def test_prefetch_respects_the_limit_of_trials_per_job_after_a_manager_restart() -> None:
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.experiment.jobs.max_trials = 4
     search.idle()

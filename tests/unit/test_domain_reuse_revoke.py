@@ -46,7 +46,7 @@ def search_with_revocable_trials(**options: Any) -> SimulatedReuse:
     return search
 
 
-def test_each_idle_job_gets_one_of_twelve_prefetched_trials_after_a_single_revoke() -> None:
+def test_each_idle_job_receives_one_trial_that_is_revoked_from_a_busy_job() -> None:
     search = SimulatedReuse(concurrency=4, max_trials=1 + 1 + 12 + 3, may_prefetch=True)
     search.idle("env-0")
     search.start("t0")
@@ -98,7 +98,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     assert len(revocable.dispatched) == 6 + 2
 
 
-def test_no_trial_is_revoked_twice_or_while_an_open_request_can_serve_the_job(
+def test_an_idle_job_causes_one_revoke_and_none_while_a_tuner_request_is_open(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")
@@ -161,7 +161,9 @@ def test_an_idle_keeper_does_not_get_the_trial_whose_revoke_is_in_progress(revoc
     assert revocable.drained == ["env-0"]
 
 
-def test_a_reclaim_of_a_terminal_or_reassigned_trial_is_ignored(revocable: SimulatedReuse) -> None:
+def test_a_late_reclaim_message_for_a_terminal_or_reassigned_trial_is_ignored(
+    revocable: SimulatedReuse,
+) -> None:
     revocable.idle("env-1")
     revocable.handle(TrialStopAsked("t4", ExitReason.STOPPED_BY_USER, 15.0))
     assert revocable.revoked == [("env-0", "t4")]
@@ -189,7 +191,7 @@ def test_a_trial_that_is_stopped_during_its_revoke_is_canceled_after_the_reclaim
     assert revocable.experiment.state is ExperimentState.DONE
 
 
-def test_a_revoked_trial_of_a_lost_job_is_dispatched_with_the_jobs_other_trials(
+def test_a_lost_job_returns_all_its_trials_together_even_if_a_revoke_is_in_progress(
     revocable: SimulatedReuse,
 ) -> None:
     revocable.idle("env-1")

@@ -47,7 +47,7 @@ def test_an_orphaned_attempt_without_a_recorded_end_is_drained_and_restarted(
     assert (trial.state, trial.run.attempt, trial.run.final) == (TrialState.RUNNING, 1, None)
 
 
-def test_a_job_gets_the_next_trial_after_an_orphaned_attempts_end_is_found(
+def test_a_job_gets_the_next_trial_after_the_end_of_an_orphaned_attempt_is_found(
     running: SimulatedReuse,
 ) -> None:
     running.handle(AttemptOrphaned(T0))
@@ -66,7 +66,7 @@ def test_an_orphaned_attempt_of_a_stopping_trial_cancels_the_trial(running: Simu
 
 
 @pytest.mark.parametrize("reuses_jobs", [True, False])
-def test_no_orphaned_attempt_is_drained_after_the_trials_end_or_without_reuse(
+def test_an_orphaned_attempt_is_not_drained_after_the_trial_end_or_without_reused_jobs(
     reuses_jobs: bool,
 ) -> None:
     search = SimulatedReuse()
@@ -120,7 +120,7 @@ def test_the_completion_policy_ends_the_trial_and_stops_the_other_tasks(team: Si
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_each_task_is_closed_when_its_own_bytes_are_delivered(team: SimulatedReuse) -> None:
+def test_each_task_is_closed_when_the_bytes_of_the_task_are_delivered(team: SimulatedReuse) -> None:
     team.end("t0", "worker-0")
     team.deliver("t0", "worker-0")
     assert team.all_of(CloseAttempt) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "worker-0"))]
@@ -145,7 +145,7 @@ def test_a_task_that_starts_after_the_end_of_the_trial_is_stopped() -> None:
     assert len(search.all_of(CancelTrial)) == 1
 
 
-def test_an_ended_trial_succeeds_although_a_task_is_lost_without_an_end_report(
+def test_an_ended_trial_succeeds_even_if_a_task_is_lost_without_an_end_report(
     team: SimulatedReuse,
 ) -> None:
     for task in ("worker-0", "worker-1"):
@@ -198,7 +198,7 @@ def test_a_restarted_task_leaves_the_results_of_other_tasks_unchanged(team: Simu
     assert trial.state is TrialState.CLOSING
 
 
-def test_a_restart_of_the_reporting_task_resets_the_results(team: SimulatedReuse) -> None:
+def test_a_restart_of_the_task_that_reports_discards_the_trials_earlier_results(team: SimulatedReuse) -> None:
     team.report("t0", "0.5", "worker-0")
     team.end("t0", "worker-1")
     team.start("t0", "worker-0", attempt=1)
@@ -210,7 +210,9 @@ def test_a_restart_of_the_reporting_task_resets_the_results(team: SimulatedReuse
     )
 
 
-def test_an_orphaned_task_that_the_policy_does_not_need_delays_no_trial_end(team: SimulatedReuse) -> None:
+def test_an_orphaned_task_that_the_completion_policy_does_not_need_does_not_delay_the_end(
+    team: SimulatedReuse,
+) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
         team.deliver("t0", task)
@@ -220,7 +222,7 @@ def test_an_orphaned_task_that_the_policy_does_not_need_delays_no_trial_end(team
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
-def test_task_ends_that_were_reported_before_a_restart_count_after_the_restart(team: SimulatedReuse) -> None:
+def test_the_manager_still_counts_earlier_task_ends_after_a_restart(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
     team.trial("t0").state = TrialState.RUNNING  # This state was stored before the second task ended.

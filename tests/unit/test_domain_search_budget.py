@@ -20,11 +20,11 @@ def test_the_search_requests_a_trial_for_every_free_slot() -> None:
     assert budget.ask(0) == [3]
 
 
-def test_prefetched_trials_are_requested_in_addition_to_the_concurrency() -> None:
+def test_the_search_requests_trials_for_prefetch_in_addition_to_the_concurrency() -> None:
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 
-def test_a_request_that_the_tuner_deferred_keeps_its_sequence_id() -> None:
+def test_a_repeated_request_to_a_tuner_that_was_not_ready_keeps_its_sequence_id() -> None:
     budget = SearchBudget(LIMITS)
     budget.ask(0)
     budget.note_suggested()
@@ -42,7 +42,7 @@ def test_a_tuner_that_is_not_ready_while_no_trial_runs_counts_as_exhausted() -> 
     assert budget.is_exhausted
 
 
-def test_the_experiment_duration_grows_only_while_time_counts() -> None:
+def test_the_experiment_duration_excludes_times_when_the_experiment_does_not_run() -> None:
     budget = SearchBudget(replace(LIMITS, max_duration_s=10.0))
     budget.count_time(100.0, counts=True)
     assert budget.time_runs_out_at_s == 110.0

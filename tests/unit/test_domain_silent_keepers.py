@@ -44,7 +44,7 @@ def test_the_problem_report_names_the_longest_waiting_job(transports: TransportT
     assert "job first" in transports.problem(1e6)
 
 
-def test_a_job_that_is_tracked_again_keeps_its_start_time(transports: TransportTracker) -> None:
+def test_tracking_a_job_again_does_not_restart_its_timeout(transports: TransportTracker) -> None:
     transports.track("first", 1000.0)
     assert "job first" in transports.problem(100 + LATE)
 
@@ -54,7 +54,7 @@ def test_a_connection_of_an_unknown_keeper_has_no_effect(transports: TransportTr
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_every_problem_is_reported_as_new_once(transports: TransportTracker) -> None:
+def test_each_new_problem_is_returned_only_once(transports: TransportTracker) -> None:
     assert transports.new_problem(100 + SOON) == ""
     assert "job first" in transports.new_problem(100 + LATE)
     assert transports.new_problem(1e6) == ""
@@ -66,7 +66,7 @@ def test_every_problem_is_reported_as_new_once(transports: TransportTracker) -> 
     assert "job first" in transports.new_problem(1e6 + LATE), "a problem that returns is new again"
 
 
-def test_jobs_seen_only_on_shared_storage_are_reported_after_silent_jobs(
+def test_silent_jobs_are_reported_before_jobs_seen_only_on_the_shared_storage(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
@@ -86,7 +86,7 @@ def test_jobs_seen_only_on_shared_storage_are_reported_after_silent_jobs(
     assert transports.problem(1e6) == ""
 
 
-def test_a_job_seen_on_storage_never_becomes_silent_and_removed_jobs_stay_untracked(
+def test_a_job_seen_on_storage_is_not_silent_and_a_removed_job_is_not_tracked(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
@@ -98,7 +98,7 @@ def test_a_job_seen_on_storage_never_becomes_silent_and_removed_jobs_stay_untrac
     assert transports.problem(1e6) == ""
 
 
-def test_the_problem_report_for_jobs_that_need_a_connection_names_the_setting(
+def test_the_problem_names_the_reuse_setting_if_jobs_need_a_connection(
     transports: TransportTracker,
 ) -> None:
     transports.needs_network = True

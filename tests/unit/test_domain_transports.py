@@ -72,7 +72,7 @@ def test_jobs_with_connected_keepers_are_never_polled(transports) -> None:
     assert transports.next_poll_at_s() is None
 
 
-def test_a_keeper_that_reconnects_within_the_grace_is_not_polled(transports) -> None:
+def test_a_keeper_that_reconnects_within_the_grace_period_is_not_polled(transports) -> None:
     transports.connected(JOB, TASK, 101.0)
     transports.lost(JOB, TASK, 200.0)
     assert transports.last_seen(JOB).transport is Transport.NONE
@@ -133,7 +133,7 @@ def test_only_the_disconnected_tasks_of_a_job_are_polled() -> None:
     assert transports.last_seen(JOB) == LastSeen(Transport.GRPC, 150)
 
 
-def test_the_last_contact_is_the_time_of_the_last_new_data(transports) -> None:
+def test_a_job_was_last_seen_at_the_arrival_of_its_last_new_data(transports) -> None:
     assert transports.last_seen(JOB) == LastSeen()
     transports.found(JOB, TASK, 110, has_new_data=True)
     transports.found(JOB, TASK, 120, has_new_data=False)

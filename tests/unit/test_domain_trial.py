@@ -98,7 +98,9 @@ def test_a_trial_cannot_be_closed_without_a_reason(a_trial) -> None:
 
 
 @pytest.mark.parametrize(("state", "word"), [(W, "WAITING"), (R, "RUNNING"), (S, "RUNNING"), (C, "RUNNING")])
-def test_states_between_running_and_terminal_are_running_in_nni_output(state: TrialState, word: str) -> None:
+def test_nni_output_shows_every_state_between_running_and_terminal_as_running(
+    state: TrialState, word: str
+) -> None:
     assert state.nni_status == word
 
 
@@ -112,7 +114,7 @@ def test_terminal_states_have_the_names_of_nni() -> None:
     }
 
 
-def test_a_trial_changes_state_at_start_end_and_close(a_trial) -> None:
+def test_the_start_the_end_and_the_close_of_a_trial_change_its_state(a_trial) -> None:
     trial = a_trial()
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.state, trial.run.attempt, trial.run.started_at_s) == (R, 0, 110.0)
@@ -127,7 +129,7 @@ def test_a_trial_changes_state_at_start_end_and_close(a_trial) -> None:
     assert trial.state is TrialState.FAILED
 
 
-def test_the_end_reason_of_a_stopped_trial_is_the_requested_stop(a_trial) -> None:
+def test_the_end_reason_of_a_stopped_trial_is_the_reason_of_the_stop_request(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
     trial.apply(TrialEvent.CLOSED)
@@ -201,7 +203,9 @@ def test_a_failed_trial_has_no_result(a_trial) -> None:
 
 
 @pytest.mark.parametrize(("stop_reason", "result"), [(ExitReason.EARLY_STOPPED, "0.5"), (None, None)])
-def test_a_lost_trial_keeps_its_result_only_if_a_stop_was_requested(a_trial, stop_reason, result) -> None:
+def test_the_result_of_a_lost_trial_is_kept_only_if_a_stop_was_requested(
+    a_trial, stop_reason, result
+) -> None:
     trial = with_result(a_trial, stop_reason)
     trial.gone(ExitReason.KEEPER_LOST, "its node is gone", 130.0, 30.0)
     assert trial.state is (TrialState.EARLY_STOPPED if stop_reason else TrialState.FAILED)
@@ -243,7 +247,7 @@ def test_the_number_of_warnings_per_trial_is_bounded(a_trial) -> None:
     assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
 
 
-def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
+def test_the_message_of_a_succeeded_trial_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
@@ -251,7 +255,7 @@ def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_f
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_other_tasks_of_an_ended_trial_are_stopped_with_a_valid_stop_reason(
+def test_the_remaining_tasks_of_an_ended_trial_are_stopped_with_a_valid_stop_reason(
     a_trial, reason: ExitReason
 ) -> None:
     trial = a_trial(state=R, attempt=0)
@@ -274,7 +278,7 @@ def test_a_lost_trial_counts_as_stopped_if_a_stop_was_requested(a_trial) -> None
     start_received_at_s=st.none() | st.floats(0, 1e6),
     lasted_s=st.floats(0, 1e6),
 )
-def test_a_trial_never_ends_before_its_start_with_any_clock_readings(
+def test_a_trial_never_ends_before_its_start_even_if_clocks_disagree(
     started_at_s, reported_at_s, start_received_at_s, lasted_s
 ) -> None:
     runs = (TrialRun(started_at_s=started_at_s, start_received_at_s=start_received_at_s) for _ in range(2))
@@ -325,7 +329,7 @@ def test_a_new_attempt_resets_all_fields_of_the_previous_attempt(a_trial) -> Non
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_start_resets_the_previous_fields(a_trial) -> None:
+def test_an_attempt_that_could_not_start_resets_the_fields_of_the_previous_attempt(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
@@ -355,7 +359,7 @@ def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stor
     assert trial.phase_of(SECOND) is not AttemptPhase.DELIVERED
 
 
-def test_the_attempt_after_a_lost_attempt_resets_the_fields_after_a_resume(a_trial) -> None:
+def test_the_first_attempt_after_a_resume_resets_the_fields_of_a_lost_attempt(a_trial) -> None:
     stored = a_trial(0, SPENT | {"started_at_s": 110.0}, state=R)
     registered = stored.registered
     registered.mark_lost(FIRST)
@@ -373,7 +377,17 @@ def test_the_attempt_after_a_lost_attempt_resets_the_fields_after_a_resume(a_tri
     assert stored.run.started_at_s == 130.0
 
 
-def test_an_attempt_with_a_slow_clock_resets_the_fields_of_a_lost_attempt(a_trial) -> None:
+def test_a_resume_restores_the_current_attempt_of_each_task(a_trial) -> None:
+    trial = a_trial(0, {"reporter": "worker-0"}, state=R)
+    keys = [AttemptKey("abcde", attempt_id(0), task) for task in ("worker-0", "worker-1")]
+    registered = Attempts()
+    for key in keys:
+        registered.register(key)
+    trial.restore_attempts(registered)
+    assert [each.key for each in trial.attempts.values()] == keys
+
+
+def test_a_lost_attempt_is_replaced_even_if_the_next_attempt_has_a_slow_clock(a_trial) -> None:
     trial = a_trial(0, SPENT, state=R)
     trial.registered = Attempts()
     trial.attempts = {"main": trial.registered.add(SECOND)}

@@ -65,7 +65,7 @@ def test_the_delivery_of_an_old_attempt_does_not_close_the_new_attempt() -> None
     assert search.trial("t0").state is TrialState.CLOSING
 
 
-def test_a_retry_that_starts_before_the_first_attempt_is_closed_keeps_the_trial_running() -> None:
+def test_a_trial_keeps_running_if_its_retry_starts_before_the_first_attempt_is_closed() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.SIGNAL)
@@ -114,7 +114,7 @@ def test_repeated_reports_after_a_lost_connection_have_no_effect() -> None:
 
 def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # the keeper's clock shows 20
+    search.start(search.suggest())  # the trial starts at 20 s of the keeper's clock
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
@@ -205,7 +205,7 @@ def test_a_trial_is_retried_at_most_max_retries_times() -> None:
         - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED, ExitReason.SUCCEEDED}
     ),
 )
-def test_a_trial_end_that_the_cluster_did_not_cause_is_not_retried(reason: ExitReason) -> None:
+def test_a_trial_is_not_retried_if_the_cluster_did_not_cause_its_end(reason: ExitReason) -> None:
     search = new_search(concurrency=1, max_retries=3)
     search.start(search.suggest())
     search.lose_job("t0", reason)

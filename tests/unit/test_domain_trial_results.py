@@ -23,7 +23,7 @@ def test_a_final_result_that_arrives_after_the_trial_end_counts() -> None:
     assert search.tuner_results == [TellTuner(0, 0.75)]
 
 
-def test_a_terminal_trial_keeps_only_its_stored_fields_in_memory() -> None:
+def test_a_terminal_trial_releases_its_attempts_from_memory() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     search.report("t0", "0.5")
@@ -54,7 +54,7 @@ def test_only_the_first_final_result_of_a_trial_counts() -> None:
     assert (search.trial("t0").run.final, search.trial("t0").run.value) == ("0.5", 0.5)
 
 
-def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
+def test_intermediate_results_are_counted_and_only_the_latest_result_is_kept() -> None:
     search = new_search(concurrency=1)
     search.start(search.suggest())
     assert search.report("t0", "0.1", "0.3", final=False) == []
@@ -91,7 +91,7 @@ def test_the_message_for_a_result_dict_without_a_default_suggests_an_objective()
     assert search.trial("t1").run.message.endswith('"default"')
 
 
-def test_a_success_without_a_final_result_keeps_its_message_after_a_restart() -> None:
+def test_a_succeeded_trial_without_a_final_result_keeps_its_message_after_a_restart() -> None:
     search = new_search(concurrency=1, max_trials=2)
     search.run(search.suggest(), None)
     search.run(search.suggest(), "0.5")
@@ -115,7 +115,7 @@ def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, bes
 
 
 @pytest.mark.parametrize("maximize", [True, False])
-def test_the_leaderboard_keeps_ten_best_trials_with_earlier_equal_trials_first(
+def test_the_leaderboard_keeps_ten_best_trials_and_ranks_equal_trials_by_their_age(
     maximize: bool,
 ) -> None:
     search = new_search(concurrency=1, max_trials=None, objectives=MAXIMIZE if maximize else MINIMIZE)
@@ -128,7 +128,7 @@ def test_the_leaderboard_keeps_ten_best_trials_with_earlier_equal_trials_first(
         assert experiment.leaderboard.best is experiment.leaderboard.top[0]
 
 
-def test_the_latest_failures_are_kept_newest_first() -> None:
+def test_the_leaderboard_lists_the_latest_failures_newest_first() -> None:
     search = new_search(concurrency=1, max_trials=None)
     for reason in [ExitReason.SIGNAL] * 3 + [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT]:
         search.run(search.suggest(), reason=reason)
@@ -142,7 +142,7 @@ def test_the_result_of_a_failed_trial_is_not_the_best() -> None:
     assert search.experiment.leaderboard.best is search.trial("t0")
 
 
-def test_every_problem_of_a_trial_is_stored_as_a_warning_once() -> None:
+def test_a_repeated_problem_of_a_trial_is_stored_as_one_warning() -> None:
     search = new_search(concurrency=1)
     trial = search.trial(search.suggest())
     problem = ProblemFound("t0", "ignored an attempt: it has no attempt.json")

@@ -24,7 +24,7 @@ def test_the_exit_code_page_has_the_meaning_and_remedy_of_every_code(code: Keepe
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_keeper_exit_codes_are_outside_the_range_of_clusters_and_shells(code: KeeperExit):
+def test_keeper_exit_codes_differ_from_the_exit_codes_of_clusters_and_shells(code: KeeperExit):
     assert 100 <= code <= 119
 
 
@@ -72,7 +72,7 @@ def test_every_keeper_exit_code_has_an_error_class():
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
-def test_every_error_except_the_base_class_belongs_to_one_of_three_kinds():
+def test_every_keeper_error_is_a_user_error_a_retryable_error_or_a_bug():
     kinds = (errors.KeeperUserError, errors.KeeperRetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 

@@ -78,7 +78,7 @@ def append(path, data=b"x"):
         file.write(data)
 
 
-def test_a_write_between_a_poll_and_the_wait_ends_the_wait(watcher, file, wait):
+def test_a_write_between_the_last_poll_and_the_wait_ends_the_wait(watcher, file, wait):
     wait(watcher, longest_s=0)
     append(file)
     wait(watcher)
@@ -100,7 +100,9 @@ def test_a_file_write_is_reported_once(watcher, file, wait):
     assert wait(watcher, longest_s=0.05) >= 0.05
 
 
-def test_a_write_to_any_watched_file_is_reported_until_the_file_is_removed(watcher, file, tmp_path, wait):
+def test_the_watcher_reports_a_write_to_a_second_file_until_the_file_is_removed(
+    watcher, file, tmp_path, wait
+):
     other = tmp_path / "stdout"
     other.touch()
     watcher.add(other, cooldown_s=COOLDOWN_S)
@@ -177,7 +179,7 @@ def test_a_deleted_file_does_not_hide_writes_to_other_files(watcher, file, tmp_p
     assert watcher._descriptor is not None
 
 
-def test_a_memory_mapped_write_is_found_by_the_slow_poll(watcher, file, wait):
+def test_a_write_through_a_memory_mapping_is_found_by_the_slow_poll(watcher, file, wait):
     append(file, bytes(4096))
     wait(watcher)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as mapped:
@@ -185,7 +187,7 @@ def test_a_memory_mapped_write_is_found_by_the_slow_poll(watcher, file, wait):
         assert 0.5 * SLOW_POLL_S <= wait(watcher, longest_s=SLOW_POLL_S) <= 10
 
 
-def test_poll_now_ends_a_pending_wait(watcher, loop):
+def test_the_method_poll_now_ends_a_pending_wait(watcher, loop):
     async def waiting():
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)

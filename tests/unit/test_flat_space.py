@@ -74,7 +74,7 @@ def test_a_choice_with_one_option_needs_no_dimension():
     assert flat.features(np.array([[0.3]]))[0, 0] == 0.3
 
 
-def test_positions_of_inactive_dimensions_have_no_effect_on_features():
+def test_the_features_do_not_depend_on_the_positions_of_inactive_dimensions():
     flat = flattened(kernels(("linear", {}), ("rbf", {"gamma": GAMMA})))
     rows = flat.features(np.array([[0.1, 0.2], [0.1, 0.9], [0.1, np.nan], [0.9, 0.2]]))
     assert rows.tolist() == [[0, 0.5], [0, 0.5], [0, 0.5], [1, 0.2]]

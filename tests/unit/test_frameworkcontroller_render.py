@@ -106,7 +106,7 @@ def test_a_rendered_job_has_only_fields_of_kubernetes_and_frameworkcontroller(na
         assert read_and_written(client.V1Secret.from_dict(secret)) == secret
 
 
-def test_names_and_labels_of_jobs_are_equal_to_those_of_nni():
+def test_job_names_and_labels_equal_the_names_and_labels_that_nni_uses():
     assert FrameworkController(ONE).name_of("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
     assert FrameworkController(ONE).name_of("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
     labels = rendered("one")["framework"]["metadata"]["labels"]
@@ -157,7 +157,7 @@ def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report()
     assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
 
 
-def test_a_role_without_min_failed_tasks_is_rendered_with_minus_one():
+def test_a_role_without_min_failed_tasks_is_rendered_with_the_value_minus_one():
     assert FrameworkController(TEAM).completion.roles == (
         TaskRole("ps", 1, 1, -1),
         TaskRole("worker", 2, 1, 2),
@@ -204,7 +204,7 @@ def test_a_template_keeps_its_fields_and_gets_the_fields_that_jobs_require():
     assert ports == ["7000"], "the port that the template sets"
 
 
-def test_a_template_with_a_barrier_container_keeps_the_container():
+def test_a_template_keeps_its_own_barrier_container():
     template = json.loads(TEMPLATE.template_text)
     for pod in pods(template):
         pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
@@ -247,7 +247,7 @@ def test_the_command_of_a_template_gets_the_arguments_that_kubernetes_would_pass
     assert done.stdout == "".join(f"{word}\0" for word in wanted).encode()
 
 
-def test_run_sh_replaces_its_process_with_the_keeper():
+def test_the_script_run_sh_replaces_its_process_with_the_keeper():
     script = render_run_script()
     assert script.endswith('\nexec "${keeper[@]}"\n')
     assert "trap" not in script

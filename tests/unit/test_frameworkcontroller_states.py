@@ -60,7 +60,7 @@ def changed(code=3, reason="Error", **pod):
     return framework
 
 
-def test_completed_is_the_only_recorded_state_with_stage_ended():
+def test_the_recorded_framework_has_stage_ended_only_after_state_completed():
     pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     assert set(pod_status) <= set(STAGES)
     ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
@@ -94,7 +94,9 @@ def test_a_failed_framework_reports_exit_code_and_message_of_the_deciding_task()
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_the_exit_reason_separates_lost_tasks_from_tasks_out_of_memory(framework, reason, exit_code):
+def test_the_exit_reason_of_an_evicted_task_differs_from_that_of_an_oom_killed_task(
+    framework, reason, exit_code
+):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
@@ -138,7 +140,7 @@ def test_the_pending_reason_of_a_pod_is_its_container_or_scheduling_problem(pod,
     assert pending_reason(pod) == why
 
 
-def test_the_termination_message_joins_pod_and_container_messages():
+def test_the_termination_message_contains_the_pod_message_and_the_container_message():
     ended = {"state": {"terminated": {"exitCode": 1, "message": "Traceback\n"}}}
     evicted = {
         "phase": "Failed",

@@ -54,7 +54,7 @@ def test_a_process_without_noise_predicts_the_observed_losses():
     assert np.all(deviations < 0.01)
 
 
-def test_predictions_far_from_all_points_are_those_of_the_prior():
+def test_predictions_far_from_all_points_equal_the_prior():
     points, losses = a_sample(1)
     process = MaternProcess(points, losses, MIXED, Hyperparameters(np.array([0.01, 0.01, 0.01]), 2.0, 0.0))
     means, deviations = process.predict(np.array([[5.0, 5.0, 7.0]]))

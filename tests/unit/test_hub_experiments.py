@@ -15,7 +15,7 @@ MINIMIZE = Objective("default", "minimize")
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.sampled_from([MAXIMIZE, MINIMIZE]))
-def test_a_curve_has_a_point_for_each_improvement_and_ends_at_the_best_value(values, objective):
+def test_the_result_curve_of_an_experiment_has_a_point_for_each_improvement(values, objective):
     curve = curve_of([(100.0 + at, value) for at, value in enumerate(values)], 100.0, objective)
     sign = 1 if objective.mode == "maximize" else -1
     improved = [
@@ -80,7 +80,7 @@ def test_the_list_reads_only_experiments_that_changed(an_experiment, monkeypatch
     assert first.database not in read
 
 
-def test_the_list_shows_readable_experiments_beside_an_unreadable_experiment(an_experiment):
+def test_the_list_shows_readable_experiments_even_if_another_experiment_is_unreadable(an_experiment):
     an_experiment("abc11111")
     an_experiment("abc22222").database.write_bytes(b"no database")
     lines = {line["id"]: line for line in Experiments().lines()}

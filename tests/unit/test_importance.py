@@ -69,7 +69,7 @@ def test_constant_parameters_are_reported_as_the_reason_for_missing_importances(
     assert found.why == "all trials had the same parameters"
 
 
-def test_parameters_of_any_json_value_are_accepted():
+def test_importance_can_be_computed_for_parameters_with_any_json_value():
     values = [1, 2.5, "x", None, True, [1], {}, {"a": 1}, 1e308, -1e308, "<script>", 10**400, "\ud800"]
     given = [({"odd": value, "n": number}, str(number)) for number, value in enumerate(values * 2)]
     found = importance_of([*given, ({}, "3"), ({"n": 1}, "NaN"), ({"n": 1}, "{")], "default", maximize=True)

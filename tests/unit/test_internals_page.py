@@ -103,7 +103,7 @@ def test_every_state_has_an_explanation(module: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
-def test_no_event_both_changes_a_state_and_is_ignored(module: str, prefix: str) -> None:
+def test_no_event_that_changes_a_state_is_also_listed_as_ignored(module: str, prefix: str) -> None:
     tables = importlib.import_module(module)
     changes, ignored = getattr(tables, f"{prefix}CHANGES"), getattr(tables, f"{prefix}IGNORED")
     assert not changes.keys() & ignored

@@ -68,7 +68,7 @@ def test_the_package_list_is_written_again_only_if_it_changes(workspace, folder,
     assert len(list(workspace.packages.iterdir())) == 2
 
 
-def test_only_host_and_node_are_recorded_without_an_interpreter_report(workspace, folder):
+def test_the_keeper_records_only_host_and_node_if_there_is_no_interpreter_report(workspace, folder):
     packages = Packages(workspace, {})
     assert packages.of(folder) == packages.here
     assert packages.here.host
@@ -79,13 +79,13 @@ def test_only_host_and_node_are_recorded_without_an_interpreter_report(workspace
     st.none() | st.text() | st.integers() | st.just("version"), lambda of: st.lists(of) | st.dictionaries(
         st.sampled_from(["version", "path"]) | st.text(), of))))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_host_is_recorded_if_the_interpreter_report_is_invalid(workspace, folder, content):
+def test_the_keeper_records_the_host_even_if_the_interpreter_report_is_invalid(workspace, folder, content):
     folder.python_json.write_bytes(content)
     found = Packages(workspace, {}).of(folder)
     assert found.host == Packages(workspace, {}).here.host
 
 
-def test_the_package_digest_is_recorded_if_the_workspace_is_not_writable(folder, tmp_path):
+def test_the_keeper_records_the_package_digest_even_if_the_workspace_is_not_writable(folder, tmp_path):
     report(folder, [str(tmp_path)])
     assert Packages(Workspace(Path("/proc/none")), {}).of(folder).packages
 

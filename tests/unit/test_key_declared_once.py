@@ -45,7 +45,7 @@ KEY = (
 )
 
 
-def test_a_declared_key_is_read_checked_stored_converted_and_described(tmp_path):
+def test_a_declaration_suffices_to_read_check_store_convert_and_document_a_new_key(tmp_path):
     text = (CORPUS / "v1_local_smallest.yml").read_text()
     (tmp_path / "config.yml").write_text(text + "trialPause: 5m\n")
     (tmp_path / "search_space.json").write_text((CORPUS / "search_space.json").read_text())

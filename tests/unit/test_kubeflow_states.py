@@ -42,7 +42,7 @@ def failed(code=None, reason="Error", ended_at="2026-01-01T00:00:02Z"):
         ("pytorchjob_that_fails", "pytorch-operator", ["WAITING"] * 2 + ["RUNNING"] + ["ENDED"] * 2),
     ],
 )
-def test_every_recorded_status_maps_to_its_stage(name, word, stages):
+def test_every_status_recorded_on_a_cluster_maps_to_the_expected_stage(name, word, stages):
     rows = json.loads((GOLDEN / f"{name}.json").read_text())["jobs"]
     assert [operator(word).stage_of(job(*row[1])).name for row in rows] == stages
 
@@ -100,7 +100,7 @@ def test_a_failed_pod_without_container_status_has_no_exit_code():
     assert (verdict.exit_code, verdict.pod) == (None, "a")
 
 
-def test_the_report_of_a_failed_job_waits_until_a_pod_has_failed():
+def test_a_failed_job_is_reported_only_after_one_of_its_pods_has_failed():
     verdict = operator("trainjob").verdict_of(
         job(("Failed", "True")), {"a": {"status": {"phase": "Running"}}}
     )

@@ -31,7 +31,7 @@ def test_events_without_the_experiment_id_in_their_name_are_ignored():
     assert not warnings.concerns({})
 
 
-def test_the_newest_event_is_shown_in_any_order_of_arrival():
+def test_the_newest_event_of_a_pod_is_shown_even_if_it_arrived_first():
     newest = an_event("expt-a", None, message="newest", series={"lastObservedTime": "2026-01-01T00:00:09Z"})
     events = [
         an_event("expt-a", "2026-01-01T00:00:07Z"),
@@ -62,7 +62,7 @@ NAMES = st.sampled_from(["expt1", "expt1-ps-0", "expt1-ps-1", "expt12-ps-0", "ex
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "drop"]), NAMES, st.integers(1, 9))))
-def test_the_event_cache_is_empty_after_all_jobs_are_forgotten(steps):
+def test_the_event_cache_is_empty_after_all_jobs_are_removed(steps):
     warnings = WarningEventCache("expt")
     for step, name, second in steps:
         getattr(warnings, step)(an_event(name, f"2026-01-01T00:00:0{second}Z", uid=f"{name}{second}"))

@@ -48,13 +48,13 @@ def test_an_ended_job_never_changes_its_state():
     assert {after for (state, _), after in TRANSITIONS.items() if state is S.ENDED} == {S.ENDED}
 
 
-def test_a_submit_result_is_valid_only_while_submitting_ending_or_ended():
+def test_the_states_that_accept_a_submit_result_are_submitting_ending_and_ended():
     for answer in (E.SUBMITTED, E.SUBMIT_FAILED, E.REFUSED):
         assert {state for state, event in TRANSITIONS if event is answer} == SUBMITTING | {S.ENDING, S.ENDED}
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING
 
 
-def test_every_follow_up_belongs_to_a_transition():
+def test_every_follow_up_action_belongs_to_a_transition():
     assert FOLLOW_UPS.keys() <= TRANSITIONS.keys()
 
 
@@ -81,7 +81,7 @@ def test_every_follow_up_belongs_to_a_transition():
     ],
     ids=lambda each: "-".join(event.name.lower() for event in each) if isinstance(each, tuple) else None,
 )
-def test_the_order_of_events_determines_the_follow_up(events, follow_up, state):
+def test_the_order_of_events_determines_the_follow_up_action(events, follow_up, state):
     assert follow_up_of(*events) == (follow_up, state)
 
 

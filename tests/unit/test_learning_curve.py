@@ -56,7 +56,7 @@ def test_reloading_a_checkpoint_removes_later_results_from_the_curve():
     assert curve_of("t", marks, 0, TASK).segments == (Segment(0, TASK, -1, 100), Segment(0, TASK, 300))
 
 
-def test_forked_processes_that_record_the_same_checkpoint_load_drop_no_results():
+def test_results_are_kept_if_several_forked_processes_record_the_same_checkpoint_load():
     source = key_of(0)
     marks = [saved(0, 9), continued(1, 0, source, load="a"), continued(1, 50, source, load="a")]
     assert curve_of("t", marks, 1, TASK).segments[-1] == Segment(1, TASK, 0)
@@ -224,7 +224,7 @@ def test_checkpoint_records_of_a_trial_are_stored_up_to_a_limit(new_store):
     store_streams(store, {0: first + loads + training.streams[0]}, 10_000)
     marks = reader.marks("t")
     saves = [int(mark.checkpoint) for mark in marks if mark.source is None]
-    # The first checkpoint is kept because a process continued from it. Of the rest, the newest are kept.
+    # The first checkpoint is kept because a process continued from it. Of the other checkpoints, the newest are kept.
     assert saves == [1, *range(52, 152)]
     assert len([mark for mark in marks if mark.source is not None]) == 1000
 
@@ -251,7 +251,7 @@ def test_an_attempt_that_continues_has_the_results_before_the_checkpoint():
     assert (trial.run.intermediate_count, trial.run.intermediate) == (3, "0.3")
 
 
-def test_inherited_results_that_are_stored_late_precede_the_results_of_the_attempt():
+def test_results_of_an_earlier_attempt_that_are_stored_late_precede_the_new_results():
     search, key = running()
     source = AttemptKey("t0", attempt_id(0), key.task)
     effects = search.handle(events.AttemptContinued(key, InheritedResults(), missing=source))

@@ -33,7 +33,7 @@ def frozen(folder):
         yield path
 
 
-def test_the_age_of_a_local_holders_last_renewal_decides_if_the_lease_has_expired(tmp_path):
+def test_the_lease_of_a_local_holder_expires_when_its_last_renewal_is_too_old(tmp_path):
     path, holder = tmp_path / "owner.lock", LeaseHolder.here()
     path.touch()
     write_record(path, LeaseRecord(holder, 1, time.monotonic()))
@@ -57,7 +57,7 @@ def test_a_frozen_holder_is_replaced_if_it_does_not_lock_the_database(folder, fr
 
 
 @pytest.mark.parametrize("content", [None, b""], ids=["a holder", "no holder"])
-def test_only_a_process_named_in_the_lease_is_reported_as_frozen_in_a_write(
+def test_only_the_holder_named_in_the_lease_is_reported_as_frozen_during_a_write(
     folder, frozen, content, monkeypatch
 ):
     monkeypatch.setattr("nni_manager.store.writer.BUSY_WAIT_MS", 1)
@@ -73,7 +73,7 @@ def test_only_a_process_named_in_the_lease_is_reported_as_frozen_in_a_write(
     database.close()
 
 
-def test_a_takeover_that_fails_for_another_reason_reports_this_reason(folder, frozen):
+def test_the_error_of_a_failed_takeover_does_not_blame_a_frozen_process_for_another_cause(folder, frozen):
     folder.database.with_name(f"{folder.database.name}-shm").mkdir()
     with pytest.raises(StoreBusy, match="attempt to write a readonly database") as refused, folder.owned():
         pass

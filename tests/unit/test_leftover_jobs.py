@@ -34,7 +34,7 @@ def test_a_damaged_leftover_jobs_file_is_reported_with_the_remedy(folder, conten
         leftover_jobs.read(folder)
 
 
-def test_a_pipe_in_place_of_the_leftover_jobs_file_is_refused_unread(folder):
+def test_a_pipe_in_place_of_the_leftover_jobs_file_is_refused_without_being_read(folder):
     folder.database.touch()
     os.mkfifo(folder.leftover_jobs)
     with pytest.raises(FolderUnreadable, match=r"leftover-jobs\.json: it is a pipe, not a file; remove it"):

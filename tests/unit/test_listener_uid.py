@@ -52,7 +52,7 @@ def test_a_connection_that_was_reset_before_the_check_is_reported_as_reset():
             check_peer(connection)
 
 
-def test_a_dual_stack_listener_is_found_at_both_addresses():
+def test_a_dual_stack_listener_is_found_at_its_ipv4_and_its_ipv6_address():
     with a_listener("::", dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
         verify_listener_uid("127.0.0.1", port)
@@ -63,7 +63,7 @@ def test_a_dual_stack_listener_is_found_at_both_addresses():
                 verify_listener_uid(host, port)
 
 
-def test_a_listener_of_another_user_at_a_different_address_does_not_affect_verification():
+def test_a_listener_of_another_user_on_the_same_port_at_another_address_is_ignored():
     with a_listener("127.0.0.1") as ours:
         port = ours.getsockname()[1]
         with a_listener("127.0.0.3", port), a_listener("::", port):
@@ -159,7 +159,7 @@ def test_a_client_is_found_while_other_connections_open_and_close():
         assert found == {(os.geteuid(), os.fstat(client.fileno()).st_ino)}
 
 
-def test_no_client_is_found_if_the_kernel_does_not_support_the_query(monkeypatch):
+def test_the_client_uid_is_unknown_if_the_kernel_does_not_support_socket_queries(monkeypatch):
     monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as client:
         assert client_socket(client.getsockname(), listener.getsockname()) is None

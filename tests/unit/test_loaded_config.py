@@ -61,7 +61,7 @@ def test_the_json_form_of_a_configuration_describes_an_equal_experiment(file, tm
     assert again.json() == document
 
 
-def test_a_canonical_copy_leaves_the_configuration_unchanged(tmp_path, monkeypatch):
+def test_making_a_canonical_copy_does_not_change_the_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
     config = ExperimentConfig("local", trial_command="python3 train.py", search_space_file="space.json")

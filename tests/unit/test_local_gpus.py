@@ -32,6 +32,19 @@ def test_gpus_in_use_by_other_programs_are_not_assigned():
     assert shares.used_by_others({5}) == []
 
 
+def test_the_view_of_the_gpus_names_their_jobs_and_those_that_other_programs_use():
+    shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
+    shares.take("a", 1, in_use={0})
+    shares.take("b", 2, in_use={0})
+    busy, shared, own = shares.shown(in_use={0, 1, 2})
+    assert (busy.index, busy.job_ids, busy.has_other_programs) == (0, (), True)
+    # The driver does not say whose programs compute on a GPU that a job has.
+    assert (shared.job_ids, shared.has_other_programs) == (("a", "b"), None)
+    assert (own.job_ids, own.has_other_programs) == (("b",), None)
+    assert shares.shown(in_use={1})[0].has_other_programs is False
+    assert shares.shown(in_use=None)[0].has_other_programs is None
+
+
 def test_too_many_requested_gpus_are_refused_with_the_requested_and_the_available_number():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSection(), 2, present=(0,))
@@ -48,7 +61,7 @@ def test_trials_without_gpus_need_no_gpu_on_the_machine():
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.frozensets(st.integers(0, 4))), max_size=40),
     st.integers(1, 3),
 )
-def test_a_gpu_is_never_shared_beyond_its_limit_or_with_other_programs(moves, most):
+def test_a_gpu_has_at_most_its_limit_of_trials_and_no_trial_beside_other_programs(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
     for job, count, others in moves:

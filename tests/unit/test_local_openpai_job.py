@@ -52,7 +52,7 @@ def test_every_state_except_completed_has_a_transition_and_is_reachable(table):
 
 
 @pytest.mark.parametrize(("sub_state", "code"), list(product(SubState, [None, 0, 255, -210, -220])))
-def test_every_sub_state_maps_to_a_state_of_the_rest_api(sub_state, code):
+def test_every_internal_job_state_maps_to_a_state_of_the_rest_api(sub_state, code):
     found = state_of(sub_state, code)
     is_terminal = sub_state is SubState.COMPLETED
     assert (found in (State.SUCCEEDED, State.FAILED, State.STOPPED)) == is_terminal
@@ -168,7 +168,7 @@ def test_a_failed_job_is_not_retried_if_it_is_stopped_afterwards():
     assert played.job.attempt.attempt_id == 0
 
 
-def test_a_job_is_retried_with_new_containers():
+def test_a_retried_job_runs_in_new_containers():
     played = Played(a_plan(job_retries=1)).begin()
     before = {task.container_id for task in played.job.tasks.values()}
     played.ends(0, 255)

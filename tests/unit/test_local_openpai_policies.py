@@ -60,7 +60,7 @@ def test_container_exit_codes_map_to_the_exit_codes_of_openpai(user_code, log, c
     assert (found.code, found.origin_user_exit_code) == (code, user_code)
 
 
-def test_the_log_line_that_determined_the_exit_code_is_reported():
+def test_the_log_line_that_explains_the_exit_code_is_reported():
     assert container_exit(1, "a\nImportError: torch\nb").matched_log == "ImportError: torch"
 
 
@@ -81,7 +81,7 @@ def test_every_exit_code_has_an_explanation_and_every_failure_has_a_remedy():
 
 
 @given(CODES)
-def test_only_failures_of_unknown_cause_have_the_reaction_retry_to_max(code):
+def test_only_exit_codes_of_unknown_cause_are_retried_up_to_the_limit(code):
     spec = exit_spec(code)
     assert (spec.reaction == "RETRY_TO_MAX") == (spec.behavior is Behavior.UNKNOWN and code != 0)
 
@@ -116,7 +116,7 @@ def test_an_unknown_failure_is_retried_up_to_the_retry_count_of_the_job():
     assert retried(RetryPolicy(True, -1), 255, RetryCounts(user=99), 10) == RetryCounts(user=100)
 
 
-def test_a_success_is_retried_only_with_a_retry_count_of_minus_two():
+def test_a_successful_job_is_retried_only_if_the_retry_count_is_minus_two():
     assert retried(RetryPolicy(True, 5), 0, RetryCounts(), 10) is None
     assert retried(RetryPolicy(True, -1), 0, RetryCounts(), 10) is None
     assert retried(RetryPolicy(True, -2), 0, RetryCounts(), 10) == RetryCounts(user=1)
@@ -153,7 +153,7 @@ def test_a_job_fails_with_the_exit_code_of_the_failed_task_that_reaches_the_limi
     assert (decided.trigger.role, decided.trigger.index) == ("worker", 2)
 
 
-def test_a_job_succeeds_after_enough_tasks_succeed_while_other_tasks_run():
+def test_a_job_succeeds_once_enough_tasks_have_succeeded_even_if_other_tasks_run():
     decided = judged(1, 1, 3, ends(0))
     assert decided.exit.code == 0
     assert (
@@ -161,7 +161,7 @@ def test_a_job_succeeds_after_enough_tasks_succeed_while_other_tasks_run():
     )
 
 
-def test_the_first_policy_that_is_fulfilled_determines_the_result():
+def test_the_first_fulfilled_completion_policy_determines_the_result_of_a_job():
     assert judged(1, 1, 2, ends(0, 255)).exit.code == 0
     assert judged(1, 1, 2, ends(255, 0)).exit.code == 255
 
@@ -188,7 +188,9 @@ def test_completed_tasks_are_counted_separately_for_each_role():
     st.integers(-1, 4),
     st.lists(st.sampled_from([0, 255, 137]), min_size=1, max_size=6),
 )
-def test_the_result_of_a_job_never_changes_and_exists_after_the_last_task(min_failed, min_succeeded, codes):
+def test_the_result_of_a_job_never_changes_and_exists_when_the_last_task_has_ended(
+    min_failed, min_succeeded, codes
+):
     found = ends(*codes)
     verdicts = [
         judged(min_failed, min_succeeded, len(codes), found[:count]) for count in range(len(codes) + 1)
@@ -291,7 +293,7 @@ def test_a_request_that_leaves_the_queue_unblocks_the_next_request():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 2)), max_size=12), st.data())
-def test_all_requests_are_granted_in_order_within_the_capacity(needs, data):
+def test_queued_containers_start_in_order_and_never_use_more_than_the_cluster_has(needs, data):
     cluster = a_cluster()
     for number, need in enumerate(needs):
         cluster.enqueue(a_request(number, **{f"c{number}": need}))
@@ -316,7 +318,7 @@ def test_a_log_of_megabytes_without_line_ends_is_scanned_quickly(line: str) -> N
     assert container_exit(1, line * (5_000_000 // len(line))).code == 255
 
 
-def test_a_log_pattern_matches_only_words_in_order_on_one_line() -> None:
+def test_a_log_pattern_matches_only_if_its_words_occur_in_order_on_one_line() -> None:
     log = "tensorflow begins\nTensorFlow: ResourceExhaustedError: OOM when allocating\nmore"
     found = container_exit(1, log)
     assert (found.code, found.matched_log) == (221, "TensorFlow: ResourceExhaustedError: OOM when allocating")

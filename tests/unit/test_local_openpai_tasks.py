@@ -70,7 +70,7 @@ def test_the_keeper_reads_its_task_name_from_the_environment_of_the_cluster():
     assert task_name(environ) == "worker-1"
 
 
-def test_every_variable_of_a_role_exists_with_both_spellings_of_the_role_name():
+def test_every_role_variable_exists_under_the_original_and_the_simplified_role_name():
     job = a_job()
     job["taskRoles"] = {"W_1": job["taskRoles"]["worker"]}
     environ = variables(planned("alice", text_of(job), (), "127.0.0.1").plan, "W_1", 0)
@@ -90,7 +90,7 @@ def test_every_variable_of_a_role_exists_with_both_spellings_of_the_role_name():
     assert task_name(environ) == "W_1-0"
 
 
-def test_a_task_without_a_gang_has_no_addresses_of_unallocated_tasks():
+def test_without_gang_allocation_a_task_has_no_addresses_of_unallocated_tasks():
     environ = variables(a_plan(extras={"gangAllocation": False}).plan, "worker", 1, 1)
     assert "PAI_HOST_IP_worker_0" not in environ
     assert environ["PAI_HOST_IP_worker_1"] == "10.0.0.1"
@@ -109,7 +109,7 @@ def test_variables_of_an_outer_platform_are_not_inherited():
     }
 
 
-def test_task_retries_apply_only_without_a_gang():
+def test_tasks_are_retried_only_in_a_job_without_gang_allocation():
     gang = a_plan(((*WORKER, "taskRetryCount"), 3), jobRetryCount=2).plan
     assert (gang.job_retry.is_fancy, gang.job_retry.max_retries) == (True, 2)
     assert (gang.task_retry["worker"].is_fancy, gang.task_retry["worker"].max_retries) == (False, 0)
@@ -132,12 +132,12 @@ def test_task_retries_apply_only_without_a_gang():
         ),
     ],
 )
-def test_a_job_mounts_its_named_storages_or_else_the_default_storages(extras, mounts):
+def test_a_job_mounts_the_storages_that_it_names_or_else_the_default_storages(extras, mounts):
     found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
     assert found == mounts
 
 
-def test_tasks_with_job_ssh_get_a_key_pair_per_job_and_listen_on_loopback():
+def test_each_job_with_job_ssh_has_its_own_key_pair_and_listens_on_loopback():
     extras = {PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]}
     first, second = (a_plan(extras=extras).plan for _ in range(2))
     (script,) = first.roles[0].pre
@@ -219,7 +219,7 @@ def test_the_oldest_file_is_deleted_even_if_the_clock_was_set_back(tmp_path, mon
     assert b"".join(file.read_bytes() for file in files) == b"def"
 
 
-def test_the_kept_log_files_are_contiguous(tmp_path):
+def test_the_rotated_log_files_together_contain_every_byte_in_order(tmp_path):
     log = RotatedLog(tmp_path / "log", file_bytes=16, old_files=100)
     text = os.urandom(200)
     for at in range(0, 200, 7):

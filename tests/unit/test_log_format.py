@@ -25,7 +25,7 @@ def test_a_json_line_has_time_level_logger_and_message():
 
 
 @pytest.mark.parametrize("name", ["text", "json"])
-def test_an_exception_is_part_of_the_line(name):
+def test_a_formatted_log_line_contains_the_exception(name):
     try:
         json.loads("")
     except ValueError:

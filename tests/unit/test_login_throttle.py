@@ -18,7 +18,7 @@ async def guess(throttle, source):
     assert caught.value.code == "IncorrectPasswordError"
 
 
-def test_login_sources_without_a_cooldown_are_dropped_at_the_limit_of_sources(monkeypatch):
+def test_login_sources_without_a_cooldown_are_removed_when_there_are_too_many_sources(monkeypatch):
     monkeypatch.setattr(login_throttle, "_MAX_SOURCES", 3)
 
     async def scenario():

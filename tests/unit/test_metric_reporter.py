@@ -36,7 +36,7 @@ def test_the_final_result_is_the_last_or_best_value_and_is_reported_once(folder,
     assert reported(folder) == [("PERIODICAL", 3), ("PERIODICAL", 1), ("PERIODICAL", 2), ("FINAL", final)]
 
 
-def test_an_invalid_value_of_best_is_refused():
+def test_an_invalid_value_of_the_argument_best_is_refused():
     with pytest.raises(ValueError, match=r"cannot use best='maximum'.*write 'min', 'max', or None"):
         MetricReporter("auc", "maximum")
 
@@ -61,7 +61,7 @@ def test_an_absent_or_ambiguous_metric_is_refused(folder, metric, metrics, remed
     assert reported(folder) == []
 
 
-def test_only_new_values_of_a_history_are_reported(folder):
+def test_a_history_that_is_reported_again_adds_only_its_new_values(folder):
     reporter, log = MetricReporter("auc"), []
     for value in (0.5, (0.25, 0.125), 0.75):
         log.append(value)
@@ -79,7 +79,7 @@ def test_a_stopped_trial_reports_a_final_result_unless_the_assessor_stopped_it(f
     assert reported(folder)[1:] == ([] if reason == "early stopped" else [("FINAL", 0.5)])
 
 
-def test_training_without_the_metric_is_refused_unless_the_trial_was_stopped(folder):
+def test_training_without_the_chosen_metric_raises_unless_the_trial_was_stopped(folder):
     reporter = MetricReporter("auc")
     with pytest.raises(MetricAbsent, match="choose one of: loss"):
         reporter.finish({"loss": 1})

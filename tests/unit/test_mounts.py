@@ -31,15 +31,15 @@ TABLE = """\
         ("10.0.0.2", "/var/nfs", None),
     ],
 )
-def test_an_export_is_found_at_its_mount_or_below_the_mount_of_a_parent(server, path, folder):
+def test_an_nfs_export_is_found_at_its_mount_or_below_the_mount_of_its_parent_folder(server, path, folder):
     assert export_in(TABLE, server, path) == (None if folder is None else Path(folder))
 
 
-def test_a_later_mount_of_an_export_replaces_an_earlier_mount():
+def test_a_later_mount_of_an_nfs_export_replaces_an_earlier_mount():
     assert export_in(TABLE + TABLE.replace("/mnt/nni", "/new"), "10.0.0.1", "/var/nfs") == Path("/new")
 
 
-def test_an_export_without_a_mount_is_an_error_with_the_mount_command():
+def test_the_error_for_an_export_without_a_mount_contains_the_mount_command():
     expected = "cannot find a mount of nas.example:/nni on this machine"
     with pytest.raises(
         UserError, match=rf"{re.escape(expected)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"

@@ -37,7 +37,7 @@ def changes(source):
         ("raise a", "pass"),
     ],
 )
-def test_a_statement_has_the_expected_mutant(before, after):
+def test_each_kind_of_statement_has_its_expected_mutant(before, after):
     lines = [before, "    pass"] if before.endswith(":") else [before]
     source = "async def f(a, b):\n" + "".join(f"    {line}\n" for line in lines)
     assert (before, after) in changes(source)
@@ -57,7 +57,7 @@ def test_a_statement_has_the_expected_mutant(before, after):
     ],
     ids=["numbers with names", "decorators", "log lines", "__init__", "types", "f-strings", "texts", "None"],
 )
-def test_texts_names_and_settings_have_no_mutants(source):
+def test_string_constants_decorators_types_and_log_lines_have_no_mutants(source):
     assert changes(source) == []
 
 
@@ -71,7 +71,7 @@ def test_the_seed_determines_the_sample_of_mutants(tmp_path):
     assert mutate.sampled(tmp_path, ["."], 1000, 1, only="other") == []
 
 
-def test_an_explanation_is_parsed_with_its_file_and_changed_lines():
+def test_the_explanation_of_a_surviving_mutant_is_parsed_with_file_and_changed_lines():
     text = "# why\n\nm.py\n- a < b\n+ a <= b\nBoth are\nthe same.\n\nn.py\n- a\n+ b\nNo.\n"
     assert mutate.explanations(text) == {
         ("m.py", "a < b", "a <= b"): "Both are the same.",
@@ -81,13 +81,13 @@ def test_an_explanation_is_parsed_with_its_file_and_changed_lines():
         mutate.explanations("m.py\n- a < b\n+ a <= b\n")
 
 
-def test_each_explanation_belongs_to_a_mutant_of_existing_code():
+def test_each_explanation_of_a_surviving_mutant_belongs_to_existing_code():
     for path, before, after in mutate.explanations(mutate.EXPLAINED.read_text()):
         source = (mutate.ROOT / path).read_text()
         assert (before, after) in {mutant.diff(source) for mutant in mutate.mutants_of(path, source)}
 
 
-def test_tests_of_the_module_run_first_and_slow_tests_last():
+def test_the_quick_tests_of_a_module_start_with_the_test_file_of_the_module():
     quick, slow = mutate.tests_of(mutate.ROOT, "manager/nni_manager/engine/importance.py")
     assert quick[0] == "tests/unit/test_importance.py"
     assert "tests/integration/test_engine.py" in quick

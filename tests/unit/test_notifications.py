@@ -34,7 +34,7 @@ def a_trial(state, number=0, message=""):
         ),
     ],
 )
-def test_an_end_is_notified_once_and_again_after_a_resume(state, error, event, text):
+def test_a_notification_of_an_end_is_sent_once_and_again_after_a_resume(state, error, event, text):
     notifications = Notifications((), E.INITIALIZED)
     assert notifications.of_state(E.RUNNING, "") is None
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_an_end_is_notified_once_and_again_after_a_resume(state, error, event, t
 
 
 @pytest.mark.parametrize("state", E)
-def test_the_state_that_a_manager_finds_is_not_notified(state):
+def test_a_manager_sends_no_notification_of_the_state_it_starts_with(state):
     assert Notifications((), state).of_state(state, "") is None
 
 
@@ -60,7 +60,7 @@ def test_a_notification_of_failures_names_the_latest_trial_and_its_cause():
 
 
 @given(st.lists(st.sampled_from(sorted(TrialState))), st.sets(st.integers(1, 5)))
-def test_each_limit_of_failures_is_notified_once_per_row_of_failures(states, limits):
+def test_a_notification_is_sent_once_when_consecutive_failures_reach_a_limit(states, limits):
     notifications = Notifications(limits, E.RUNNING)
     row = 0
     for number, state in enumerate(states):

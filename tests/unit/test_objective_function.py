@@ -75,7 +75,7 @@ def test_a_function_reachable_by_its_qualified_name_is_imported_and_not_pickled(
         lambda module: collections.Counter,
     ],
 )
-def test_a_callable_that_cannot_be_imported_is_copied(module, of):
+def test_a_callable_that_cannot_be_imported_is_pickled(module, of):
     function = of(module)
     made = ObjectiveFunction.of(function)
     if made.pickled is None:
@@ -86,12 +86,12 @@ def test_a_callable_that_cannot_be_imported_is_copied(module, of):
     assert callable(copied)
 
 
-def test_a_copied_function_has_its_installed_modules_imported_in_advance():
+def test_a_pickled_function_lists_the_installed_modules_to_import_in_advance():
     made = ObjectiveFunction.of(lambda parameters: 1 + through_a_helper(parameters))
     assert set(made.modules) == {"cloudpickle", "numpy", "yaml.loader", "json"}
 
 
-def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module):
+def test_an_experiment_with_an_objective_function_uses_reuse_and_warm_imports_by_default(module):
     made = ObjectiveFunction.of(module.whole)
     experiment = Experiment("local")
     experiment.config.warm_imports = ["decimal"]
@@ -108,7 +108,7 @@ def test_a_configuration_gets_reuse_and_warm_imports_unless_reuse_is_off(module)
         applied.checked()
 
 
-def test_a_script_in_the_folder_of_an_objective_function_causes_no_error(module, tmp_path):
+def test_the_users_script_beside_an_objective_function_causes_no_error(module, tmp_path):
     (tmp_path / "train.py").write_text("the script of the user, such as the one that calls search()")
     config = ExperimentConfig(
         "local", search_space={"x": {"_type": "uniform", "_value": [0, 1]}}, max_trial_number=1

@@ -55,7 +55,7 @@ def test_an_unknown_user_and_a_wrong_password_have_the_same_error_and_duration()
     assert 0.7 < fastest(unknown) / fastest(known) < 1.4
 
 
-def test_the_owner_token_is_distinguished_from_application_tokens_after_a_restart():
+def test_the_owner_token_stays_marked_as_owner_token_after_a_restart():
     store = accounts()
     text = store.issue("ada", 1000, None)
     store.make_owners(text)
@@ -112,7 +112,7 @@ def test_a_login_token_expires_and_an_application_token_does_not():
     assert store.caller(application, 1e12).token.is_application
 
 
-def test_stored_token_values_do_not_authenticate():
+def test_the_stored_form_of_a_token_is_not_accepted_as_a_token():
     store = accounts()
     texts = [store.issue("ada", 1000, None), store.issue("bob", 1000, 60)]
     stored = store.to_json()

@@ -104,7 +104,7 @@ def test_the_storage_is_mounted_at_the_path_of_the_experiment_file(mount, storag
     assert template_of(pai(mount=mount)).job.extras["storages"] == [storage]
 
 
-def test_jobs_have_the_names_that_nni_would_give():
+def test_job_names_equal_the_names_that_nni_uses():
     assert job_name("EXPT", "aB3dE") == "nni_exp_EXPT_trial_aB3dE"
     assert job_name("EXPT", "env-12") == "nni_exp_EXPT_env_12"
     assert job_name("EXPT", "env-12").startswith(job_prefix("EXPT"))
@@ -233,7 +233,7 @@ def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, expecte
         template_of(with_job_file(job))
 
 
-def test_the_experiment_file_fills_missing_keys_and_warns_about_unused_keys():
+def test_the_experiment_file_supplies_keys_that_the_job_file_lacks_and_unused_keys_cause_warnings():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
@@ -321,11 +321,11 @@ def test_the_keeper_runs_in_the_workspace(tmp_path):
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
 )
-def test_exit_codes_that_openpai_retries_are_replaced_by_1(tmp_path, code, expected):
+def test_the_container_exits_with_1_in_place_of_exit_codes_that_openpai_retries(tmp_path, code, expected):
     assert run_script(tmp_path, f"exit {code}").returncode == expected
 
 
-def test_only_the_keeper_handles_a_signal_to_the_process_group_of_a_task(tmp_path):
+def test_the_keeper_receives_a_signal_to_the_process_group_of_a_task_only_once(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "trial-keeper").write_text(
@@ -359,7 +359,7 @@ def test_a_container_without_a_keeper_exits_with_code_115_and_a_remedy(tmp_path)
 
 
 @pytest.mark.parametrize(("has_mount", "code"), [(False, 105), (True, 101)])
-def test_a_container_without_the_storage_exits_with_a_specific_code(tmp_path, has_mount, code):
+def test_a_container_without_the_storage_exits_with_code_105_or_101(tmp_path, has_mount, code):
     mount = tmp_path / "mount"
     if has_mount:
         mount.mkdir()

@@ -33,12 +33,12 @@ def is_well_formed(each):
 
 
 @pytest.mark.parametrize("job", ACCEPTED.values(), ids=ACCEPTED)
-def test_a_job_that_openpai_accepts_is_accepted(job):
+def test_the_parser_accepts_every_job_that_openpai_accepts(job):
     assert parse(text_of(job)).name.startswith(("job", "n"))
 
 
 @pytest.mark.parametrize(("job", "key"), REJECTED.values(), ids=REJECTED)
-def test_a_job_that_openpai_rejects_is_refused_with_position_and_remedy(job, key):
+def test_the_parser_refuses_every_job_that_openpai_rejects_and_reports_position_and_remedy(job, key):
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(job), "job.yml")
     assert caught.value.diagnostics[0].key == key
@@ -92,7 +92,7 @@ extra: {}
     ]
 
 
-def test_a_schema_violation_is_answered_with_a_list_of_errors():
+def test_the_response_to_a_schema_violation_is_a_list_of_errors():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(((*WORKER, "instances"), 0), name=1)))
     errors = json.loads(caught.value.response_message())
@@ -116,7 +116,7 @@ def test_a_schema_violation_is_answered_with_a_list_of_errors():
     ]
 
 
-def test_a_semantic_error_is_answered_with_plain_text():
+def test_the_response_to_a_semantic_error_is_plain_text():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(defaults={"deployment": "nope"})))
     assert caught.value.response_message() == str(caught.value)
@@ -165,7 +165,7 @@ def test_a_job_with_only_the_required_keys_gets_the_default_values():
     assert role.mangled_name == "worker"
 
 
-def test_every_supported_key_is_parsed():
+def test_every_supported_key_of_a_job_is_parsed():
     job = parse(
         text_of(
             a_job(
@@ -218,7 +218,7 @@ def test_every_supported_key_is_parsed():
         ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
-def test_missing_null_and_zero_counts_select_the_default_completion_policy(completion, effective):
+def test_missing_null_and_zero_instance_counts_select_the_default_completion_policy(completion, effective):
     job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))
     assert job.task_roles[0].completion == effective
 
@@ -242,11 +242,11 @@ def test_missing_null_and_zero_counts_select_the_default_completion_policy(compl
         ),
     ],
 )
-def test_storages_are_read_from_their_key_or_the_teamwise_storage_plugin(extras, storages):
+def test_the_storages_of_a_job_come_from_its_storages_key_or_the_teamwise_storage_plugin(extras, storages):
     assert parse(text_of(a_job(extras=extras))).storages == storages
 
 
-def test_the_last_prerequisite_with_a_name_is_used_unless_a_type_is_requested():
+def test_a_lookup_without_a_type_returns_the_last_prerequisite_with_the_name():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
     assert job.prerequisite("i").values["uri"] == "u"
     assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"
@@ -287,7 +287,7 @@ def test_a_key_without_effect_causes_a_warning():
     ]
 
 
-def test_image_templates_and_role_names_that_a_cluster_changes_cause_warnings():
+def test_a_template_in_an_image_name_and_a_role_name_that_a_cluster_changes_cause_warnings():
     role = a_job()["taskRoles"]["worker"]
     job = a_job(
         (("prerequisites", 0, "uri"), "ubuntu:<% $parameters.tag %>"),
@@ -366,7 +366,7 @@ RICH = a_job(
 
 
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
-def test_a_job_with_any_value_at_any_key_is_parsed_or_refused(path, value):
+def test_a_job_with_any_value_at_any_key_is_parsed_or_refused_without_a_crash(path, value):
     job = json.loads(json.dumps(RICH))
     place = job
     for step in path[:-1]:
@@ -384,7 +384,7 @@ def is_read_or_rejected(text):
 
 
 @given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
-def test_a_job_text_with_random_edits_is_parsed_or_refused(data, path):
+def test_a_randomly_edited_job_text_is_parsed_or_refused_without_a_crash(data, path):
     text = path.read_text()
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))

@@ -101,7 +101,7 @@ def test_a_failed_job_has_its_exit_reason_in_the_job_and_in_the_task():
     }
 
 
-def test_list_and_detail_have_equal_values_for_shared_keys():
+def test_the_list_and_the_detail_of_a_job_agree_on_all_shared_keys():
     picture = a_failed_job()
     item, status = response_bodies.list_item(picture.job), response_bodies.detail(picture)["jobStatus"]
     shared = item.keys() & status.keys()
@@ -127,7 +127,7 @@ def test_the_history_of_a_task_lists_each_attempt_with_its_log():
     assert attempt["containerExitCode"] == 255
 
 
-def test_only_an_event_of_a_task_names_a_task():
+def test_only_task_events_contain_a_task_name():
     job = a_summary()
     of_task = JobEvent(EventType.WARNING, "Failed", "ended with 3", 0, "worker1", 4, "pod-0", 1, 2.5)
     document = response_bodies.event(of_task, job)
@@ -141,7 +141,7 @@ def test_only_an_event_of_a_task_names_a_task():
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
-def test_virtual_cluster_capacities_are_percentages_of_gpus_or_else_of_cpus():
+def test_the_capacity_of_a_virtual_cluster_is_a_percentage_of_gpus_or_else_of_cpus():
     half = VirtualCluster("a", ResourceCounts(1, 10, 2), (0, 1), used=ResourceCounts(1, 5, 1))
     for job_id in range(3):
         half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
@@ -161,7 +161,7 @@ def test_virtual_cluster_capacities_are_percentages_of_gpus_or_else_of_cpus():
     )
 
 
-def test_a_storage_is_described_with_its_path_and_mount_state():
+def test_the_description_of_a_storage_has_its_path_and_whether_it_is_mounted():
     document = response_bodies.storage_detail(
         StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
     )

@@ -78,7 +78,7 @@ def test_a_huge_number_is_parsed_as_infinity(digits):
 
 
 @given(st.text(max_size=30))
-def test_any_text_can_be_parsed_and_formatted(text):
+def test_any_plain_text_can_be_parsed_and_formatted(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -89,7 +89,7 @@ def test_any_text_can_be_parsed_and_formatted(text):
 
 
 @given(st.text(alphabet="0123456789+-._:eExXbBoOinfaZT", min_size=1, max_size=20))
-def test_a_text_that_resembles_a_number_is_parsed_as_a_number_or_text(text):
+def test_a_text_that_resembles_a_number_is_parsed_as_a_number_a_date_or_a_text(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -121,7 +121,7 @@ def test_a_formatted_number_is_parsed_back_unchanged(number):
         (-0.0, "0"),
     ],
 )
-def test_a_value_is_formatted_like_in_javascript(value, text):
+def test_a_value_is_formatted_as_in_javascript(value, text):
     assert javascript_text(value) == text
 
 

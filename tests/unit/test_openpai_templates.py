@@ -22,7 +22,7 @@ MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json
 
 
 @pytest.mark.parametrize(("template", "text"), MUSTACHE["rows"], ids=[row[0] for row in MUSTACHE["rows"]])
-def test_templates_are_expanded_at_submission_like_in_mustache(template, text):
+def test_templates_are_expanded_at_submission_as_by_mustache(template, text):
     if text is None:
         with pytest.raises(TemplateInvalid, match=r"; \w+"):
             fill_at_submission(template, MUSTACHE["variables"])
@@ -46,7 +46,7 @@ def test_a_template_error_has_the_position_of_its_tag():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "__class__", "01", "-1"])
-def test_names_of_javascript_methods_and_invalid_indices_are_undefined(name):
+def test_template_names_of_javascript_methods_and_invalid_indices_are_undefined(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (
         f"<% $parameters.{name} %>",
@@ -76,7 +76,7 @@ def test_a_secret_reference_inside_a_parameter_is_replaced_in_the_second_stage()
     assert fill_secrets(first.text, {"t": "tok"}).text == "curl http://tok@host"
 
 
-def test_plugin_parameters_may_refer_to_all_variables():
+def test_plugin_parameters_may_refer_to_parameters_and_secrets():
     variables = {
         "$parameters": {"n": 1, "f": False, "l": [{"x": 5}], "o": {}, "z": None},
         "$secrets": {"t": "&"},
@@ -88,7 +88,7 @@ def test_plugin_parameters_may_refer_to_all_variables():
 
 
 @given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
-def test_any_text_is_expanded_or_refused(text):
+def test_any_template_text_is_expanded_or_refused_without_a_crash(text):
     assert filled_or_refused(text)
 
 
@@ -140,7 +140,7 @@ def test_expansion_time_grows_linearly_with_the_text_length(text):
 
 
 @given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
-def test_references_are_found_at_the_same_positions_as_by_a_regular_expression(text):
+def test_the_template_scanner_finds_the_same_references_as_a_regular_expression(text):
     # The regular expression is correct but slow: it is the reference implementation.
     pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
     values = {"$a": "1", "$ax": "2"}

@@ -79,7 +79,7 @@ def test_output_larger_than_the_pipe_buffer_is_forwarded_completely(pipe, source
     end_of(forwarder)
 
 
-def test_lines_without_a_file_are_forwarded_in_order(pipe):
+def test_lines_written_to_the_forwarder_without_a_file_arrive_in_order(pipe):
     forwarder = OutputForwarder(pipe[1])
     forwarder.write("one\n")
     assert read_exactly(pipe[0], 4) == b"one\n"
@@ -136,7 +136,7 @@ def test_a_full_disk_ends_the_forwarder_silently(source):
         os.close(full)
 
 
-def test_a_forwarder_with_a_closed_pipe_keeps_no_file_open(pipe, source):
+def test_a_forwarder_whose_pipe_is_closed_opens_no_further_file(pipe, source):
     forwarder = following(pipe[1], source)
     os.close(pipe[0])
     pipe[0] = None
@@ -181,7 +181,7 @@ def test_lines_for_a_stalled_reader_are_dropped_and_counted(pipe, monkeypatch):
     assert b"lines were dropped here: the reader had stalled\nand so on\n" in seen
 
 
-def test_the_number_of_files_kept_open_for_a_stalled_reader_is_bounded(pipe, source, monkeypatch):
+def test_a_forwarder_with_a_stalled_reader_keeps_a_bounded_number_of_files_open(pipe, source, monkeypatch):
     monkeypatch.setattr(relay_module, "_MAX_SOURCES", 3)
     append(source, b"x" * 1_000_000)
     forwarder = following(pipe[1], source)

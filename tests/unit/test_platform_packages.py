@@ -70,7 +70,7 @@ def test_the_manager_and_nnictl_import_no_platform_before_an_experiment_selects_
     assert platform_packages(code) == ("", set())
 
 
-def test_platforms_are_named_only_in_the_platform_table_and_in_their_packages():
+def test_only_the_platform_table_and_the_platform_packages_name_a_platform():
     done = subprocess.run([sys.executable, CHECK], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -272,3 +272,10 @@ def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
     install("a", provides="remote", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     Path("v2.yml").write_text(FILES["v2"].replace("echo", "remote"))
     assert read_experiment_file(Path("v2.yml")).training_service == "remote"
+
+
+def test_the_package_of_every_built_in_platform_is_part_of_the_distribution():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    packages = project.read_text().partition("[tool.setuptools]")[2].partition("]")[0]
+    for name in PLATFORMS:
+        assert f'"{SERVICES}.{name}"' in packages

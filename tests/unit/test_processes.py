@@ -24,7 +24,7 @@ def thread_id() -> Iterator[int]:
     thread.join()
 
 
-def test_a_thread_with_the_pid_of_an_ended_process_does_not_match_the_process(thread_id: int) -> None:
+def test_a_thread_is_not_mistaken_for_an_ended_process_with_the_same_pid(thread_id: int) -> None:
     assert open_pidfd(thread_id) is None
     stat = ProcessStat.of(thread_id)  # /proc has an entry for the thread too.
     assert stat is not None

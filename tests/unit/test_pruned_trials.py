@@ -62,14 +62,14 @@ def with_algorithms(config, tuner, assessor, *, has_intermediates=False):
         ),
     ],
 )
-def test_tuner_and_assessor_determine_how_early_stops_are_reported_to_the_tuner(
+def test_the_tuner_and_the_assessor_determine_what_the_tuner_receives_about_early_stops(
     config, tuner, assessor, has_intermediates, is_reported, lesson
 ):
     chosen = with_algorithms(config, tuner, assessor, has_intermediates=has_intermediates)
     assert (reports_pruned(chosen), lesson_of_early_stops(chosen)) == (is_reported, lesson)
 
 
-def test_an_experiment_without_an_assessor_has_no_sentence_about_early_stops(config):
+def test_the_text_about_early_stops_is_empty_if_an_experiment_has_no_assessor(config):
     assert (reports_pruned(config), lesson_of_early_stops(config)) == (False, "")
 
 

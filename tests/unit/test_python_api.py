@@ -64,7 +64,7 @@ def test_every_name_of_the_nni_experiment_api_exists_and_is_documented():
         assert name in page or name == "load_checkpoint"
 
 
-def test_unsupported_names_raise_and_misspelled_names_cause_a_warning():
+def test_unsupported_class_names_raise_and_misspelled_class_names_cause_a_warning():
     with pytest.raises(
         UnsupportedName,
         match="cannot import RemoteConfig: this platform is not supported; use local, openpai",
@@ -158,7 +158,7 @@ def test_an_experiment_id_in_use_is_refused_even_in_a_different_folder(tmp_path,
     assert not (tmp_path / "second").exists()
 
 
-def test_errors_about_the_command_and_the_port_use_python_names(tmp_path, monkeypatch):
+def test_errors_about_the_command_and_the_port_use_the_names_of_the_python_api(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_errors_about_the_command_and_the_port_use_python_names(tmp_path, monkey
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
-def test_import_paths_of_nni_work_after_the_aliases_are_installed():
+def test_the_import_paths_of_nni_work_after_install_import_aliases():
     code = (
         "from nni_sdk.aliases import install_import_aliases as answer; answer(); answer()\n"
         "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
@@ -299,7 +299,7 @@ def test_a_metric_value_is_decoded_from_json():
     assert TrialMetricData.of(document).data == 'it\'s "fine"'
 
 
-def test_the_log_tail_prints_only_complete_lines_appended_after_its_start(tmp_path, capsys):
+def test_the_log_tail_prints_the_complete_lines_that_were_appended_after_its_start(tmp_path, capsys):
     log = tmp_path / "manager.log"
     log.write_text("before\n")
     tail = progress_module.LogTail(log)

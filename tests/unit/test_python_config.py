@@ -127,7 +127,7 @@ ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 
 @pytest.mark.parametrize("platform", SERVICES)
-def test_the_fields_correspond_to_the_keys_of_the_second_schema(platform):
+def test_the_fields_correspond_to_the_keys_of_a_v2_file(platform):
     places = {key.path for key in keys_of_v2(platform)}
     places |= {place for place in aliases_on(platform) if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
@@ -230,7 +230,7 @@ def test_an_invalid_value_is_reported_with_its_field_and_an_example(fields, expe
         (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
     ],
 )  # fmt: skip
-def test_errors_in_kubernetes_roles_have_the_path_of_the_role(change, expected):
+def test_an_error_in_a_kubernetes_section_has_the_path_of_the_field(change, expected):
     config = framework()
     change(config.training_service)
     assert any(expected in message for message in diagnostics_of(config).values())
@@ -270,7 +270,7 @@ def test_the_default_experiment_name_is_the_name_of_the_program(monkeypatch):
     assert local(experiment_name=None).checked().experiment_name == "experiment"
 
 
-def test_a_field_in_the_spelling_of_files_is_accepted_with_a_hint():
+def test_a_field_in_the_spelling_of_experiment_files_is_accepted_with_a_warning():
     role = FrameworkControllerRoleConfig()
     with pytest.warns(
         AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is read as gpu_number"

@@ -256,7 +256,7 @@ def test_the_configuration_classes_are_generated_from_the_key_declarations() -> 
         assert FILE.read_text() == generated(), "run `make golden` after a change of a key"
 
 
-def test_help_describes_each_field_of_each_class() -> None:
+def test_python_help_describes_each_field_of_each_configuration_class() -> None:
     # `make golden` must be able to write the module even if it cannot be imported, so the import is here.
     from nni_manager.experiment import config, sections
 

@@ -89,7 +89,7 @@ def test_an_encoded_frame_is_identical_to_a_frame_of_nni():
     )
 
 
-def test_the_declared_length_includes_the_newline():
+def test_the_declared_length_of_a_frame_includes_the_newline():
     data = encode(0, "t", "FINAL", 0, {"default": 1})
     assert int(data[2:8]) == len(data) - 8
     assert data.endswith(b"}\n")
@@ -112,7 +112,7 @@ def test_the_payload_of_a_frame_is_standard_json(value):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.1, -0.0, 10**30, True])
-def test_numbers_are_encoded_like_in_json(number):
+def test_a_metric_number_has_the_same_encoding_as_in_the_json_module(number):
     [record] = decode(encode(1, "t", "FINAL", 0, number), 0).records
     assert record.value == json.dumps(number)
 
@@ -128,7 +128,7 @@ plain_frames = st.builds(
 
 
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
-def test_the_fast_path_for_plain_frames_yields_the_same_result_as_the_json_parser(content, data):
+def test_the_fast_path_for_plain_frames_gives_the_same_records_as_the_json_parser(content, data):
     if content:
         # Change one byte of any frame: a length, a digit or a quote.
         place = data.draw(st.integers(0, len(content) - 1))
@@ -146,7 +146,7 @@ def test_the_fast_path_for_plain_frames_yields_the_same_result_as_the_json_parse
 
 
 @given(st.lists(plain_frames, min_size=1, max_size=5).map(b"".join), st.data())
-def test_decoding_plain_frames_in_bulk_yields_the_same_result_as_one_by_one(content, data):
+def test_decoding_plain_frames_in_bulk_gives_the_same_records_as_decoding_each_frame(content, data):
     """Use typical chunks, in which at most one digit of a length is changed."""
     place = content.index(b"ME", data.draw(st.integers(0, content.rindex(b"ME")))) + data.draw(
         st.integers(2, 7)

@@ -397,7 +397,7 @@ def test_an_undelivered_trial_is_revoked_and_run_by_an_idle_job() -> None:
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_a_trial_prefetched_behind_a_later_trial_is_revoked_after_a_manager_restart() -> None:
+def test_a_trial_prefetched_behind_a_running_trial_of_higher_number_is_revoked_after_a_restart() -> None:
     """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a trial with a higher number."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.run.attempt, later.run.started_at_s = TrialState.RUNNING, 0, 1.0

@@ -47,7 +47,7 @@ def nothing_sent():
     assert advisor._sent == []
 
 
-def test_calls_of_tuner_methods_are_dispatched_as_commands():
+def test_an_advisor_receives_the_calls_of_tuner_methods_as_commands():
     made = Recording()
     made.update_search_space({"x": 1})
     made.update_search_space({"x": 2})
@@ -69,7 +69,7 @@ def test_calls_of_tuner_methods_are_dispatched_as_commands():
     assert made.handled[-1] == ("import", [{"parameter": {}, "value": 1}])
 
 
-def test_an_advisor_delivers_requested_parameters_later_without_a_second_request():
+def test_an_advisor_that_answers_late_receives_each_request_only_once():
     made, delivered = Recording(answers=False), []
 
     def deliver(*given):
@@ -86,7 +86,7 @@ def test_an_advisor_delivers_requested_parameters_later_without_a_second_request
     assert made.generate_multiple_parameters([2], st_callback=deliver) == [{"x": 6}]
 
 
-def test_a_command_type_of_the_nni_package_is_recognised_by_its_name():
+def test_an_advisor_accepts_the_command_types_of_the_nni_package():
     theirs = enum.Enum("CommandType", {"NewTrialJob": b"TR", "NoMoreTrialJobs": b"NO"})
     made = Recording(answers=False)
     made.update_search_space({})
@@ -95,7 +95,7 @@ def test_a_command_type_of_the_nni_package_is_recognised_by_its_name():
     assert made.generate_multiple_parameters([0]) == [{"x": 1}]
 
 
-def test_intermediate_results_become_metrics_numbered_within_their_trial():
+def test_the_intermediate_results_of_each_trial_are_numbered_separately():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -114,7 +114,7 @@ def test_intermediate_results_become_metrics_numbered_within_their_trial():
     ]
 
 
-def test_a_stopped_trial_is_reported_once_and_ends_as_early_stopped():
+def test_an_advisor_stops_a_trial_once_and_receives_its_end_as_early_stopped():
     made = Recording()
     made.update_search_space({})
     made.generate_multiple_parameters([7, 8])
@@ -146,7 +146,7 @@ def test_a_missing_handler_raises_with_a_remedy():
         MsgDispatcherBase().update_search_space({"x": 1})
 
 
-def test_late_parameters_are_delivered_with_the_next_command():
+def test_parameters_that_an_advisor_sends_late_are_delivered_with_the_next_command():
     delivered = []
     made = Recording(answers=False)
     made.update_search_space({"x": 1})

@@ -122,7 +122,7 @@ def test_a_trial_that_continues_a_parent_trial_numbers_its_own_results_from_zero
     assert stream(folder) == ["000001", (0, "0.2")]
 
 
-def test_a_process_that_loads_a_checkpoint_but_reports_nothing_writes_no_record(attempt):
+def test_a_process_that_loads_a_checkpoint_without_reporting_results_writes_no_record(attempt):
     sources = sign_of_one(attempt)
     folder = attempt(SECOND, sources)
     assert nni.load_checkpoint()
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_the_keeper_has_not_verified_is_not_loaded(attempt):
     assert nni.load_checkpoint() is None
 
 
-def test_the_newest_checkpoints_and_at_least_one_signed_checkpoint_are_kept(attempt):
+def test_save_checkpoint_keeps_the_newest_checkpoints_and_at_least_one_signed_checkpoint(attempt):
     folder = attempt()
 
     def names():
@@ -204,7 +204,7 @@ def test_the_newest_checkpoints_and_at_least_one_signed_checkpoint_are_kept(atte
     assert names() == ["000002", "000003", "000004"]
 
 
-def test_checkpoints_of_earlier_attempts_are_removed_after_enough_new_checkpoints(attempt):
+def test_checkpoints_of_earlier_attempts_are_removed_after_enough_new_checkpoints_are_saved(attempt):
     sources = sign_of_one(attempt)
     old = sources[0]["folder"]
     folder = attempt(SECOND, sources)
@@ -276,7 +276,7 @@ def test_an_incomplete_checkpoint_of_a_killed_process_is_not_loaded(attempt):
     assert nni.save_checkpoint(saving("next")).endswith("000003")
 
 
-def test_threads_that_save_at_the_same_time_save_separate_checkpoints(attempt):
+def test_threads_that_save_a_checkpoint_at_the_same_time_create_separate_checkpoints(attempt):
     folder = attempt()
     nni.report_intermediate_result(1)
     both = threading.Barrier(2)

@@ -28,7 +28,7 @@ def test_should_stop_is_true_after_the_keeper_has_written_a_stop_notice(folder):
 
 
 @pytest.mark.parametrize("ask", [nni.should_stop, nni.stop_reason])
-def test_the_first_call_of_should_stop_or_stop_reason_requests_a_stop_notice_from_the_keeper(folder, ask):
+def test_the_first_call_of_should_stop_or_stop_reason_requests_a_stop_notice(folder, ask):
     assert not folder.awaits_stop_notice.exists()
     ask()
     assert folder.awaits_stop_notice.exists()
@@ -55,7 +55,7 @@ def test_code_outside_an_experiment_is_never_stopped(monkeypatch):
     assert (nni.should_stop(), nni.stop_reason()) == (False, None)
 
 
-def test_a_missing_environment_variable_raises_an_error_that_names_it(monkeypatch):
+def test_a_missing_environment_variable_raises_an_error_with_the_name_of_the_variable(monkeypatch):
     monkeypatch.setattr("nni_sdk.trial._trial", TrialContext({"NNI_PLATFORM": "local"}))
     with pytest.raises(EnvironmentIncomplete, match="NNI_SYS_DIR is not"):
         nni.should_stop()

@@ -159,7 +159,9 @@ def test_a_missing_or_damaged_parameter_file_raises_with_its_path(trial_of, envi
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_environment_variable_raises_an_error_that_names_it(trial_of, environ, name):
+def test_a_missing_environment_variable_raises_an_error_with_the_name_of_the_variable(
+    trial_of, environ, name
+):
     del environ[name]
     trial_of(environ)
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
@@ -195,7 +197,7 @@ def test_a_result_can_be_reported_before_get_next_parameter_is_called(trial):
     assert nni.get_next_parameter() == PARAMETERS
 
 
-def test_each_record_is_in_the_file_when_the_call_returns(trial):
+def test_a_reported_result_is_in_the_file_when_the_report_function_returns(trial):
     for count in range(1, 20):
         nni.report_intermediate_result(count)
         assert len(records(trial)) == count
@@ -255,7 +257,7 @@ def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
 ASKED = "import nni_sdk as nni; nni.get_next_parameter(); "
 
 
-def test_further_final_results_are_written_with_a_single_warning(environ):
+def test_all_final_results_are_written_and_only_the_second_result_causes_a_warning(environ):
     result = run_python(ASKED + "[nni.report_final_result(n) for n in (1, 2, 3)]", environ)
     assert result.returncode == 0
     assert result.stderr.count("cannot replace the final result by ") == 1
@@ -267,7 +269,7 @@ def test_further_final_results_are_written_with_a_single_warning(environ):
     ]
 
 
-def test_a_final_result_without_a_request_for_parameters_is_written_with_a_hint(environ):
+def test_a_final_result_is_written_with_a_hint_if_the_code_has_not_requested_parameters(environ):
     result = run_python("import nni_sdk as nni; nni.report_final_result(1)", environ)
     assert result.stderr.count("nothing has asked for them; call nni.get_next_parameter()") == 1
     assert [r.value for r in records(TrialContext(environ))] == ["1"]
@@ -276,7 +278,7 @@ def test_a_final_result_without_a_request_for_parameters_is_written_with_a_hint(
         assert run_python(code, environ).stderr == ""
 
 
-def test_an_invalid_metric_raises_without_a_record_or_a_sequence_number(trial):
+def test_an_invalid_metric_raises_and_uses_no_sequence_number(trial):
     for bad in ({1, 2}, {"a": object()}, b"bytes"):
         with pytest.raises(MetricInvalid):
             nni.report_intermediate_result(bad)
@@ -284,7 +286,7 @@ def test_an_invalid_metric_raises_without_a_record_or_a_sequence_number(trial):
     assert [r.sequence for r in records(trial)] == [0]
 
 
-def test_a_metric_over_the_size_limit_raises_without_a_record(trial):
+def test_a_metric_over_the_size_limit_raises_and_is_not_written(trial):
     nni.report_intermediate_result(1)
     with pytest.raises(MetricTooLong, match=r"^cannot report a metric of"):
         nni.report_intermediate_result(list(range(300_000)))
@@ -385,7 +387,7 @@ def test_numpy_and_other_values_are_encoded_as_plain_json(value, text):
 
 
 @given(st.floats() | st.integers())
-def test_a_number_is_encoded_like_in_json(number):
+def test_a_number_has_the_same_encoding_as_in_the_json_module(number):
     assert value_json(number) == json.dumps(number)
 
 
@@ -503,12 +505,12 @@ def test_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind,
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
-def test_exceptions_of_merge_parameter_are_value_error_and_type_error_like_in_nni():
+def test_merge_parameter_raises_value_error_and_type_error_as_in_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
 
 
-def test_a_script_for_nni_runs_after_a_change_of_its_import(environ):
+def test_a_script_for_nni_runs_after_only_its_import_line_is_changed(environ):
     script = (
         "import argparse, logging\n"
         "import nni_sdk as nni\n"

@@ -39,7 +39,7 @@ def test_only_the_latest_ack_of_each_attempt_is_queued():
     assert all_of(outgoing) == [durable(1000)]
 
 
-def test_an_open_ack_never_replaces_an_ack_of_a_closed_attempt():
+def test_the_ack_of_a_closed_attempt_is_not_replaced_by_an_earlier_ack():
     outgoing = CoalescingQueue()
     for message in (durable(1), durable(2, closed=True), durable(2)):
         outgoing.put_nowait(message)

@@ -77,7 +77,7 @@ def test_a_cluster_host_name_that_cannot_be_resolved_is_refused(config):
         platform_of(config("no.such.host.invalid")).address_for_keepers()
 
 
-def test_an_experiment_uses_the_current_login_in_its_file(config):
+def test_an_experiment_uses_the_new_login_after_its_experiment_file_has_changed(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
     today = platform_of(stored).current_login(stored.cluster)
@@ -94,7 +94,9 @@ def test_an_experiment_uses_the_current_login_in_its_file(config):
     ("storage", "mount", "shown"),
     [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
 )
-def test_the_local_storage_is_the_common_parent_of_local_and_container_path(config, storage, mount, shown):
+def test_the_local_folder_of_a_storage_is_derived_from_the_local_and_the_container_path(
+    config, storage, mount, shown
+):
     pai = replace(config().cluster, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
     assert parent_shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
@@ -128,7 +130,7 @@ def test_a_kubernetes_claim_without_a_name_is_refused_with_a_remedy(config, chan
     platform_of(config()).check_offline()
 
 
-def test_the_storage_is_found_at_its_local_mount_point(config, tmp_path):
+def test_the_local_path_of_the_storage_comes_from_the_experiment_file(config, tmp_path):
     assert platform_of(config()).storage_here() == tmp_path
     assert (
         platform_of(config().replace(training_service="local", cluster=LocalSection())).storage_here() is None

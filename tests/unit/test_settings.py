@@ -43,7 +43,9 @@ def test_settings_are_read_back_unchanged_from_the_environment(
 
 
 @given(SETTINGS)
-def test_settings_are_written_as_text_variables_with_a_prefix(settings: KeeperSettings) -> None:
+def test_every_setting_is_written_to_a_variable_that_starts_with_trial_keeper(
+    settings: KeeperSettings,
+) -> None:
     for name, value in settings.to_environ().items():
         assert name.startswith("TRIAL_KEEPER_")
         assert isinstance(value, str)
@@ -80,7 +82,7 @@ def test_all_missing_settings_are_reported_together() -> None:
         ("TRIAL_ID", "", "empty"),
     ],
 )
-def test_an_invalid_setting_is_refused_with_its_value(name: str, text: str, complaint: str) -> None:
+def test_the_error_for_an_invalid_setting_contains_the_value(name: str, text: str, complaint: str) -> None:
     with pytest.raises(SettingsInvalid, match=complaint) as caught:
         KeeperSettings.from_environ(SOME.to_environ() | {f"TRIAL_KEEPER_{name}": text})
     assert f"TRIAL_KEEPER_{name} is {text!r}" in str(caught.value)
@@ -102,7 +104,7 @@ def test_a_trial_does_not_inherit_the_settings_of_its_keeper(
     assert passed_on == without_settings(others)
 
 
-def test_metrics_are_always_collected_and_are_the_first_stream() -> None:
+def test_metrics_are_collected_first_and_even_if_logs_are_not_collected() -> None:
     assert SOME.streams == (Stream.METRICS,)
     assert replace(SOME, collect_logs=True).streams[0] is Stream.METRICS
     assert set(replace(SOME, collect_logs=True).streams) == set(Stream)

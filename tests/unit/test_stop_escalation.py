@@ -109,7 +109,7 @@ class SimulatedStops:
         return self.experiment.trials[trial_id].state
 
 
-def test_a_job_that_ignores_its_stop_is_killed_and_then_abandoned() -> None:
+def test_a_job_that_ignores_its_stop_is_killed_and_then_given_up() -> None:
     search = SimulatedStops()
     search.stop()
     assert [effect.ends_job for _, effect in search.timed_effects if isinstance(effect, CancelTrial)] == [
@@ -158,7 +158,7 @@ def test_a_reused_job_is_kept_if_its_keeper_stops_the_trial_in_time() -> None:
     assert search.experiment.stops.next_deadline_s is None
 
 
-def test_stopping_the_experiment_also_ends_a_job_with_a_trial_that_is_stopping() -> None:
+def test_a_stop_of_the_experiment_also_ends_jobs_whose_trials_are_already_stopping() -> None:
     search = SimulatedStops(reuses_jobs=True)
     search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     search.pass_time(20)
@@ -199,7 +199,7 @@ def test_canceling_a_prefetched_trial_does_not_shorten_the_grace_of_the_running_
     assert search.state() is TrialState.STOPPING
 
 
-def test_an_experiment_that_cannot_store_the_last_bytes_finishes_without_a_recorded_end() -> None:
+def test_a_manager_exits_even_if_the_last_bytes_of_a_stopped_experiment_cannot_be_stored() -> None:
     search = SimulatedStops()
     search.stop()
     search.handle(JobProcessesEnded("t0"))
@@ -218,7 +218,7 @@ def test_an_experiment_that_cannot_store_the_last_bytes_finishes_without_a_recor
     assert search.timed_effects[-1][1] == Finish()
 
 
-def test_draining_a_job_has_no_deadline_before_a_stop_is_requested() -> None:
+def test_draining_has_no_deadline_before_the_experiment_is_stopped() -> None:
     search = SimulatedStops()
     search.handle(JobProcessesEnded("t0"))
     search.pass_time(600)
@@ -253,7 +253,7 @@ def test_the_grace_period_of_the_cluster_extends_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("service", [KubernetesService, OpenPaiService])
-def test_the_sum_of_all_deadlines_is_below_the_maximum_stop_time(service: Any) -> None:
+def test_the_sum_of_all_stop_deadlines_is_below_the_maximum_stop_time(service: Any) -> None:
     longest_s = max(service.grace_s, KEEPER_GRACE_S) + MARGIN_S + KILLED_TIMEOUT_S
     assert longest_s + DRAINED_TIMEOUT_S + RECORDED_TIMEOUT_S < MAX_STOP_S
     (grace,) = (each for each in dataclasses.fields(KeeperSettings) if each.name == "grace_s")

@@ -122,7 +122,7 @@ def test_the_environment_of_an_attempt_is_stored_with_one_copy_of_its_package_li
     assert reader.environments("other") == {}
 
 
-def test_code_versions_are_stored_in_order_of_time(store, reader):
+def test_code_versions_are_stored_in_chronological_order(store, reader):
     versions = [
         CodeVersion(1.0, "aa"),
         CodeVersion(2.0, "", "c0ffee", True),
@@ -188,7 +188,7 @@ def test_commits_of_any_length_are_stored_completely_and_in_order(store, reader)
         assert {(row.parameter_id, row.is_final, row.stored_at_s) for row in rows} <= {("0", False, 1.0)}
 
 
-def test_records_of_one_commit_keep_their_own_types_and_parameter_ids(store, reader):
+def test_every_record_of_a_commit_keeps_its_type_and_its_parameter_id(store, reader):
     kinds = [
         (0, "PERIODICAL"),
         (0, "PERIODICAL"),
@@ -243,7 +243,7 @@ def test_a_stored_trial_is_read_back_unchanged(store, reader):
     assert reader.trials() == [trial]
 
 
-def test_a_row_has_the_trial_state_at_the_creation_of_the_row(store, reader):
+def test_a_row_keeps_the_trial_state_of_the_moment_when_the_row_was_created(store, reader):
     trial = a_trial()
     row = trial_row(trial)
     trial.state = TrialState.RUNNING
@@ -269,7 +269,7 @@ def test_log_bytes_that_are_written_twice_are_stored_once_at_their_offsets(store
     assert reader.offsets(KEY) == {Stream.STDOUT: 7}
 
 
-def test_an_unwritable_log_leaves_the_database_unchanged(store, tmp_path, reader):
+def test_a_log_that_cannot_be_written_leaves_the_database_unchanged(store, tmp_path, reader):
     (tmp_path / "logs").write_text("a file in the way")
     with pytest.raises(StoreBusy, match="free some space"):
         store.commit([StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello")], 1.0)
@@ -427,7 +427,7 @@ def test_a_missing_or_damaged_database_is_refused_with_a_remedy(tmp_path):
         StoreReader(tmp_path / "nothing")
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnusable, match="restore it"):
+    with pytest.raises(StoreUnusable, match="file is not a database; restore it"):
         Store(broken, tmp_path)
 
 
@@ -454,7 +454,7 @@ def test_an_attempt_keeps_its_number_after_it_is_marked_as_lost(store, reader):
 @pytest.mark.parametrize(
     "earlier", [path for path in EARLIER_FORMATS if path.stem < "format-6"], indirect=True
 )
-def test_attempts_of_a_format_without_ids_use_their_number_as_id(earlier):
+def test_attempts_in_a_store_format_without_ids_use_their_number_as_id(earlier):
     with StoreReader(earlier) as reader:
         known = {(each.key.trial_id, each.key.attempt_id, each.number) for each in reader.attempts()}
         offsets = reader.offsets(AttemptKey("aaaaa", "0", "main-0"))
@@ -488,7 +488,7 @@ def test_pages_contain_every_metric_record_once_and_in_order(store, reader, coun
     assert metrics_of(reader, "nobody") == []
 
 
-def test_a_slow_reader_of_pages_does_not_block_a_checkpoint_of_the_log(store, reader, database):
+def test_a_slow_page_reader_does_not_block_a_checkpoint_of_the_write_ahead_log(store, reader, database):
     store.commit([trial_row(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)
@@ -554,7 +554,7 @@ def test_an_endless_read_transaction_is_reported_when_the_write_ahead_log_grows(
     )
 
 
-def test_the_postscript_of_a_truncated_log_is_written_once(store, tmp_path, reader):
+def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)

@@ -56,7 +56,7 @@ def test_cancelling_a_set_cancels_its_tasks_and_all_tasks_spawned_later() -> Non
     assert (steps, failures) == (["cancelled"], [])
 
 
-def test_join_also_waits_for_tasks_spawned_by_the_joined_tasks() -> None:
+def test_join_also_waits_for_tasks_that_a_joined_task_starts() -> None:
     steps: list[str] = []
 
     async def scenario() -> None:

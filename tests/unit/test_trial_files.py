@@ -40,7 +40,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
-def test_the_sdk_folder_of_a_workspace_contains_only_nni_sdk_and_the_fallback_package_nni(
+def test_the_sdk_folder_of_a_workspace_contains_only_nni_sdk_and_the_fallback_nni_package(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -78,7 +78,7 @@ def test_a_later_manager_replaces_only_changed_sdk_files_atomically(tmp_path: Pa
         (False, True, [0o755, 0o1777]),
     ],
 )
-def test_a_shared_workspace_is_accessible_to_other_users_only_if_tasks_run_as_other_users(
+def test_other_users_have_access_to_a_shared_workspace_only_if_tasks_run_as_other_users(
     tmp_path: Path, is_private: bool, reuses_jobs: bool, modes: list[int]
 ) -> None:
     (tmp_path / "storage").mkdir()
@@ -108,7 +108,7 @@ def a_trial() -> Trial:
     return Trial("abcde", 0, {"lr": 0.1}, {}, 1.0, "job")
 
 
-def test_writing_a_trial_again_replaces_the_files_of_the_earlier_write(tmp_path: Path) -> None:
+def test_writing_the_files_of_a_trial_again_replaces_the_earlier_files(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.trials.mkdir()
     for command in ("first", "second"):
@@ -340,7 +340,7 @@ def test_an_attempt_that_is_not_signed_by_a_keeper_of_the_job_is_reported(
     assert found.rejected == (f"ignored {path}: {why}; check who may write to the shared storage",)
 
 
-def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_silently(
+def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_without_a_warning(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -388,7 +388,7 @@ def test_an_unreadable_folder_of_another_user_does_not_hide_the_attempt_of_a_kee
         shut.chmod(0o700)
 
 
-def test_a_signed_attempt_is_valid_only_in_the_folder_that_its_document_names(tmp_path: Path) -> None:
+def test_a_signed_attempt_is_valid_only_in_the_folder_named_in_attempt_json(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     shutil.copytree(sign(workspace, key_of(1)), workspace.attempt(key_of(2)).path)
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -439,7 +439,7 @@ def test_an_exit_file_that_is_not_signed_with_the_job_token_is_ignored(
     assert poll(tmp_path).ended is None
 
 
-def test_an_attempt_signed_by_a_keeper_of_any_job_can_be_displayed(tmp_path: Path) -> None:
+def test_an_attempt_with_a_valid_signature_of_any_job_can_be_displayed(tmp_path: Path) -> None:
     workspace, secret = Workspace(tmp_path), b"secret"
     sign(workspace, key_of(1), job_id="j7", token=token_of(secret, "j7"))
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))

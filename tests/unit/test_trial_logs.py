@@ -52,7 +52,7 @@ TEXT = st.text(st.sampled_from("aé€😀\n\x1b\x00"), max_size=60)
 
 
 @given(text=TEXT, most=st.integers(4, 30))
-def test_consecutive_ranges_join_to_the_whole_text(folder, text, most):
+def test_consecutive_ranges_of_a_log_together_contain_the_whole_text(folder, text, most):
     write(folder, text.encode())
     read_so_far, at = "", 0
     while at < len(text.encode()):
@@ -64,7 +64,7 @@ def test_consecutive_ranges_join_to_the_whole_text(folder, text, most):
 
 
 @given(text=TEXT, first=st.integers(-300, 300), most=st.integers(4, 30))
-def test_a_range_has_only_complete_characters_at_any_offset(folder, text, first, most):
+def test_a_range_of_a_log_has_only_complete_characters_at_any_offset(folder, text, first, most):
     content = text.encode()
     write(folder, content)
     part = read(folder, first, most)
@@ -116,7 +116,7 @@ def test_the_newest_attempt_is_shown_unless_an_attempt_is_selected(folder):
     ]
 
 
-def test_an_unregistered_attempt_is_shown_if_its_signature_is_valid(folder):
+def test_an_unregistered_attempt_is_shown_only_if_its_signature_is_valid(folder):
     for number, token in ((3, token_of(SECRET, "job")), (4, "guessed")):
         key = AttemptKey("t2", attempt_id(number), "main-0")
         write(folder, f"attempt {number}".encode(), key)

@@ -61,7 +61,7 @@ def query_of(case: dict[str, Any]) -> Query:
     return Query(frozenset(case["states"]), case["text"], conditions, case["column"], case["descending"])
 
 
-def test_the_rows_of_the_shared_cases_equal_rows_of_the_api() -> None:
+def test_the_rows_in_the_test_cases_of_the_page_equal_the_rows_of_the_api() -> None:
     for row, trial in zip(CASES["rows"], TRIALS, strict=True):
         shown = row_view(trial)
         shown.pop("why", None)
@@ -78,7 +78,7 @@ def test_a_query_returns_the_same_trials_as_the_web_page(case: dict[str, Any]) -
     assert [trial.trial_id for trial in sorted(filter(query.matches, TRIALS), key=query.key)] == case["ids"]
 
 
-def test_the_shared_cases_cover_each_column_and_each_operator() -> None:
+def test_the_test_cases_of_the_page_cover_each_column_and_each_operator() -> None:
     assert {case["column"] for case in CASES["queries"]} > set(COLUMNS)
     conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
     compared = {each.operator for each in conditions if isinstance(each, Comparison)}
@@ -87,21 +87,21 @@ def test_the_shared_cases_cover_each_column_and_each_operator() -> None:
 
 
 @pytest.mark.parametrize(("value", "text", "shown"), CASES["numbers"])
-def test_numbers_are_formatted_like_on_the_web_page(value: float, text: str, shown: str) -> None:
+def test_numbers_are_formatted_as_on_the_web_page(value: float, text: str, shown: str) -> None:
     assert (number_text(value), shown_number(value)) == (text, shown)
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": value}
     assert parameter_text(trial) == f"x={text}\n{shown}".lower()
 
 
-def test_numbers_beyond_the_range_of_floats_are_infinite_like_in_javascript() -> None:
+def test_numbers_beyond_the_range_of_floats_are_infinite_as_in_javascript() -> None:
     assert (number_text(10**400), shown_number(-(10**400))) == ("Infinity", "\u2212∞")
     trial = made_trial(0, 0.0)
     trial.parameters = {"x": 10**400}
     assert Query(conditions=(Comparison("x", ">", "1e300"),), column="p:x").arranged([trial]) == [trial]
 
 
-def test_texts_are_parsed_as_numbers_like_in_javascript() -> None:
+def test_texts_are_parsed_as_numbers_as_in_javascript() -> None:
     for text, number in {
         "1": 1,
         " 1e3 ": 1000,
@@ -129,7 +129,7 @@ def test_parameters_nested_below_the_eighth_level_are_shown_as_json() -> None:
     assert flat(value) == {"a/a/a/a/a/a/a/a": '{"x":1}'}
 
 
-def test_the_sort_key_of_trials_yields_the_order_of_a_query() -> None:
+def test_sorting_trials_by_the_sort_key_gives_the_same_order_as_a_query() -> None:
     rng = random.Random(5)
     trials = [made_trial(number, 0.0) for number in range(60)]
     for trial in trials:

@@ -51,7 +51,7 @@ def test_a_sample_has_the_best_trials_and_all_improvements_in_order(
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
-def test_evenly_spaced_indices_include_the_last_index(count: int, most: int) -> None:
+def test_evenly_spaced_indices_include_the_first_and_the_last_index(count: int, most: int) -> None:
     places = even(count, most)
     assert len(places) == min(count, most)
     assert places == sorted(set(places))

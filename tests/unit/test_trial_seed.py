@@ -21,7 +21,7 @@ def test_trial_seeds_are_distinct_and_determined_by_the_tuner_seed():
 
 
 @pytest.mark.parametrize(("environ", "given", "expected"), [("5", None, 5), (None, None, 0), ("5", 9, 9)])
-def test_seed_everything_seeds_the_generators_of_python_and_numpy(monkeypatch, environ, given, expected):
+def test_the_function_seed_everything_seeds_python_and_numpy(monkeypatch, environ, given, expected):
     monkeypatch.delenv("NNI_SEED", raising=False)
     if environ is not None:
         monkeypatch.setenv("NNI_SEED", environ)

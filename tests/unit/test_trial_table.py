@@ -73,7 +73,7 @@ def test_the_best_trials_for_several_objectives_are_the_pareto_front(capsys):
     ]
 
 
-def test_an_entry_of_results_gets_a_column_even_if_a_parameter_has_the_same_name(capsys):
+def test_a_metric_gets_a_column_even_if_a_parameter_has_the_same_name(capsys):
     results = [("t0", '{"lr": 7, "state": "good", "loss": 2}'), ("t3", '{"loss": 1}'), ("t4", "0.5")]
     trials = trial_table.with_metrics(TRIALS, results)
     assert numbers(trial_table.sorted_by(trials, "loss", is_descending=False))[:2] == [3, 0]

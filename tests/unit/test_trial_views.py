@@ -123,7 +123,7 @@ def test_a_view_inserts_few_changes_and_sorts_again_after_many_changes(
     assert found == [trial.trial_id for trial in query.arranged(list(made.trials.values()))]
 
 
-def test_only_the_most_recently_used_views_are_kept(sorts: list[Query]) -> None:
+def test_the_least_recently_used_views_are_discarded(sorts: list[Query]) -> None:
     made = Made(20)
     queries = [Query(text=f"n{number}") for number in range(trial_views._MAX_VIEWS + 1)]
     for query in (*queries, *queries[1:]):
@@ -150,7 +150,7 @@ def test_a_trial_that_changes_during_a_sort_is_inserted_afterwards(monkeypatch: 
     assert ids(made.window(query, 0, 2)) == ["00050", "00007"]
 
 
-def test_a_sample_counts_all_results_and_lists_all_parameters_and_metrics() -> None:
+def test_a_sample_has_the_number_of_all_results_and_all_parameter_and_metric_names() -> None:
     made = Made(400)
     made.change(
         123, parameters={"net": {"_name": "a", "units": 2}}, final='{"default": 1, "loss": 2}', value=9.0
@@ -187,7 +187,9 @@ def test_tags_and_notes_are_inserted_into_views_without_a_sort(sorts: list[Query
     assert ids(made.window(query)) == ["00007"]
 
 
-def test_search_texts_of_trials_are_released_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_texts_of_trials_are_removed_from_memory_after_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trial_views, "_TEXTS_TIMEOUT_S", 0.0)
     made = Made(10)
 

@@ -18,6 +18,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.engine import tuner_executor as algorithms_module
 from nni_manager.engine.tuner_executor import TunerExecutor
+from nni_manager.errors import UserError
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor
 from nni_manager.tuner.base import BaseTuner, Later, Observation, Suggestion
 from nni_manager.tuner.registry import make_tuner
@@ -39,7 +40,7 @@ class Slow(BaseAssessor):
         self.received.append((trial_id, "end"))
 
 
-def test_results_reported_while_the_assessor_is_busy_are_assessed_in_batches(tmp_path):
+def test_results_that_arrive_while_the_assessor_is_busy_are_assessed_in_batches(tmp_path):
     slow, posted = Slow(), []
 
     async def scenario():
@@ -206,7 +207,7 @@ def test_the_speed_of_a_tuner_is_measured_again_after_an_import_of_results(tmp_p
     assert tuner.on_main_thread == ([False] * 3 + [True]) * 2
 
 
-def test_requests_made_before_an_import_do_not_count_as_fast_calls(tmp_path, generous_limit):
+def test_requests_that_waited_for_an_import_do_not_count_as_fast_tuner_calls(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -236,7 +237,28 @@ def test_a_cancelled_request_delays_the_next_request_until_the_tuner_returns(tmp
     assert [each.parameters["x"] for each in posted] == [0, 1, 2, 4]
 
 
-def test_each_iteration_of_the_event_loop_has_its_own_time_limit_for_tuner_calls(tmp_path, generous_limit):
+def test_a_cancelled_request_behind_another_delays_the_next_request_until_the_tuner_returns(
+    tmp_path, generous_limit
+):
+    tuner = Noting()
+
+    async def scenario(algorithms):
+        asking = [asyncio.ensure_future(algorithms.ask(number)) for number in (0, 1, 2, WAITS)]
+        await asyncio.gather(*asking[:3])
+        cancelled = asyncio.ensure_future(algorithms.ask(4))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        asking.append(asyncio.ensure_future(algorithms.ask(5)))
+        await asyncio.sleep(0)
+        tuner.may_answer.set()
+        await asyncio.gather(*asking)
+
+    posted = posted_events(tmp_path, tuner, scenario)
+    assert [each.parameters["x"] for each in posted] == [0, 1, 2, WAITS, 5]
+
+
+def test_every_event_loop_iteration_has_its_own_time_limit_for_tuner_calls(tmp_path, generous_limit):
     tuner = Noting()
 
     async def scenario(algorithms):
@@ -251,6 +273,23 @@ def test_each_iteration_of_the_event_loop_has_its_own_time_limit_for_tuner_calls
     assert tuner.on_main_thread == [False] * 4 + [True]
 
 
+class Unrestorable(Noting):
+    """Fails in its own code when it is restored."""
+
+    def restore(self, trials):
+        raise UserError("cannot use the state of another version; start a new experiment")
+
+
+def test_a_failed_restore_of_the_tuner_is_reported_at_its_next_request(tmp_path):
+    async def play(algorithms):
+        await algorithms.restore([], [], list)
+        await algorithms.ask(0)
+
+    (failed,) = posted_events(tmp_path, Unrestorable(), play)
+    assert isinstance(failed, TunerFailed)
+    assert "cannot use the state of another version; start a new experiment" in failed.message
+
+
 class Pausing(Noting):
     """Has no parameters at the moment."""
 
@@ -258,7 +297,7 @@ class Pausing(Noting):
         return Later.LATER
 
 
-def test_a_tuner_without_parameters_at_the_moment_is_reported_as_not_ready(tmp_path):
+def test_a_tuner_that_has_no_parameters_yet_is_reported_as_not_ready(tmp_path):
     async def play(algorithms):
         await algorithms.ask(7)
 

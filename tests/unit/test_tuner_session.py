@@ -71,7 +71,7 @@ def test_a_tuner_receives_results_and_gets_its_metadata_back_unchanged(tuners):
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
-def test_ask_returns_none_or_later_unchanged_from_the_tuner(tuners, answer):
+def test_the_tuner_session_returns_the_answers_none_and_later_unchanged(tuners, answer):
     session, (tuner,) = tuners
     tuner.answers = [answer]
     assert session.ask(0) is answer

@@ -113,7 +113,7 @@ def a_hard_link_at_the_path(temporary: Path) -> None:
 @pytest.mark.parametrize(
     "put", [a_link_at_the_path, a_pipe_at_the_path, a_readable_file_at_the_path, a_hard_link_at_the_path]
 )
-def test_an_obstacle_at_the_temporary_path_is_removed_and_not_written_to(tmp_path: Path, put) -> None:
+def test_a_link_pipe_or_file_at_the_temporary_path_is_replaced_and_never_written(tmp_path: Path, put) -> None:
     (tmp_path / "passwd").write_bytes(SECRET)
     temporary = tmp_path / ".exit.json.new"
     put(temporary)
@@ -129,7 +129,7 @@ def test_an_obstacle_at_the_temporary_path_is_removed_and_not_written_to(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0b", "a\nb", "x" * 241])
-def test_an_id_that_would_lead_outside_its_folder_is_refused(name: str) -> None:
+def test_a_name_that_would_lead_outside_its_folder_is_refused(name: str) -> None:
     workspace = Workspace(Path("/mnt/exp"))
     for make in (
         lambda: workspace.trial(name),
@@ -143,7 +143,7 @@ def test_an_id_that_would_lead_outside_its_folder_is_refused(name: str) -> None:
             make()
 
 
-def test_an_unpacked_file_has_no_special_permissions_and_is_owned_by_this_user(tmp_path: Path) -> None:
+def test_an_unpacked_file_has_no_setuid_bit_and_belongs_to_the_current_user(tmp_path: Path) -> None:
     snapshot = tmp_path / "code-0.tar.gz"
     with tarfile.open(snapshot, "w:gz") as archive:
         member = tarfile.TarInfo("tool")

@@ -38,14 +38,14 @@ def test_a_folder_pipe_device_or_socket_in_place_of_a_file_is_refused(
     assert why_unusable(path, "remove it") == f"cannot use {path}: it is a {what}, not a file; remove it"
 
 
-def test_an_accessible_or_missing_file_is_usable(tmp_path) -> None:
+def test_an_accessible_or_missing_file_is_accepted(tmp_path) -> None:
     (tmp_path / "x").touch()
     assert why_unusable(tmp_path / "x", "remove it", os.R_OK | os.W_OK) == ""
     assert why_unusable(tmp_path / "missing", "remove it") == ""
     assert why_unusable(tmp_path / "x" / "y", "remove it") == ""
 
 
-def test_a_file_that_is_removed_during_the_check_is_usable(tmp_path, monkeypatch) -> None:
+def test_a_file_that_is_removed_during_the_check_is_accepted(tmp_path, monkeypatch) -> None:
     """For example, SQLite removes its write-ahead log when the last connection is closed."""
     path = tmp_path / "x-wal"
     path.touch()

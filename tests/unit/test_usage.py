@@ -21,7 +21,7 @@ STAT = b"42 (%s) S 7 41 43 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 184
 
 
 @given(st.binary(max_size=16))
-def test_any_process_name_is_parsed(name):
+def test_proc_stat_is_parsed_for_any_process_name(name):
     stat = ProcessStat.from_bytes(STAT % name)
     assert stat == ProcessStat("S", 7, 43, pytest.approx(26 * TICK_S), 99, 13 * PAGE_BYTES)
 
@@ -32,7 +32,7 @@ def test_a_malformed_stat_file_raises(content):
         ProcessStat.from_bytes(content)
 
 
-def test_descendants_of_a_process_exclude_all_unrelated_processes():
+def test_the_descendants_of_a_process_exclude_all_other_processes():
     with (
         subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell,
         subprocess.Popen(["sleep", "60"]) as other,
@@ -85,7 +85,7 @@ def test_a_sparse_file_counts_only_its_allocated_blocks(tmp_path):
     assert size_on_disk(tmp_path) < 10**6
 
 
-def test_a_sample_takes_less_than_a_five_hundredth_of_a_core(tmp_path):
+def test_usage_sampling_takes_less_than_a_five_hundredth_of_a_core(tmp_path):
     sampler = UsageSampler(KEY, tmp_path, None)
     started_s = time.thread_time()
     sampler.sample()

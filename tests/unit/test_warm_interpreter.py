@@ -10,14 +10,14 @@ def test_an_open_nvidia_device_is_reported_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 
-def test_open_devices_without_state_are_not_reported():
+def test_an_open_dev_null_or_dev_urandom_is_not_reported():
     assert warm_interpreter._impurity_of(["/dev/urandom", "/dev/null"]) is None
 
 
 @pytest.mark.parametrize(
     "target", ["socket:[7]", "pipe:[7]", "anon_inode:[eventpoll]", "/data/log (deleted)"]
 )
-def test_an_open_descriptor_that_trials_would_share_is_reported(target):
+def test_an_open_socket_pipe_or_deleted_file_of_the_warm_interpreter_is_reported(target):
     assert target in warm_interpreter._impurity_of(["/dev/urandom", target])
 
 

@@ -85,7 +85,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 
 
 @pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
-def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_refused(text: str) -> None:
+def test_an_id_that_could_be_a_path_or_break_a_log_line_is_refused(text: str) -> None:
     valid = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
     for name in ("experiment_id", "job_id", "task"):
         request = pb.ConnectRequest(hello=pb.Hello(**valid | {name: text}))
@@ -144,7 +144,7 @@ def test_a_batch_of_manager_messages_keeps_its_order(messages: list[m.ManagerMes
     assert manager_messages_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == messages
 
 
-def test_an_invalid_message_makes_its_whole_batch_invalid() -> None:
+def test_an_invalid_message_invalidates_its_whole_batch() -> None:
     request = keeper_messages_to_pb([m.Idle(), m.Idle()])
     request.batch[0].ClearField("idle")
     with pytest.raises(MessageInvalid, match="keeper's message"):
@@ -156,7 +156,7 @@ def test_an_invalid_message_makes_its_whole_batch_invalid() -> None:
         manager_messages_from_pb(response)
 
 
-def test_every_message_of_the_protocol_has_a_strategy_in_this_file() -> None:
+def test_every_message_of_the_protocol_has_a_hypothesis_strategy_in_this_file() -> None:
     def cases(message: type) -> int:
         return len(message.DESCRIPTOR.oneofs_by_name["message"].fields)
 
@@ -165,7 +165,7 @@ def test_every_message_of_the_protocol_has_a_strategy_in_this_file() -> None:
     assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (7, 6)
 
 
-def test_each_stream_corresponds_to_one_stream_number_of_the_protocol() -> None:
+def test_each_stream_number_of_the_protocol_maps_to_one_stream() -> None:
     numbers = set(pb.Stream.values()) - {pb.STREAM_UNSPECIFIED}
     received = {
         keeper_message_from_pb(pb.ConnectRequest(chunk=pb.Chunk(key=KEY, stream=number))).stream
@@ -205,7 +205,7 @@ def test_a_message_with_an_unknown_exit_reason_is_invalid(word: str) -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_MESSAGE_REASONS))
-def test_a_stop_request_with_an_exit_reason_is_invalid(reason: ExitReason) -> None:
+def test_a_stop_request_whose_reason_is_not_a_stop_reason_is_invalid(reason: ExitReason) -> None:
     stop = pb.StopTrial(trial_id="a", reason=reason.value)
     with pytest.raises(MessageInvalid, match=f"{reason.value!r} is not a reason to stop a trial"):
         manager_message_from_pb(pb.ConnectResponse(stop_trial=stop))
@@ -228,7 +228,7 @@ def test_an_attempt_key_that_is_not_a_valid_folder_name_is_invalid(name: str) ->
 
 
 @given(st.binary())
-def test_any_bytes_are_decoded_or_raise_message_invalid(content: bytes) -> None:
+def test_any_bytes_are_decoded_or_raise_the_exception_message_invalid(content: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         keeper_messages_from_bytes(content)
     try:
@@ -304,15 +304,20 @@ def test_an_end_report_of_an_earlier_keeper_has_no_optional_fields() -> None:
     assert (message.metrics_size_at_stop, message.warnings) == (None, ())
 
 
-def test_a_metrics_size_of_zero_at_the_stop_differs_from_no_size() -> None:
+def test_a_metrics_size_of_zero_at_the_stop_is_not_decoded_as_a_missing_size() -> None:
     end = m.TrialEnded(
         m.AttemptKey("a", attempt_id(0), "b"), ExitReason.EARLY_STOPPED, 0, 1.0, 2.0, metrics_size_at_stop=0
     )
     assert keeper_message_from_pb(keeper_messages_to_pb([end])) == end
 
 
+def test_a_version_of_the_maximum_length_is_valid() -> None:
+    longest = m.Hello("9" * MAX_CHARACTERS_OF_VERSION, "E", "a", "b", ())
+    assert keeper_message_from_pb(keeper_messages_to_pb([longest])) == longest
+
+
 @given(st.data())
-def test_any_valid_keeper_message_can_be_stored(data: st.DataObject) -> None:
+def test_any_keeper_message_that_is_accepted_can_be_stored(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()
     with contextlib.suppress(MessageInvalid):
         messages = keeper_messages_from_bytes(content)
@@ -381,6 +386,6 @@ def test_a_message_with_an_out_of_range_value_is_invalid_with_a_short_reason(
 @pytest.mark.parametrize(
     "content", [b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xfe"], ids=["no protobuf", "no UTF-8"]
 )
-def test_bytes_that_are_not_protobuf_raise_message_invalid(content: bytes) -> None:
+def test_bytes_that_are_not_protobuf_raise_the_exception_message_invalid(content: bytes) -> None:
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_messages_from_bytes(content)

@@ -112,7 +112,7 @@ def test_a_path_with_a_folder_that_is_a_link_is_refused(root) -> None:
         read(root)
 
 
-def test_a_file_with_a_lease_of_its_owner_is_refused_at_once(root, monkeypatch) -> None:
+def test_a_file_on_which_its_owner_holds_a_kernel_lease_is_refused_at_once(root, monkeypatch) -> None:
     """Without O_NONBLOCK, `open` waits until the lease ends: 45 s, and longer if the owner takes a new lease."""
     previous = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with file_in(root).open("r+b") as leased:
@@ -159,7 +159,7 @@ def test_a_file_that_other_users_can_only_read_is_accepted(root, mode: int) -> N
 
 @pytest.mark.parametrize("folder", ["attempts/A/.nni", "attempts/A"])
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_folder_in_which_other_users_can_replace_the_file_is_refused(root, folder: str, mode: int) -> None:
+def test_a_folder_where_other_users_can_replace_the_file_is_refused(root, folder: str, mode: int) -> None:
     (root / folder).chmod(mode)
     with pytest.raises(OthersMayWrite, match=r"can write to this folder .*chmod go-w"):
         read(root)
@@ -190,7 +190,7 @@ def test_file_modes_are_ignored_if_the_workspace_root_is_world_writable_or_priva
     is_sticky=st.booleans(),
     groups=st.tuples(st.integers(0, 1), st.integers(0, 1)),
 )
-def test_other_writers_are_users_who_cannot_also_replace_the_workspace_root(
+def test_users_who_can_also_replace_the_workspace_root_do_not_count_as_other_writers(
     file: int, root: int, is_folder: bool, is_sticky: bool, groups: tuple[int, int]
 ) -> None:
     kind = (stat.S_IFDIR if is_folder else stat.S_IFREG) | (stat.S_ISVTX if is_sticky else 0)
@@ -248,7 +248,7 @@ def test_a_refused_file_leaves_no_descriptor_open(root) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_refusal_has_an_errno_that_matches_its_cause(root) -> None:
+def test_the_error_of_a_refused_file_has_a_matching_errno(root) -> None:
     file_in(root).write_bytes(bytes(LIMIT + 1))
     with pytest.raises(UnsafePath) as caught:
         read(root)

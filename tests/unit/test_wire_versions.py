@@ -60,7 +60,7 @@ def test_the_patch_number_of_a_version_does_not_affect_compatibility(
 
 
 @given(st.tuples(NUMBERS, NUMBERS), st.tuples(NUMBERS, NUMBERS))
-def test_different_major_or_minor_numbers_are_compatible_only_with_an_old_manager(
+def test_versions_with_different_major_or_minor_numbers_are_compatible_only_before_0_6(
     manager: tuple[int, int], keeper: tuple[int, int]
 ) -> None:
     agree = versions_agree("{}.{}".format(*manager), "{}.{}".format(*keeper))

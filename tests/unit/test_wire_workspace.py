@@ -254,7 +254,7 @@ def test_an_exit_json_with_an_out_of_range_value_is_invalid(change: dict[str, ob
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
-def test_a_stop_json_with_an_exit_reason_is_invalid(reason: ExitReason) -> None:
+def test_a_stop_json_whose_reason_is_not_a_stop_reason_is_invalid(reason: ExitReason) -> None:
     with pytest.raises(DocumentInvalid, match=r"cannot read stop\.json: .*is not a reason to stop a trial"):
         stop_from_bytes(stop_to_bytes(StopTrial("abcde", reason)))
 
@@ -279,7 +279,7 @@ def test_an_exit_json_without_optional_fields_is_read() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @given(content=st.binary() | JSON.map(json.dumps).map(str.encode))
-def test_arbitrary_bytes_raise_document_invalid(name: str, content: bytes) -> None:
+def test_arbitrary_bytes_raise_the_exception_document_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid, match=f"cannot read {name}"):
         READERS[name](content)
 

@@ -143,9 +143,7 @@ def read_beneath(folder: Path, path: Path, max_bytes: int, *, owned_as: Path | N
         found = os.fstat(descriptor)
         pieces, size, read_bytes = [], found.st_size, 0
         # The bound holds also if the file grows meanwhile.
-        while size <= max_bytes and (
-            piece := os.read(descriptor, min(_READ_BYTES, max_bytes + 1 - read_bytes))
-        ):
+        while size <= max_bytes and (piece := os.read(descriptor, min(_READ_BYTES, max_bytes + 1))):
             pieces.append(piece)
             read_bytes += len(piece)
             size = max(size, read_bytes)

@@ -70,14 +70,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, and return its exit code. Each user error is one line on stderr, with exit code 1."""
+    words = arguments
     try:
-        code = cli.main(translated(cli, arguments), prog_name="nnictl", standalone_mode=False)
+        words = translated(cli, arguments)
+        code = cli.main(words, prog_name="nnictl", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 1
     except click.UsageError as error:
-        output.error(usage_line(error))
+        output.error(usage_line(error, words))
         return 1
     except NniManagerError as error:
         # An invalid file has one line for each error.
@@ -98,9 +100,9 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def usage_line(error: click.UsageError) -> str:
-    """A usage error as one sentence, from "cannot" to the remedy."""
-    path = error.ctx.command_path if error.ctx is not None else "nnictl"
+def usage_line(error: click.UsageError, words: Sequence[str]) -> str:
+    """A usage error of a command line as one sentence, from "cannot" to the remedy."""
+    path = error.ctx.command_path if error.ctx is not None else _command_of(words)
     near: Sequence[str] = ()
     match error:
         case click.exceptions.NoSuchCommand():
@@ -122,6 +124,20 @@ def usage_line(error: click.UsageError) -> str:
             what = f"cannot {own}" if found else f"cannot read this command line: {message}"
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{what}; {hint}`{path} --help` shows the usage"
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """The command of a command line. click does not name it if an option has no value."""
+    path, command = "nnictl", cli
+    for word in words:
+        found = command.commands.get(word)
+        if found is None:
+            break
+        path = f"{path} {word}"
+        if not isinstance(found, click.Group):
+            break
+        command = found
+    return path
 
 
 @click.group(

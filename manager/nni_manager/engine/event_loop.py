@@ -66,7 +66,7 @@ class EventLoop:
 
     def after_save(self, action: Callable[[], None]) -> None:
         """Call the action when all decisions so far are durable."""
-        if self.last_save is None or self.last_save.done():
+        if self.last_save is None:
             action()
         else:
             self.last_save.add_done_callback(lambda done: action() if not done.exception() else None)

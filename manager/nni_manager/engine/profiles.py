@@ -120,22 +120,26 @@ def stored_metadata_view(folder: ExperimentFolder) -> dict[str, Any]:
         totals = reader.trial_totals()
         if not objectives.has_several and not objectives.constraints:
             best = totals.highest if objectives.first.mode == "maximize" else totals.lowest
-            return _metadata_view(snapshot, totals.counts, best, front_count=0)
+            return _metadata_view(snapshot, totals.counts, best, None)
         # A range of values does not show which results are the best; their numbers do, without the rest of the trials.
         ranked = objectives.ranked((final, final) for _, final in reader.finals())
     best = objectives.value_of(ranked[0]) if ranked and not objectives.has_several else None
-    return _metadata_view(snapshot, totals.counts, best, len(ranked))
+    return _metadata_view(snapshot, totals.counts, best, len(ranked) if objectives.has_several else None)
 
 
 def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
     """The fields of the experiment, of which the snapshot has all trials, in a list of experiments."""
     lifecycle, leaderboard = snapshot.experiment.lifecycle, snapshot.experiment.leaderboard
     best = None if leaderboard.best is None else leaderboard.best.run.value
-    return _metadata_view(snapshot, lifecycle.counts, best, len(leaderboard.front))
+    front_count = len(leaderboard.front) if leaderboard.objectives.has_several else None
+    return _metadata_view(snapshot, lifecycle.counts, best, front_count)
 
 
 def _metadata_view(
-    snapshot: ExperimentSnapshot, counts: Mapping[TrialState, int], best: float | None, front_count: int
+    snapshot: ExperimentSnapshot,
+    counts: Mapping[TrialState, int],
+    best: float | None,
+    front_count: int | None,
 ) -> dict[str, Any]:
     return without_none(
         {
@@ -150,7 +154,7 @@ def _metadata_view(
             "succeededCount": counts.get(TrialState.SUCCEEDED, 0),
             "failedCount": counts.get(TrialState.FAILED, 0),
             "bestValue": best,
-            "frontCount": front_count if snapshot.config.all_objectives.has_several else None,
+            "frontCount": front_count,
             "durationS": snapshot.duration_s,
             **snapshot.experiment.remarks.to_json(),
         }

@@ -119,24 +119,14 @@ class _TableReader:
         self.interruption = ""
         """The reason why a query was interrupted; empty: none was."""
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            set_limit = getattr(self._connection, "setlimit", None)  # Python 3.11
-            if set_limit is not None:
-                set_limit(_LIMIT_LENGTH, _MAX_ROW)
-            for pragma in (
-                "trusted_schema = OFF",
-                "cell_size_check = ON",
-                "query_only = ON",
-                "mmap_size = 0",
-            ):
-                self._connection.execute(f"PRAGMA {pragma}")
-            self._connection.set_authorizer(self._authorize)
-            self._connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_CHECKS)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise StoreUnusable(
-                f"cannot use {path.name}: {escaped(str(error))}; save the experiment again"
-            ) from error
+        set_limit = getattr(self._connection, "setlimit", None)  # Python 3.11
+        if set_limit is not None:
+            set_limit(_LIMIT_LENGTH, _MAX_ROW)
+        # SQLite has not read the file yet, so none of these can fail.
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.set_authorizer(self._authorize)
+        self._connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_CHECKS)
 
     def close(self) -> None:
         self._connection.close()

@@ -56,8 +56,9 @@ class AuthMiddleware:
         is_public: Callable[[str, str], bool] = lambda method, path: False,
         for_programs: Collection[tuple[str, str]] = (),
         require_token: bool = True,
+        own_hosts: Collection[str] = (),
     ) -> None:
-        """`host`: the listen address.
+        """`host`: the listen address. `own_hosts`: further names of this server, in lower case.
 
         `most_body_bytes`: the body limit of a method and a path. `is_public`: true for methods and
         paths without authentication. `for_programs`: endpoints that require the token; a browser session is not enough.
@@ -66,6 +67,7 @@ class AuthMiddleware:
         self._app = app
         self._session_auth = session_auth
         self._host = host
+        self._own_names = {*OWN_NAMES, host.lower(), f"[{host.lower()}]", *own_hosts}
         self._most_body_bytes = most_body_bytes
         self._is_public = is_public
         self._for_programs = for_programs
@@ -160,8 +162,7 @@ class AuthMiddleware:
         if not host.endswith("]"):
             name, _, port = host.rpartition(":")
             host = name if port.isdecimal() else host
-        own = self._host.lower()
-        if host in (*OWN_NAMES, own, f"[{own}]"):
+        if host in self._own_names:
             return True
         return not is_loopback(self._host) and (
             _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())

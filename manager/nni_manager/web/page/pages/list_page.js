@@ -8,7 +8,7 @@ const LOOK_EVERY_MS = 5000;
 
 /**
  * @param {string} title
- * @param {HTMLElement} content
+ * @param {HTMLElement | HTMLElement[]} content
  * @param {() => Promise<void>} load  requests and draws the list
  * @returns {Page}
  */

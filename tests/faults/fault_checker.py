@@ -160,7 +160,7 @@ def _ledgers_of(ledgers: Path, trial: Trial, attempt_id: str | None) -> dict[int
     return {int(path.suffix[1:]): Ledger.read(path) for path in paths}
 
 
-def judge(
+def checked(
     folder: ExperimentFolder,
     storage: Workspace,
     ledgers: Path,
@@ -184,7 +184,7 @@ def judge(
             verdict.wrong.append(f"there are {len(trials)} trials, not {trial_count}")
         for trial in trials:
             verdict.states[trial.state.value] += 1
-            _judge_trial(verdict, reader, folder, storage, ledgers, harm, trial)
+            _check_trial(verdict, reader, folder, storage, ledgers, harm, trial)
     known = {trial.trial_id for trial in trials}
     verdict.wrong += [
         f"{path.name} reported, and no such trial is known"
@@ -194,7 +194,7 @@ def judge(
     return verdict
 
 
-def _judge_trial(
+def _check_trial(
     verdict: Verdict,
     reader: StoreReader,
     folder: ExperimentFolder,
