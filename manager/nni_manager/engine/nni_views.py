@@ -11,6 +11,7 @@ from typing import Any
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.trial_messages import message_of
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import MetricRow
 from trial_keeper.wire.messages import Stream
@@ -58,4 +59,4 @@ def trial_job_view(
     if reported.stderr is not None and trial.state.nni_status == "FAILED":
         fields["stderrPath"] = str(reported.stderr)
     submitted = {"startTime": serializers.ms(trial.created_at_s)}
-    return submitted | fields | {"message": serializers.message_of(snapshot, trial)}
+    return submitted | fields | {"message": message_of(snapshot, trial)}

@@ -94,6 +94,7 @@
  * @property {string} status
  * @property {string[]} errors
  * @property {string[]} problems
+ * @property {{[trial: string]: string}} clusterMessages  what the cluster reports of trials that have not ended, of at most 100
  * @property {{[status: string]: number}} counts
  * @property {number} trialCount
  * @property {number | null} maxTrialNum
@@ -177,6 +178,14 @@
  * @property {number | null} lastContactAgoS
  * @property {{task: string, version: string, address?: string}[]} keepers
  * @property {string | null} [link]
+ *
+ * @typedef {object} Gpu  a GPU that the manager assigns to trials
+ * @property {number} index
+ * @property {string[]} jobIds
+ * @property {string[]} trialIds
+ * @property {boolean | null} hasOtherPrograms  null: unknown
+ * @property {number | null} utilisationPercent
+ * @property {number | null} memoryUsedBytes
  *
  * @typedef {object} KnownExperiment
  * @property {string} id

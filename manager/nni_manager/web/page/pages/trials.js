@@ -42,7 +42,7 @@ const OWN_COLUMNS = [
   { id: "duration", title: "Duration", width: 120, isNumber: true, text: (row) => format.duration(format.runSeconds(row, Date.now())) },
   { id: "tags", title: "Tags", width: 160, text: (row) => short((row.tags ?? []).join(" "), 200) },
   { id: "note", title: "Note", width: 220, text: (row) => short(row.note ?? "", 200) },
-  { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
+  { id: "reason", title: "Reason", width: 260, text: (row) => short(format.why(row), 200) },
 ];
 const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
 /** Fewer columns on a narrow screen, the result first. */
@@ -135,6 +135,11 @@ export function trials({ live, announce }) {
     say(sampled, `The charts show ${format.count(charted.length)} of ${format.counted(rows.length, "trial")}: evenly chosen, with the best and the improvements.`);
   }
 
+  /** @param {Row} row */
+  function waitsFor(row) {
+    return short(plain(live.summary?.clusterMessages[row.id] ?? ""), 200);
+  }
+
   function chooseColumns() {
     // The first objective is the column of the trial's value.
     const others = metrics.filter((name) => name !== live.objectives[0]?.metric);
@@ -142,7 +147,7 @@ export function trials({ live, announce }) {
       chosenColumns?.has(id) ?? ((id === "tags" && hasTags) || (isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id)
         || (id.startsWith("p:") ? names.slice(0, FIRST_PARAMETERS) : id.startsWith("m:") ? others.slice(0, FIRST_METRICS) : []).includes(id.slice(2)));
     const parameterColumns = [...others.map(metricColumn), ...names.map(parameterColumn)];
-    const last = OWN_COLUMNS.slice(-1);
+    const last = OWN_COLUMNS.slice(-1).map((column) => ({ ...column, text: (/** @type {Row} */ row) => column.text(row) || waitsFor(row) }));
     const own = OWN_COLUMNS.slice(0, -1).map((column) => (column.id === "value" ? { ...column, title: metricTitle(live.objectives) } : column));
     if (isNarrow) own.sort((a, b) => Number(b.id === "value") - Number(a.id === "value"));
     const all = [...own, ...parameterColumns, ...last];
@@ -172,6 +177,7 @@ export function trials({ live, announce }) {
     chooseColumns();
   });
 
+  const setClusterMessages = whenChanged((/** @type {{[trial: string]: string}} */ _) => table.draw());
   const setHasTags = whenChanged((/** @type {boolean} */ found) => {
     hasTags = found;
     chooseColumns();
@@ -188,6 +194,7 @@ export function trials({ live, announce }) {
     const isChanged = source.update(news);
     filters.update(live.summary?.counts ?? {});
     if (isChanged) show();
+    setClusterMessages(live.summary?.clusterMessages ?? {});
     if (wanted !== "") void open(wanted);
   }
 
