@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +15,9 @@ from free_ports import free_port_pair
 from nvml_driver import build_driver
 from real_experiment import wait_until
 from user_home import BIN, environ_of, processes_of
+
+from nni_manager.client.manager_client import ManagerClient
+from nni_manager.store.folders import ExperimentFolder
 
 CONFIG = """\
 trialConcurrency: 1
@@ -56,6 +60,11 @@ class Machine:
     def create(self):
         return self.nnictl("create", "config.yml", "--port", str(free_port_pair())).stderr
 
+    def gpus(self):
+        (listed,) = json.loads(self.nnictl("experiment", "list", "--json").stdout)
+        folder = ExperimentFolder(Path(listed["logDir"]))
+        return ManagerClient(listed["id"], folder.running_process()).get("/gpus")
+
     def trial(self):
         found = json.loads(self.nnictl("trial", "ls", "--json").stdout)
         return found[0] if found else {"status": "", "message": ""}
@@ -79,9 +88,27 @@ def machine(tmp_path):
             process.kill()
 
 
-def test_a_trial_starts_on_the_idle_gpu_and_not_on_the_one_in_use(machine):
+def test_a_trial_starts_on_an_idle_gpu_rather_than_on_a_gpu_in_use(machine):
     machine.computing.write_text("1 0")
     assert machine.create() == ""
+    assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
+
+
+def test_the_list_of_gpus_shows_the_trial_of_each_gpu_and_its_use(machine):
+    machine.computing.write_text("1 0")
+    os.mkfifo(machine.folder / "gate")
+    (machine.folder / "train.py").write_text(f"open('gate').read()\n{TRAIN}")
+    assert machine.create() == ""
+
+    def used():
+        found = machine.gpus()
+        return found if found[1]["utilisationPercent"] is not None else None
+
+    other, own = wait_until(used, "the trial reports its usage")
+    assert (other["trialIds"], other["hasOtherPrograms"], other["memoryUsedBytes"]) == ([], True, None)
+    assert (own["trialIds"], own["utilisationPercent"]) == ([machine.trial()["id"]], 80.0)
+    with (machine.folder / "gate").open("w"):
+        pass
     assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
 
 
@@ -94,13 +121,15 @@ def test_a_trial_waits_with_a_reason_while_other_programs_use_all_gpus(machine):
         "share these GPUs"
     )
     assert machine.trial()["status"] == "WAITING"
+    seen = [(gpu["index"], gpu["trialIds"], gpu["hasOtherPrograms"]) for gpu in machine.gpus()]
+    assert seen == [(0, [], True), (1, [], True)]
     replaced = machine.computing.with_suffix(".new")
     replaced.write_text("0 2")
     os.replace(replaced, machine.computing)
     assert machine.succeeded() == "GPU 0 by PCI_BUS_ID"
 
 
-def test_with_use_active_gpu_a_trial_starts_on_a_gpu_in_use(machine):
+def test_a_trial_may_start_on_a_gpu_in_use_if_use_active_gpu_is_set(machine):
     machine.computing.write_text("1 1")
     config = machine.folder / "config.yml"
     config.write_text(CONFIG.replace("useActiveGpu: false", "useActiveGpu: true"))

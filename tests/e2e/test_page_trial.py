@@ -4,11 +4,16 @@ import platform
 import re
 import socket
 import subprocess
+import time
 from importlib.metadata import version
 
 import pytest
 from browser import chromium, expect, needs_chromium, visit
 from free_ports import free_port_pair
+from made_experiment import Played, made_experiment, served_view
+
+from nni_manager.domain.events import ParametersSuggested
+from nni_manager.training_services.base import ManagedGpu
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 TRAIN = """\
@@ -44,7 +49,9 @@ def trial_with(experiment, epochs):
     return next(each for each in experiment.get("/trials") if each["parameters"]["epochs"] == epochs)
 
 
-def test_a_trial_page_shows_code_and_environment_and_continues_from_a_checkpoint(browser, a_real_experiment):
+def test_a_trial_page_shows_code_and_environment_and_can_continue_from_a_checkpoint(
+    browser, a_real_experiment
+):
     experiment = a_real_experiment(
         TRAIN,
         space={"epochs": {"_type": "choice", "_value": [1, 4]}},
@@ -118,3 +125,37 @@ def test_a_failed_trial_without_a_checkpoint_offers_only_a_restart(browser, a_re
         "it has no signed checkpoint; let the training code call nni_sdk.save_checkpoint()"
         in refused.json()["error"]
     )
+
+
+def test_the_table_shows_the_pending_reason_of_a_waiting_trial(browser, tmp_path):
+    played = Played(made_experiment(tmp_path, 0).folder)
+    played.apply(ParametersSuggested("t1", 1, {"x": 1}, {}, time.time()))
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+
+        def pend(**reasons):
+            view.loop.call_soon_threadsafe(setattr, played, "pending_reasons", reasons)
+
+        person.see("nav-trials").click()
+        row = person.see("row-t1")
+        expect(row).to_contain_text("Waiting")
+        pend(t1="ImagePullBackOff: not found\nsecond line")
+        expect(row).to_contain_text("not started yet: ImagePullBackOff: not found")
+        expect(row).not_to_contain_text("second line")
+        pend()
+        expect(row).not_to_contain_text("not started yet")
+
+
+def test_the_page_of_jobs_shows_each_gpu_with_its_trial(browser, tmp_path):
+    played = Played(made_experiment(tmp_path, 0).folder)
+    played.apply(ParametersSuggested("t1", 1, {"x": 1}, {}, time.time()))
+    played.gpus = [ManagedGpu(0, ("t1",), None), ManagedGpu(1, (), True), ManagedGpu(2, (), False)]
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+        person.see("nav-jobs").click()
+        rows = person.see("gpus").locator("tbody tr")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(0)).to_contain_text("t1")
+        expect(rows.nth(1)).to_contain_text("other programs")
+        expect(rows.nth(2)).to_contain_text("free")
+        assert person.faults_for_assistive_technology() == []
+        played.gpus = []
+        expect(person.see("gpus")).to_be_hidden()

@@ -32,11 +32,14 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
 from nni_manager.support.http_server import HttpServer, listen
+from nni_manager.support.web_server_options import WebServerOptions
+from nni_manager.training_services.base import ManagedGpu
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.wire.reasons import ExitReason
 
+REQUIRES_TOKEN = WebServerOptions(require_token=True)
 NUMBERS = [f"x{number}" for number in range(8)]
 
 
@@ -96,9 +99,8 @@ class ServedView:
         self,
         folder: ExperimentFolder,
         view: "StoredExperimentReader | Played | None" = None,
-        **options: Any,
+        web: WebServerOptions = REQUIRES_TOKEN,
     ) -> None:
-        """`options`: further arguments of `ManagerApi`."""
         self.folder = folder
         listener = listen("127.0.0.1", 0, "")
         self.port = listener.getsockname()[1]
@@ -112,12 +114,10 @@ class ServedView:
             self.port,
             __version__,
             self.session_auth.token,
-            url_prefix=options.get("url_prefix", ""),
+            url_prefix=web.url_prefix,
         )
         self.view: Any = StoredExperimentReader(folder) if view is None else view
-        self.server = HttpServer(
-            ManagerApi(self.view, "127.0.0.1", self.port, self.session_auth, lambda: None, **options).app()
-        )
+        self.server = HttpServer(ManagerApi(self.view, web, self.port, self.session_auth, lambda: None).app())
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)))
         self._thread.start()
 
@@ -158,7 +158,7 @@ class ServedView:
 def served_view(
     folder: ExperimentFolder, view: "Played | None" = None, **options: Any
 ) -> Iterator[ServedView]:
-    """A served view of an experiment, or of a scripted one. `options`: further arguments of `ManagerApi`."""
+    """A served view of an experiment, or of a scripted one. `options`: further arguments of `ServedView`."""
     served = ServedView(folder, view, **options)
     try:
         yield served
@@ -184,13 +184,25 @@ class Played:
         self.experiment = ExperimentCore("TESTEXPT", Limits(100, None, 20_000, None, 0), MAXIMIZE)
         self.experiment.handle(ManagerReady(), time.monotonic())
         self.problems: tuple[str, ...] = ()
+        self.pending_reasons: dict[str, str] = {}
+        self.gpus: list[ManagedGpu] = []
         self._picture = dataclasses.replace(stored, experiment=self.experiment)
 
     def snapshot(self) -> ExperimentSnapshot:
         """The current state of the experiment."""
         now_s = time.monotonic()
         duration_s = self.experiment.budget.duration_s(now_s)
-        return dataclasses.replace(self._picture, duration_s=duration_s, now_s=now_s, problems=self.problems)
+        return dataclasses.replace(
+            self._picture,
+            duration_s=duration_s,
+            now_s=now_s,
+            problems=self.problems,
+            pending_reason=lambda job_id: self.pending_reasons.get(job_id, ""),
+            gpus=self._read_gpus,
+        )
+
+    async def _read_gpus(self) -> list[ManagedGpu]:
+        return self.gpus
 
     def apply(self, *events: Event) -> None:
         """Apply events, on the loop that serves the experiment."""

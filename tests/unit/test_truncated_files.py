@@ -61,7 +61,7 @@ def test_any_content_of_a_job_file_is_parsed_or_treated_as_truncated(content):
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**9), st.lists(st.integers(0, 64)), st.integers(0, 200))
-def test_no_prefix_of_a_job_file_is_a_valid_job_file(pid, ticks, gpus, cut):
+def test_a_truncated_job_file_is_never_a_valid_job_file(pid, ticks, gpus, cut):
     content = json.dumps({"pid": pid, "start_ticks": ticks, "boot_id": "b", "gpu_indices": gpus}).encode()
     identity, indices = _parse_identity(content)
     assert (identity.pid, identity.start_ticks, indices) == (pid, ticks, tuple(gpus))
@@ -156,7 +156,7 @@ def test_a_truncated_index_of_the_write_ahead_log_is_rebuilt(killed, part):
         assert reader.experiment().error == "299" * 2000
 
 
-def test_files_of_a_database_that_this_process_has_open_are_not_checked(killed, tmp_path):
+def test_a_database_that_this_process_has_open_is_not_checked_for_truncation(killed, tmp_path):
     databases = OpenDatabases()
     assert databases.add(killed) is None
     cut(killed, 0)
@@ -166,7 +166,7 @@ def test_files_of_a_database_that_this_process_has_open_are_not_checked(killed, 
     assert databases.add(killed) == f"{killed} is empty"
 
 
-def test_a_reader_in_the_process_of_the_writer_keeps_the_locks_of_the_writer(tmp_path):
+def test_closing_a_reader_does_not_release_the_locks_of_a_writer_in_the_same_process(tmp_path):
     path = tmp_path / "experiment.sqlite"
     with contextlib.closing(Store.create(path, tmp_path, "EXPERIMT", "{}", b"s", 0.0)) as store:
         store._connection.execute("BEGIN IMMEDIATE")

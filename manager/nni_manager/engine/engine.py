@@ -276,6 +276,7 @@ class Engine:
             warning_of=self.service.warning,
             keepers_of=self.keepers.seen,
             link_of=self.service.link,
+            gpus=self.service.gpus,
             code=self.provenance.code,
             store=self.commits.load,
         )

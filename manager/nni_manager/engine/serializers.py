@@ -23,9 +23,11 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_seed import trial_seed
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.trial_messages import cluster_messages, message_of
 from nni_manager.engine.trial_sample import even
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.rows import MetricRow, SeenJob, UsageRow
+from nni_manager.training_services.base import ManagedGpu
 from trial_keeper.wire.messages import Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -311,21 +313,6 @@ def _why(trial: Trial) -> str:
     return why_it_ended(trial.run.reason.value, trial.run.exit_code, trial.run.message)
 
 
-def message_of(snapshot: ExperimentSnapshot, trial: Trial) -> str:
-    """The message about the end of the trial, or what the cluster reports of one that waits, may end, or lost its keeper."""
-    if trial.state is TrialState.CLOSING:
-        return snapshot.warning_of(trial.job_id) or trial.run.message
-    if trial.state is TrialState.RUNNING and (warning := snapshot.warning_of(trial.job_id)):
-        seen_at_s = snapshot.experiment.transports.last_seen(trial.job_id).at_s
-        if seen_at_s is None:
-            return warning
-        return f"{warning}; its keeper has been silent for {snapshot.now_s - seen_at_s:.0f} s"
-    if trial.state is not TrialState.WAITING or not trial.job_id:
-        return trial.run.message
-    why = snapshot.pending_reason(trial.job_id)
-    return f"not started yet: {why}" if why else trial.run.message
-
-
 # The values of `road`, the field for `transport` until 0.7; to be removed in 0.8.
 _ROAD = {Transport.GRPC: "stream", Transport.SHARED_STORAGE: "mount", Transport.NONE: "none"}
 
@@ -366,6 +353,34 @@ def jobs_view(snapshot: ExperimentSnapshot, stored: Iterable[SeenJob]) -> list[d
         }
         for job in stored
     ]
+
+
+def gpus_view(snapshot: ExperimentSnapshot, gpus: Iterable[ManagedGpu]) -> list[dict[str, Any]]:
+    """Each GPU with the trials that have it, and their latest report of its usage; null: there is none."""
+    live, trials_of = snapshot.experiment.jobs.live, snapshot.experiment.scheduler.trials_of
+    views = []
+    for gpu in gpus:
+        trials = [trial for job_id in gpu.job_ids if job_id in live for trial in trials_of(live[job_id])]
+        reports = (trial.run.latest_usage for trial in trials)
+        usages = (
+            each
+            for report in reports
+            if report is not None
+            for each in report.gpus
+            if each.index == gpu.index
+        )
+        usage = next(usages, None)
+        views.append(
+            {
+                "index": gpu.index,
+                "jobIds": list(gpu.job_ids),
+                "trialIds": [trial.trial_id for trial in trials],
+                "hasOtherPrograms": gpu.has_other_programs,
+                "utilisationPercent": usage and usage.utilisation_percent,
+                "memoryUsedBytes": usage and usage.memory_used_bytes,
+            }
+        )
+    return views
 
 
 def _state_of(snapshot: ExperimentSnapshot, job: SeenJob) -> str:
@@ -461,6 +476,7 @@ def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
         "problem": snapshot.problem,
         "problems": list(snapshot.problems),
         "leftovers": list(snapshot.leftovers),
+        "clusterMessages": cluster_messages(snapshot),
         "counts": counts_view(experiment),
         "trialCount": len(experiment.trials),
         "maxTrialNum": limits.max_trials,

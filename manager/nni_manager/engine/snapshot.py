@@ -1,6 +1,6 @@
 """Snapshots of an experiment, taken from the engine that runs it or, without an engine, from the store."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
@@ -12,7 +12,7 @@ from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import StoredExperiment
-from nni_manager.training_services.base import TrainingService
+from nni_manager.training_services.base import ManagedGpu, TrainingService
 
 
 def snapshot_from_stored(
@@ -82,6 +82,10 @@ class StoreLoad:
     problem: str
 
 
+async def _no_gpus() -> Sequence[ManagedGpu]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentSnapshot:
     """All data for display. `experiment` is the engine's own object if there is an engine; callers must not keep it.
@@ -90,7 +94,8 @@ class ExperimentSnapshot:
     and others; the most urgent first. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of
     connected ones. `now_s`: the monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason` and
     `warning_of`: as `pending_reason` and `warning` of `TrainingService`; empty without a manager. `keepers_of` and `link_of`
-    return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `code`: the versions
+    return the connected keepers of a job by its id, and the URL of the job on its cluster, if it has one. `gpus`: as that of
+    `TrainingService`. `code`: the versions
     of the training code, in the order of time. `store`: None without a manager.
     """
 
@@ -109,6 +114,7 @@ class ExperimentSnapshot:
     warning_of: Callable[[str], str] = lambda _: ""
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
+    gpus: Callable[[], Awaitable[Sequence[ManagedGpu]]] = _no_gpus
     code: tuple[CodeVersion, ...] = ()
     store: StoreLoad | None = None
 

@@ -1,7 +1,7 @@
 """The interface between the manager and a cluster."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -46,6 +46,18 @@ class Placement:
 
     code_dir: str | None
     gpu_indices: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedGpu:
+    """A GPU of this machine, and the experiment's jobs that have it.
+
+    `has_other_programs`: other programs compute on it, so no job gets it. None: unknown, since a job has it or no driver answers.
+    """
+
+    index: int
+    job_ids: tuple[str, ...]
+    has_other_programs: bool | None
 
 
 class TrainingService(ABC):
@@ -101,6 +113,10 @@ class TrainingService(ABC):
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None
+
+    async def gpus(self) -> Sequence[ManagedGpu]:
+        """Returns the GPUs that the service assigns to jobs; empty if a cluster does, or no trial has any."""
+        return ()
 
     async def reserve(self, job_id: str) -> None:  # noqa: B027 - clusters with their own queue accept any job
         """Wait until the job can be allocated, and reserve the allocation."""

@@ -104,6 +104,7 @@ class ExperimentRoutes:
             Operation("/packages/{digest}", self.packages, MANY, refusals=(404,)),
             Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
             Operation("/jobs", self.jobs, MANY),
+            Operation("/gpus", self.gpus, MANY),
             Operation("/experiments", self.experiments, MANY),
             view_of(
                 "/configuration",
@@ -312,6 +313,11 @@ class ExperimentRoutes:
         """The active jobs and the newest terminal ones, with their trials and transports."""
         stored = await self._reads.from_store(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
         return Json(serializers.jobs_view(self._engine.snapshot(), stored))
+
+    async def gpus(self, _: Request) -> Response:
+        """The GPUs that the manager assigns to trials, with their trials. Only on its own machine."""
+        gpus = await self._engine.snapshot().gpus()
+        return Json(serializers.gpus_view(self._engine.snapshot(), gpus))
 
     async def experiments(self, _: Request) -> Response:
         """All experiments of the manager's user, with the address of each that is served."""

@@ -20,7 +20,7 @@ from nni_manager.errors import RetryableError
 from nni_manager.startup import open_files
 from nni_manager.store.torn_files import read_state
 from nni_manager.support.leftovers import reap_orphans, settings_in
-from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence, ManagedGpu, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
 from nni_manager.training_services.local.section import LocalSection
@@ -103,7 +103,8 @@ class LocalTrainingService(TrainingService):
         try:
             while count:
                 self._gpus_were_freed.clear()
-                in_use = await self._gpus_in_use()
+                may_share = self._section.may_use_active_gpu
+                in_use = frozenset() if may_share else await _gpus_in_use() or frozenset()
                 if self._gpus.take(job_id, count, in_use) is not None:
                     return
                 others = self._gpus.used_by_others(in_use)
@@ -118,13 +119,9 @@ class LocalTrainingService(TrainingService):
         """The GPUs that the job waits for."""
         return self._why_pending.get(job_id, "")
 
-    async def _gpus_in_use(self) -> frozenset[int]:
-        if self._section.may_use_active_gpu:
-            return frozenset()
-        try:
-            return await asyncio.to_thread(gpus_in_use)
-        except GpusUnseen:  # `create` has warned
-            return frozenset()
+    async def gpus(self) -> list[ManagedGpu]:
+        """The GPUs that trials may use, if they need any."""
+        return self._gpus.shown(await _gpus_in_use()) if self._config.trial_gpu_number else []
 
     def placement(self, job_id: str) -> Placement:
         """The user's own code folder, and the job's GPUs."""
@@ -323,6 +320,14 @@ def _parse_identity(content: bytes) -> tuple[processes.ProcessIdentity, tuple[in
     return processes.ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
         map(int, document["gpu_indices"])
     )
+
+
+async def _gpus_in_use() -> frozenset[int] | None:
+    """The GPUs on which any process computes; None if no driver answers, of which `create` has warned."""
+    try:
+        return await asyncio.to_thread(gpus_in_use)
+    except GpusUnseen:
+        return None
 
 
 def _why_pending(count: int, others: Collection[int]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nni_manager.errors import UserError
+from nni_manager.training_services.base import ManagedGpu
 from nni_manager.training_services.local.section import LocalSection
 from trial_keeper.gpus import Gpus, GpusUnseen
 
@@ -95,6 +96,16 @@ class GpuShares:
         """Returns the GPUs of `in_use` that the experiment may use, and that no job of it has."""
         load = self._load()
         return [index for index in self.indices if index in in_use and not load[index]]
+
+    def shown(self, in_use: Collection[int] | None) -> list[ManagedGpu]:
+        """Returns the GPUs that the experiment may use. `in_use`: those on which processes compute; None: unknown."""
+        jobs = {
+            index: tuple(job for job, held in self._held.items() if index in held) for index in self.indices
+        }
+        return [
+            ManagedGpu(index, job_ids, None if job_ids or in_use is None else index in in_use)
+            for index, job_ids in jobs.items()
+        ]
 
     def _load(self) -> Counter[int]:
         return Counter(itertools.chain.from_iterable(self._held.values()))

@@ -1,4 +1,4 @@
-/** `/jobs`: the jobs on the cluster, their keepers with versions, and the transport of each. */
+/** `/jobs`: the jobs on the cluster, their keepers with versions, and the transport of each; and the GPUs of this machine. */
 
 import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -7,7 +7,7 @@ import { api } from "../state/api.js";
 import { badge, card, time, trialLink } from "../widgets/facts.js";
 import { listPage } from "./list_page.js";
 
-/** @import { Job } from "../types.js" */
+/** @import { Gpu, Job } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 /** Maximum number of listed trials of one job; a reused job may have run hundreds. */
@@ -27,9 +27,20 @@ export function jobs(_) {
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of jobs" },
       h("table", { class: "plain lines", "data-test": "jobs" }, h("caption", { class: "unseen" }, "Jobs"),
         h("thead", {}, h("tr", {}, TITLES.map((title) => h("th", { scope: "col" }, title)))), body)), note);
+  const gpuBody = h("tbody");
+  const gpuBox = card("GPUs", {},
+    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of GPUs" },
+      h("table", { class: "plain lines", "data-test": "gpus" }, h("caption", { class: "unseen" }, "GPUs"),
+        h("thead", {}, h("tr", {}, ["GPU", "Trials", "Load", "Memory"].map((title) => h("th", { scope: "col" }, title)))), gpuBody)));
+  gpuBox.hidden = true;
+  const drawGpus = whenChanged((/** @type {Gpu[]} */ found) => {
+    gpuBox.hidden = found.length === 0;
+    fill(gpuBody, found.map(gpuLine));
+  });
   const drawLines = whenChanged((/** @type {Job[]} */ found) => fill(body, found.map(line)));
-  return listPage("Jobs", box, async () => {
-    const found = await api.jobs();
+  return listPage("Jobs", [gpuBox, box], async () => {
+    const [found, gpus] = await Promise.all([api.jobs(), api.gpus()]);
+    drawGpus(gpus);
     // The contact time changes with each poll and is drawn separately: a redraw loses the focus and the selection.
     drawLines(found.map((job) => ({ ...job, lastContactAgoS: null })));
     found.forEach(({ lastContactAgoS }, index) => {
@@ -39,6 +50,16 @@ export function jobs(_) {
     fill(total, format.counted(found.length, "job"));
     fill(note, found.length === 0 ? "There is no job now. Each trial starts in a job." : null);
   });
+}
+
+/** @param {Gpu} gpu */
+function gpuLine({ index, trialIds, hasOtherPrograms, utilisationPercent, memoryUsedBytes }) {
+  const use = hasOtherPrograms === null ? format.NOTHING : hasOtherPrograms ? "other programs" : "free";
+  return h("tr", {},
+    h("td", {}, format.count(index)),
+    h("td", {}, trialIds.length > 0 ? trialIds.flatMap((id, at) => [at > 0 ? ", " : "", trialLink(id)]) : h("span", { class: "muted" }, use)),
+    h("td", {}, format.percent(utilisationPercent)),
+    h("td", {}, format.bytes(memoryUsedBytes)));
 }
 
 /** @param {Job} job */

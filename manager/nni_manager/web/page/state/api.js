@@ -2,7 +2,7 @@
 
 import { ask, change, FIRST_CHANGES, send } from "./requests.js";
 
-/** @import { Attempt, Changes, Configuration, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
+/** @import { Attempt, Changes, Configuration, Gpu, Job, KnownExperiment, LogPiece, Metric, Remarks, RemarksChange, Trial, TrialSample, TrialWindow, UsageSample } from "../types.js" */
 /** @import { Filters, Query } from "../query.js" */
 
 /** When the report was made; null: this is no report, see report/api.js. @type {{madeAt: number} | null} */
@@ -61,6 +61,8 @@ export const api = {
   importance: () => ask("/importance"),
   /** @returns {Promise<Job[]>} */
   jobs: () => ask("/jobs"),
+  /** @returns {Promise<Gpu[]>} */
+  gpus: () => ask("/gpus"),
   /** @returns {Promise<KnownExperiment[]>} */
   experiments: () => ask("/experiments"),
   /** @param {string} id @returns {Promise<Trial>} */

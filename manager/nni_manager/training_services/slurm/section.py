@@ -1,0 +1,50 @@
+"""The settings of an experiment on Slurm, as they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.config.cluster import ClusterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSection(ClusterConfig):
+    """The options of the experiment's jobs. None: Slurm's own default. `gpus` is the number for a whole job."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: str | None = None
+    gres: str | None = None
+    gpus: int | None = None
+    cpus_per_task: int | None = None
+    memory_mb: int | None = None
+    constraint: str | None = None
+    nodes: int | None = None
+    ntasks: int | None = None
+    extra_args: tuple[str, ...] = ()
+
+    def trial_gpu_number(self, written: int | None) -> int | None:
+        """The number of GPUs; None if `gres` or the partition decides."""
+        return self.gpus
+
+    def keys_of_profile(self) -> dict[str, Any]:
+        """The options of jobs."""
+        return {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "timeLimit": self.time_limit,
+            "gres": self.gres,
+            "gpus": self.gpus,
+            "cpusPerTask": self.cpus_per_task,
+            "memory": None if self.memory_mb is None else f"{self.memory_mb}MB",
+            "constraint": self.constraint,
+            "nodes": self.nodes,
+            "ntasks": self.ntasks,
+            "extraArgs": list(self.extra_args),
+        }
+
+
+SECTION = SlurmSection
