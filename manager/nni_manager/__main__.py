@@ -32,15 +32,16 @@ from nni_manager.errors import NniManagerError
 from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.startup import open_files
 from nni_manager.store.certificate import Certificate
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
 from nni_manager.support import log_format
-from nni_manager.support.http_server import HttpServer, is_loopback, listen
+from nni_manager.support.http_server import is_loopback, listen
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.platform import platform_of
 from nni_manager.tuner.registry import make_assessment, make_tuner
 from nni_manager.web.api import ManagerApi
-from nni_manager.web.backend_reads import ExperimentBackend
+from nni_manager.web.published_server import PublishedServer
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.programs import foreign_nnictl
@@ -68,16 +69,10 @@ def main() -> int:
     deferred_gc.start()
     parser = argparse.ArgumentParser(prog="python -m nni_manager", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the experiment's folder")
-    parser.add_argument("--host", default="127.0.0.1", help="the listen address of the HTTP API")
+    WebServerOptions.add_to(parser)
     parser.add_argument(
         "--port", type=int, required=True, help="the port of the HTTP API; keepers use the next port"
     )
-    parser.add_argument(
-        "--require_token",
-        action="store_true",
-        help="on loopback, require the token of this user's own programs, too",
-    )
-    parser.add_argument("--url_prefix", default="", help="the path before all addresses, as /lab/digits")
     parser.add_argument("--debug", action="store_true", help="write a verbose log")
     parser.add_argument(
         "--log_format", choices=log_format.FORMATS, default="text", help="of the manager's log"
@@ -95,7 +90,7 @@ def main() -> int:
     parent_death_pipe: int | None = arguments.parent_death_pipe
     if parent_death_pipe is not None:
         os.set_inheritable(parent_death_pipe, False)
-    http = _HttpOptions(arguments.host, arguments.port, arguments.require_token, arguments.url_prefix)
+    web, port = WebServerOptions.of(arguments), arguments.port
     folder = ExperimentFolder(arguments.folder)
     # nnictl starts this process in the experiment's folder, which Python adds to its path. Trials and archives write there: a
     # `code/__init__.py` would replace a module of the standard library.
@@ -103,7 +98,7 @@ def main() -> int:
     try:
         if arguments.view:
             with folder.viewed():
-                asyncio.run(_view(folder, http, parent_death_pipe))
+                asyncio.run(_view(folder, web, port, parent_death_pipe))
             return 0
         folder.check_files_of_manager()
         with StoreReader(folder.database) as reader:
@@ -123,39 +118,35 @@ def main() -> int:
                     "%s, which a shell finds first, is another package's nnictl; write `trial-keeper ctl` instead",
                     foreign,
                 )
-            manager = _Manager(config, folder, http, parent_death_pipe)
+            manager = _Manager(config, folder, web, port, parent_death_pipe)
             return asyncio.run(manager.run(lease))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 
 
-@dataclass(frozen=True, slots=True)
-class _HttpOptions:
-    """The command line's options of the HTTP API: its listen address, and those of `ManagerApi`."""
-
-    host: str
-    port: int
-    require_token: bool
-    url_prefix: str
-
-
-async def _view(folder: ExperimentFolder, http: _HttpOptions, parent_death_pipe: int | None) -> None:
+async def _view(
+    folder: ExperimentFolder, web: WebServerOptions, port: int, parent_death_pipe: int | None
+) -> None:
     """Serve the stored experiment, read-only, until a signal or the end of the parent process."""
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
     _call_on_eof(loop, parent_death_pipe, must_end.set)
-    listener = listen(http.host, http.port, _OTHER_PORT)
-    certificate = None if is_loopback(http.host) else folder.certificate(_names_here(http.host))
+    listener = listen(web.host, port, _OTHER_PORT)
     with StoreReader(folder.database) as reader:
         secret = reader.experiment().secret
     with contextlib.closing(StoredExperimentReader(folder)) as view:
-        web, process = _http_api(view, secret, http, certificate, must_end.set)
-        serving = loop.create_task(web.serve(sockets=[listener]))
-        folder.write_process(process, is_view=True)
+        published = PublishedServer(
+            folder, web, port, lambda: folder.certificate(_names_here(web.host)), is_view=True
+        )
+        session_auth = SessionAuth(secret, folder.experiment_id, folder.ended_sessions)
+        api = ManagerApi(view, web, port, session_auth, must_end.set, published.hosts)
+        server = published.serving(api.app())
+        serving = loop.create_task(server.serve(sockets=[listener]))
+        published.publish(session_auth.token)
         await must_end.wait()
-        web.end()
+        server.end()
         await serving
 
 
@@ -165,7 +156,8 @@ class _Manager:
 
     config: ExperimentSpec
     folder: ExperimentFolder
-    http: _HttpOptions
+    web: WebServerOptions
+    port: int
     parent_death_pipe: int | None
     must_end: asyncio.Event = field(default_factory=asyncio.Event)
     end_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -181,17 +173,20 @@ class _Manager:
             storage = platform.storage_here()
             if storage is not None:
                 self.folder.restore_link(storage)
-        listener = listen(self.http.host, self.http.port, _OTHER_PORTS)
+        listener = listen(self.web.host, self.port, _OTHER_PORTS)
         make_service = await asyncio.to_thread(platform.make_service, self.folder)
         address = platform.address_for_keepers()
         keepers_host = platform.address_to_listen_on(address)
-        certificate = None
-        if not (is_loopback(keepers_host) and is_loopback(self.http.host)):
-            certificate = self.folder.certificate(_names_here(address, self.http.host))
-        for_keepers = None if is_loopback(keepers_host) else certificate
-        for_people = None if is_loopback(self.http.host) else certificate
+
+        def own_certificate() -> Certificate:
+            return self.folder.certificate(_names_here(address, self.web.host))
+
+        published = PublishedServer(
+            self.folder, self.web, self.port, own_certificate, check_before=lease.check
+        )
+        for_keepers = None if is_loopback(keepers_host) else own_certificate()
         # Only a check: gRPC opens its port itself, with a less clear error.
-        listen(keepers_host, self.http.port + 1, _OTHER_PORTS).close()
+        listen(keepers_host, self.port + 1, _OTHER_PORTS).close()
         engine = Engine(
             self.config,
             self.folder,
@@ -200,37 +195,40 @@ class _Manager:
             make_assessment(self.config, self.folder.log),
             lease,
         )
-        server = KeeperServer(engine.admission)
-        web, process = _http_api(engine, engine.stored.secret, self.http, for_people, self.end_requested.set)
+        keeper_server = KeeperServer(engine.admission)
+        session_auth = SessionAuth(
+            engine.stored.secret, self.folder.experiment_id, self.folder.ended_sessions
+        )
+        end = self.end_requested.set
+        api = ManagerApi(engine, self.web, self.port, session_auth, end, published.hosts)
+        web_server = published.serving(api.app())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.must_end.set)
         lease.call_when_lost(lambda error: loop.call_soon_threadsafe(engine.runtime.on_lease_lost, error))
         try:
             await engine.restore()
-            await server.start(keepers_host, self.http.port + 1, for_keepers)
-            lease.check()  # the next two calls publish this manager's address to keepers and nnictl
+            await keeper_server.start(keepers_host, self.port + 1, for_keepers)
+            lease.check()  # the next call publishes this manager's address to keepers
             await engine.start(
-                (f"{address}:{self.http.port + 1}",),
+                (f"{address}:{self.port + 1}",),
                 None if for_keepers is None else for_keepers.certificate_pem,
             )
-            serving = loop.create_task(web.serve(sockets=[listener]))
-            lease.check()
-            self.folder.write_process(process)
-            self.folder.open_process_file()  # until this process ends
+            serving = loop.create_task(web_server.serve(sockets=[listener]))
+            published.publish(session_auth.token)
             log.info(
                 "experiment %s: manager %s listens on port %d",
                 self.folder.experiment_id,
                 __version__,
-                self.http.port,
+                self.port,
             )
             _call_on_eof(loop, self.parent_death_pipe, partial(self._stop, engine))
             gc.freeze()  # the objects created so far live as long as the process
             await self._until_end(engine)
-            web.end()
+            web_server.end()
             await serving
         finally:
             await engine.close()
-            await server.stop()
+            await keeper_server.stop()
         log.info("experiment %s: the manager exits", self.folder.experiment_id)
         if engine.runtime.lease_lost is not None:
             raise engine.runtime.lease_lost
@@ -260,32 +258,6 @@ class _Manager:
         await engine.until_stopped()
         if engine.recovery.leftovers:
             await asyncio.sleep(_LEFTOVERS_READ_S)
-
-
-def _http_api(
-    backend: ExperimentBackend,
-    secret: bytes,
-    http: _HttpOptions,
-    certificate: Certificate | None,
-    end: Callable[[], None],
-) -> tuple[HttpServer, ManagerProcess]:
-    """The server of the HTTP API, and the record by which clients find it."""
-    folder = backend.folder
-    session_auth = SessionAuth(secret, folder.experiment_id, folder.ended_sessions)
-    app = ManagerApi(
-        backend,
-        http.host,
-        http.port,
-        session_auth,
-        end,
-        require_token=http.require_token,
-        url_prefix=http.url_prefix,
-    ).app()
-    path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
-    process = ManagerProcess(
-        os.getpid(), http.host, http.port, __version__, session_auth.token, sha256, http.url_prefix
-    )
-    return HttpServer(app, path), process
 
 
 def _call_on_eof(

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from real_experiment import wait_until
+from tls_files import issue
 from user_home import BIN, environ_of, left_in, processes_of
 
 from nni_manager.store.folders import ExperimentFolder
@@ -194,7 +196,7 @@ def test_a_managers_log_in_json_has_an_object_per_line(place, nnictl):
     assert f"experiment {name}: the manager exits" in [each["message"] for each in found]
 
 
-def test_python_dash_m_nni_manager_cli_runs_nnictl():
+def test_the_python_module_nni_manager_cli_behaves_as_nnictl():
     asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
@@ -316,7 +318,7 @@ def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(p
     assert Path(path).read_text() == ""
 
 
-def test_an_experiment_without_a_succeeded_trial_ends_with_the_script_error(place, nnictl):
+def test_nnictl_create_prints_the_error_of_the_script_if_no_trial_succeeds(place, nnictl):
     (place / "train.py").write_text("import no_such_module_here\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
     assert done.returncode == 1
@@ -330,7 +332,7 @@ def test_an_experiment_without_a_succeeded_trial_ends_with_the_script_error(plac
     assert left_in(place) == []
 
 
-def test_an_experiment_without_any_final_result_ends_with_the_remedy(place, nnictl):
+def test_nnictl_create_prints_a_remedy_if_no_trial_reports_a_final_result(place, nnictl):
     (place / "train.py").write_text("print('trained')\n")
     done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
     assert done.returncode == 1
@@ -614,7 +616,7 @@ def test_a_saved_experiment_is_resumed_on_another_machine(place, started, nnictl
     assert left_in(there) == []
 
 
-def test_a_terminal_shows_the_experiment_live(place):
+def test_nnictl_create_in_a_terminal_shows_the_progress_of_the_experiment(place):
     main, side = pty.openpty()
     with subprocess.Popen(
         [BIN / "nnictl", "create", "--config", "config.yml", "--foreground", "--port", "auto"],
@@ -664,3 +666,47 @@ def test_a_url_prefix_is_part_of_all_addresses_and_kept_by_resume_and_view(place
     viewed = nnictl("view", line["id"], "--port", "auto", "--url_prefix", "/")
     assert re.search(r"http://127\.0\.0\.1:\d+/enter#", viewed.stdout)
     assert nnictl("stop").returncode == 0
+
+
+def test_all_servers_use_the_certificate_of_the_files_and_nnictl_connects_to_them(place, nnictl):
+    files = issue(place / "tls")
+    options = ("--tls-certificate", "tls/certificate.pem", "--tls-key", "tls/key.pem")
+    alone = nnictl("create", "--config", "config.yml", *options[:2])
+    assert (alone.returncode, alone.stderr) == (
+        1,
+        "ERROR: cannot use --tls-certificate without --tls-key; name both files\n",
+    )
+    (place / "train.py").write_text(ENDLESS)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"The API url is: https://127\.0\.0\.1:\d+/api/v1/nni\n", done.stdout)
+    assert re.search(r"  https://127\.0\.0\.1:\d+/enter#", done.stdout)
+    assert f"Its certificate is: {files.read().sha256}\n" in done.stdout
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert (line["status"], line["webuiUrl"]) == ("RUNNING", [f"https://127.0.0.1:{line['port']}"])
+
+    # The page of all experiments reads the manager's data over HTTPS.
+    served = nnictl("web", "--json", *options)
+    assert (served.returncode, served.stderr) == (0, "")
+    (url,) = json.loads(served.stdout)["urls"]
+    token = json.loads((place.parent / "state/trial-keeper/web/view-process.json").read_text())["token"]
+    answer = requests.get(
+        f"{url}/experiments/{line['id']}/api/v1/nni/summary",
+        headers={"Authorization": f"Bearer {token}"},
+        verify=files.certificate,
+        timeout=60,
+    )
+    assert answer.json()["status"] == "RUNNING"
+    assert nnictl("web", "--stop").returncode == 0
+    assert nnictl("stop").returncode == 0
+
+    issue(place / "tls", start_days=-60)
+    for command in ("resume", "view"):
+        expired = nnictl(command, line["id"], "--port", "auto", *options)
+        assert (expired.returncode, expired.stderr.count("\n")) == (0, 1), expired.stderr
+        assert re.match(
+            r"WARNING: the certificate .* expired on \d{4}-\d\d-\d\d, and browsers", expired.stderr
+        )
+        assert "  https://127.0.0.1:" in expired.stdout
+        assert nnictl("stop").returncode == 0
+    assert left_in(place) == []

@@ -16,6 +16,7 @@ from nni_manager.engine import engine as engine_module
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.support.http_server import HttpServer, listen
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.base import JobEnded
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
@@ -43,7 +44,11 @@ class Manager:
         self._session_auth = SessionAuth(
             self.engine.stored.secret, "TESTEXPT", self.engine.folder.ended_sessions
         )
-        web = HttpServer(ManagerApi(self.engine, "127.0.0.1", port, self._session_auth, lambda: None).app())
+        web = HttpServer(
+            ManagerApi(
+                self.engine, WebServerOptions(require_token=True), port, self._session_auth, lambda: None
+            ).app()
+        )
         serving = self._loop.create_task(web.serve(sockets=[self._listener]))
         self._ready.set()
         await self._must_end.wait()
@@ -132,7 +137,9 @@ def test_an_invalid_nnictl_update_is_a_one_line_error(manager, nnictl, arguments
     assert manager.limits == before
 
 
-def test_nnictl_update_replaces_the_search_space_or_prints_all_its_errors(manager, nnictl, tmp_path):
+def test_nnictl_update_replaces_the_search_space_or_prints_all_errors_of_an_invalid_space(
+    manager, nnictl, tmp_path
+):
     space = tmp_path / "space.json"
     space.write_text(
         '{"x": {"_type": "unifrm", "_value": [0, 1]},\n "y": {"_type": "uniform", "_value": [1, 0]}}'
@@ -179,7 +186,9 @@ def test_nnictl_import_stores_all_results_or_none(manager, nnictl, tmp_path):
     assert len(manager.engine.reader.imported()) == 1
 
 
-def test_without_a_manager_changes_are_refused_with_the_resume_command(a_real_experiment, nnictl):
+def test_a_change_without_a_running_manager_is_refused_and_the_error_names_nnictl_resume(
+    a_real_experiment, nnictl
+):
     experiment = a_real_experiment("pass\n")
     Registry.of_user().add(experiment.folder)
     for arguments in (

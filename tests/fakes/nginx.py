@@ -12,6 +12,8 @@ import pytest
 from deadlines import DEADLINE_S
 from real_experiment import free_port_pair, wait_until
 
+from nni_manager.support.server_tls import TlsFiles
+
 _CONF = """
 daemon off;
 pid {folder}/nginx.pid;
@@ -23,8 +25,8 @@ http {{
     client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
     uwsgi_temp_path {folder}; scgi_temp_path {folder};
     server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{target}; {settings} }}
+        listen 127.0.0.1:{port}{front};
+        location / {{ proxy_pass {scheme}://127.0.0.1:{target}; {settings} }}
     }}
 }}
 """
@@ -36,10 +38,19 @@ def _listens(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, target: int, user: str = "root", settings: str = "") -> Iterator[int]:
+def nginx(
+    folder: Path,
+    target: int,
+    user: str = "root",
+    settings: str = "",
+    front: TlsFiles | None = None,
+    backend: TlsFiles | None = None,
+    encrypts_backend: bool = False,
+) -> Iterator[int]:
     """nginx in front of a port of this machine, with its default headers and these settings; yields its port.
 
-    Its workers run as `user`. Skips without nginx, and if this user is not root.
+    `front`: it serves HTTPS with this certificate. `backend`: the port does, and nginx accepts only this certificate;
+    `encrypts_backend`: or any. Its workers run as `user`. Skips without nginx, and if this user is not root.
     """
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: nginx-light)")
@@ -49,7 +60,21 @@ def nginx(folder: Path, target: int, user: str = "root", settings: str = "") -> 
     folder.chmod(0o777)
     port = free_port_pair()
     config = folder / "nginx.conf"
-    config.write_text(_CONF.format(folder=folder, port=port, target=target, user=user, settings=settings))
+    if backend is not None:
+        settings += f"proxy_ssl_verify on; proxy_ssl_trusted_certificate {backend.certificate}; proxy_ssl_name localhost;"
+    config.write_text(
+        _CONF.format(
+            folder=folder,
+            port=port,
+            front=""
+            if front is None
+            else f" ssl; ssl_certificate {front.certificate}; ssl_certificate_key {front.key}",
+            scheme="https" if backend is not None or encrypts_backend else "http",
+            target=target,
+            user=user,
+            settings=settings,
+        )
+    )
     log = folder / "stderr"
     with (
         log.open("wb") as stderr,

@@ -16,6 +16,8 @@ from nni_manager.client.manager_client import session_with
 from nni_manager.hub.api import HubApi
 from nni_manager.store.folders import ManagerProcess
 from nni_manager.support.http_server import HttpServer, listen
+from nni_manager.support.server_tls import RenewableCertificate
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 
@@ -23,7 +25,8 @@ from trial_keeper import __version__
 class ServedHub:
     """The server, with the state folder of the environment."""
 
-    def __init__(self, url_prefix: str = "") -> None:
+    def __init__(self, web: WebServerOptions | None = None) -> None:
+        web = web or WebServerOptions()
         folder = hub_folder()
         make_folder(folder)
         listener = listen("127.0.0.1", 0, "")
@@ -31,18 +34,21 @@ class ServedHub:
         self.session_auth = SessionAuth(secret_of(folder), folder.experiment_id, folder.ended_sessions)
         self.process = ManagerProcess(
             *(os.getpid(), "127.0.0.1", self.port, __version__, self.session_auth.token),
-            url_prefix=url_prefix,
+            certificate_sha256=None if web.tls is None else web.tls.read().sha256,
+            url_prefix=web.url_prefix,
         )
+        self.verify = True if web.tls is None else str(web.tls.certificate)
         self.origin = self.process.base_url
         self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener, url_prefix)))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener, web)))
         self._thread.start()
         self._is_ready.wait(DEADLINE_S)
 
-    async def _serve(self, listener: Any, url_prefix: str) -> None:
-        hub = HubApi("web", "127.0.0.1", self.port, self.session_auth, url_prefix)
+    async def _serve(self, listener: Any, web: WebServerOptions) -> None:
+        hub = HubApi("web", web, self.port, self.session_auth)
         with contextlib.closing(hub):
-            self.server = HttpServer(hub.app())
+            tls = None if web.tls is None else RenewableCertificate(web.tls, lambda _: None)
+            self.server = HttpServer(hub.app(), tls)
             self._is_ready.set()
             await self.server.serve(sockets=[listener])
 

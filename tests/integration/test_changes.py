@@ -23,6 +23,7 @@ from nni_manager.engine import engine as engine_module
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.errors import RetryableError
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.tuner.base import BaseTuner, Suggestion
 from nni_manager.tuner.registry import make_tuner
@@ -136,7 +137,9 @@ class Live:
 @contextlib.asynccontextmanager
 async def served(engine, service=None):
     session_auth = SessionAuth(b"secret", "TESTEXPT", engine.folder.ended_sessions)
-    transport = httpx.ASGITransport(ManagerApi(engine, "127.0.0.1", 1, session_auth, lambda: None).app())
+    transport = httpx.ASGITransport(
+        ManagerApi(engine, WebServerOptions(require_token=True), 1, session_auth, lambda: None).app()
+    )
     headers = {"Authorization": f"Bearer {session_auth.token}"}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1", headers=headers, trust_env=False
@@ -509,15 +512,13 @@ def test_results_imported_during_a_search_space_change_reach_the_new_tuner_once(
                 changes.append(
                     asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
                 )
-                # While the import waits for the change of the search space, the import queues no bytes. Then the test continues
-                # after 1 s.
+                # If the import waits for the change of the search space, it queues no bytes, and this wait ends after 1 s.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
                 slow.execute("ROLLBACK")
             await asyncio.gather(first, *changes)
             assert [(tuner.revision, tuner.received.count(3.0)) for tuner in tuners[1:]] == [(1, 1)]
-            # The tuner receives the result of a trial that ends through the trial's own report. Until then, the history omits the
-            # trial.
+            # The trial that ends now reports its result to the tuner itself. Until this report, the history omits the trial.
             live.finish(1)
             assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: tuners[-1].received.count(2) == 1)
@@ -564,7 +565,7 @@ def test_a_lost_job_is_resubmitted_also_after_a_resume(a_real_experiment):
     play(scenario)
 
 
-def test_the_keeper_of_a_job_reported_as_lost_receives_a_close_and_a_shutdown(
+def test_the_keeper_of_a_job_reported_as_lost_receives_close_and_shutdown_messages(
     a_real_experiment,
 ):
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)

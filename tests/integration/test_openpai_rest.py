@@ -78,7 +78,7 @@ def test_a_job_is_submitted_listed_and_stopped(server, cluster):
     assert cluster.jobs(states=LIVE) == []
 
 
-def test_the_exit_code_is_that_of_the_command_if_the_runtime_reports_it(server, cluster):
+def test_the_exit_code_of_a_job_is_the_exit_code_that_the_runtime_reports(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().end("FAILED", 115)
     detail = cluster.job("job")
@@ -114,7 +114,7 @@ def test_a_transient_error_is_retried(server, cluster, how):
     assert server.counted()["GET", "/jobs"] == 3
 
 
-def test_a_submit_retried_after_a_lost_response_succeeds(server, cluster):
+def test_a_submission_that_is_retried_after_a_lost_response_succeeds(server, cluster):
     cluster.submit(job_text("first"))
     # The server has this job already, as if the call with the lost response had created it.
     server.jobs[f"{USER}~second"] = FakeJob(job_text("second"))
@@ -155,7 +155,7 @@ def test_a_call_to_a_hanging_server_times_out(server):
         OpenPai(server.host, USER, token=TOKEN, retry_policy=retry_policy).jobs()
 
 
-def test_close_ends_calls_that_wait_for_their_retry(server):
+def test_close_cancels_calls_that_wait_for_a_retry(server):
     cluster = OpenPai(
         server.host, USER, token=TOKEN, retry_policy=ClientRetryPolicy(tries=5, first_s=60, longest_s=60)
     )
@@ -187,7 +187,7 @@ def test_the_client_logs_in_again_when_its_token_expires(server):
     assert server.logins == 2
 
 
-def test_an_expired_token_is_replaced_by_the_newer_token_of_the_configuration(server):
+def test_the_client_uses_the_new_token_of_the_configuration_after_the_old_token_expired(server):
     written = ["expired"]
     cluster = OpenPai(server.host, USER, token="expired", newer_token=lambda: written[-1], retry_policy=QUICK)
     with pytest.raises(Unauthenticated):
@@ -225,7 +225,7 @@ def test_the_error_of_a_failed_login_names_the_keys_to_correct(server, user, pas
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
 
 
-def test_the_error_of_a_rate_limit_recommends_how_to_stay_below_it(server, cluster):
+def test_the_error_of_a_rate_limit_recommends_how_to_reduce_the_number_of_calls(server, cluster):
     server.misbehave(429, 6)
     with pytest.raises(
         ClusterUnavailable, match=r"accepts only 60 such calls in its period; wait, or set `reuse: true`"
@@ -235,7 +235,7 @@ def test_the_error_of_a_rate_limit_recommends_how_to_stay_below_it(server, clust
         cluster.jobs()
 
 
-def test_a_password_is_refused_by_a_cluster_without_passwords_with_a_token_as_remedy(server):
+def test_a_cluster_without_passwords_refuses_a_password_and_the_remedy_is_a_token(server):
     server.authn_type = "OIDC"
     with pytest.raises(
         Unauthenticated, match=r"has no passwords \(OpenID Connect\); create an application token"
@@ -243,7 +243,7 @@ def test_a_password_is_refused_by_a_cluster_without_passwords_with_a_token_as_re
         OpenPai(server.host, USER, password=PASSWORD, retry_policy=QUICK).jobs()
 
 
-def test_the_remedy_for_an_untrusted_certificate_works_for_a_local_tunnel(tmp_path, monkeypatch):
+def test_the_remedy_for_an_untrusted_certificate_makes_a_local_tunnel_work(tmp_path, monkeypatch):
     certificate = tmp_path / "tunnel.pem"
     write_certificate(certificate, ["localhost"])
     server = FakePai(certificate=certificate)
@@ -341,7 +341,7 @@ def test_the_virtual_clusters_of_a_user_are_listed_if_openpai_returns_them(serve
         assert cluster.virtual_clusters_of_user() is None
 
 
-def test_node_resources_are_none_where_openpai_does_not_report_them(server, cluster):
+def test_node_resources_that_openpai_does_not_report_are_none(server, cluster):
     assert cluster.nodes() == []
     server.nodes = {
         "of OpenPAI": {"gpuTotal": 4, "gpuUsed": 1, "gpuAvailable": 3},
@@ -367,7 +367,7 @@ def test_an_exceeded_quota_and_a_missing_permission_raise_different_errors(serve
         cluster.submit(job_text())
 
 
-def test_the_user_of_a_token_is_none_if_openpai_does_not_report_it(server, cluster):
+def test_the_user_of_a_token_is_none_if_openpai_does_not_report_the_user(server, cluster):
     assert cluster.user_of_token() == USER
     server.misbehave(404)
     assert cluster.user_of_token() is None

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import re
 import socket
+import ssl
 
 import httpx
 import pytest
@@ -11,8 +12,10 @@ import requests
 from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
 from served_hub import served_hub
+from tls_files import issue
 
 from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.files import FOLDER, PLACES, Files
 
@@ -27,7 +30,7 @@ class OnHub:
 
     def __init__(self, hub):
         self.hub, self.port, self.session_auth = hub, hub.port, hub.session_auth
-        self.origin = f"{hub.origin}/experiments/TESTEXPT"
+        self.origin, self.verify = f"{hub.origin}/experiments/TESTEXPT", hub.verify
 
     def link(self):
         return self.hub.link("TESTEXPT")
@@ -40,7 +43,7 @@ class OnHub:
 def served_by_manager(tmp_path_factory):
     with served_view(made_experiment(tmp_path_factory.mktemp("access"), 3).folder) as view:
         view.command, view.cookie_name = "nnictl webui url", "trial-keeper-TESTEXPT"
-        view.first_page, view.prefix = "/oview", ""
+        view.first_page, view.prefix, view.verify = "/oview", "", True
         yield view
 
 
@@ -52,7 +55,17 @@ def served_by_hub(tmp_path_factory):
         yield OnHub(hub)
 
 
-@pytest.fixture(params=["manager", "hub"])
+@pytest.fixture(scope="module")
+def served_by_hub_with_tls(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hub")
+    web = WebServerOptions(tls=issue(home / "tls"))
+    with pytest.MonkeyPatch.context() as monkeypatch, served_hub(home, monkeypatch, web=web) as hub:
+        Registry.of_user().add(made_experiment(home / "made", 3).folder)
+        assert hub.origin.startswith("https://127.0.0.1:")
+        yield OnHub(hub)
+
+
+@pytest.fixture(params=["manager", "hub", "hub_with_tls"])
 def served(request):
     return request.getfixturevalue(f"served_by_{request.param}")
 
@@ -64,6 +77,7 @@ class Browser:
         self._origin = served.origin
         self.session = requests.Session()
         self.session.trust_env = False
+        self.session.verify = served.verify
         self.key = ""
 
     def ask(self, verb, path, **options):
@@ -86,6 +100,19 @@ def browser(served):
         yield made
 
 
+def ask(served, verb, **options):
+    """The response to a client without a session."""
+    url = f"{served.origin}{ROOT}/session"
+    return requests.request(verb, url, timeout=DEADLINE_S, verify=served.verify, **options)
+
+
+def connect(served):
+    peer = socket.create_connection(("127.0.0.1", served.port), timeout=DEADLINE_S)
+    if served.verify is True:
+        return peer
+    return ssl.create_default_context(cafile=served.verify).wrap_socket(peer, server_hostname="localhost")
+
+
 def test_a_login_link_is_refused_at_its_second_use(served, browser):
     link = served.link()
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
@@ -103,7 +130,7 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
     assert cookie.startswith(f"{served.cookie_name}=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     # Browsers would drop a Secure cookie that is sent over HTTP.
-    assert "Secure" not in cookie
+    assert ("Secure" in cookie.split("; ")) is served.origin.startswith("https:")
     assert served.session_auth.token not in cookie
     assert browser.key not in cookie
 
@@ -112,7 +139,9 @@ def test_the_session_cookie_is_httponly_and_samesite_strict(served, browser):
 def test_the_session_cookie_is_secure_only_over_https(served_by_manager, scheme, is_secure):
     """A proxy may terminate HTTPS, so X-Forwarded-Proto counts too."""
     served = served_by_manager
-    app = ManagerApi(served.view, "127.0.0.1", served.port, served.session_auth, lambda: None).app()
+    app = ManagerApi(
+        served.view, WebServerOptions(require_token=True), served.port, served.session_auth, lambda: None
+    ).app()
     code = {"code": served.session_auth.new_login_code()}
 
     async def log_in(base, headers):
@@ -178,19 +207,16 @@ def test_a_login_deletes_the_oldest_session_cookies_of_other_experiments(served,
     "body", [b"", b"[]", b"{}", b'{"code": 1}', b'{"code": null}', b'{"code": "x"}', b"\xff"]
 )
 def test_an_invalid_login_code_is_refused_with_an_error(served, body):
-    answer = requests.post(f"{served.origin}{ROOT}/session", data=body, timeout=DEADLINE_S)
+    answer = ask(served, "POST", data=body)
     assert answer.status_code in (400, 403)
     assert answer.json()["error"].startswith("cannot ")
     assert "Set-Cookie" not in answer.headers
 
 
 def test_only_a_short_login_code_is_accepted_without_a_session(served):
-    assert (
-        requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=DEADLINE_S).status_code
-        == 413
-    )
-    assert requests.put(f"{served.origin}{ROOT}/session", data=b"", timeout=DEADLINE_S).status_code == 401
-    assert requests.delete(f"{served.origin}{ROOT}/session", timeout=DEADLINE_S).status_code == 401
+    assert ask(served, "POST", data=b"x" * 2000).status_code == 413
+    assert ask(served, "PUT", data=b"").status_code == 401
+    assert ask(served, "DELETE").status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -215,7 +241,7 @@ def test_requests_from_another_web_page_are_refused_despite_a_session(served, br
         )
 
 
-def test_another_site_may_link_to_the_page_but_not_embed_its_files(served, browser):
+def test_another_site_may_link_to_the_page_but_may_not_embed_files_of_the_page(served, browser):
     follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
     assert browser.ask("GET", "/enter", headers=follow).status_code == 200
     for dest in ("script", "iframe", "empty", "image"):
@@ -252,7 +278,7 @@ def test_every_file_of_the_page_is_served_unchanged(served, browser):
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_files_of_the_current_edition_are_immutable_and_files_of_other_editions_are_revalidated(
+def test_page_files_of_the_current_edition_are_cached_and_files_of_other_editions_are_revalidated(
     served, browser
 ):
     document = browser.ask("GET", "/oview").text
@@ -265,7 +291,7 @@ def test_files_of_the_current_edition_are_immutable_and_files_of_other_editions_
     assert (other.status_code, other.headers["Cache-Control"]) == (200, "no-cache")
 
 
-def test_the_path_of_the_page_files_changes_with_their_content(tmp_path):
+def test_the_url_of_the_page_files_changes_when_a_file_changes(tmp_path):
     (tmp_path / "index.html").write_text('<script src="/page/main.js"></script>')
     (tmp_path / "main.js").write_text("1")
     before = Files(tmp_path).edition
@@ -292,7 +318,7 @@ def test_plotly_is_served_from_its_installed_package(served, browser):
     ],
 )  # fmt: skip
 def test_paths_outside_the_page_are_not_served(served, target):
-    with socket.create_connection(("127.0.0.1", served.port), timeout=DEADLINE_S) as peer:
+    with connect(served) as peer:
         peer.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while piece := peer.recv(65536):

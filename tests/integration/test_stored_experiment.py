@@ -14,6 +14,7 @@ from real_experiment import a_started_experiment, wait_until
 from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.store.reader import StoreReader
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 
@@ -113,7 +114,10 @@ def test_a_view_refuses_every_changing_request(killed, view):
     session_auth = SessionAuth(b"", "TESTEXPT", killed.folder.ended_sessions)
     with contextlib.closing(StoredExperimentReader(killed.folder)) as stored:
         changing = list(
-            changing_routes(ManagerApi(stored, "127.0.0.1", 1, session_auth, lambda: None).app(), trial)
+            changing_routes(
+                ManagerApi(stored, WebServerOptions(require_token=True), 1, session_auth, lambda: None).app(),
+                trial,
+            )
         )
     assert ("DELETE", "/experiment") in changing
     for method, path in changing:
@@ -153,7 +157,7 @@ def test_a_second_view_of_an_experiment_is_refused(killed):
 
 
 @pytest.mark.usefixtures("view")
-def test_a_view_holds_no_lock_that_a_manager_needs(killed):
+def test_a_view_does_not_lock_an_experiment_against_a_manager(killed):
     with killed.folder.owned() as held:
         assert held.holder.pid == os.getpid()
     with StoreReader(killed.folder.database) as reader:
@@ -161,7 +165,7 @@ def test_a_view_holds_no_lock_that_a_manager_needs(killed):
 
 
 # This test is the last, because it resumes the experiment that all tests of this file share.
-def test_a_resume_runs_beside_a_view_and_the_view_shows_its_progress(killed, view):
+def test_a_view_shows_the_progress_of_a_manager_that_resumes_the_experiment(killed, view):
     killed.start()
     assert killed.summary()["readOnly"] is False
     wait_until(lambda: not look(view, "/summary")["problem"], "the view shows that the manager runs again")

@@ -7,6 +7,8 @@ import requests
 from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
 
+from nni_manager.support.web_server_options import WebServerOptions
+
 PREFIX = "/lab/digits_1"
 ROOT = f"{PREFIX}/api/v1/nni"
 
@@ -14,7 +16,7 @@ ROOT = f"{PREFIX}/api/v1/nni"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     experiment = made_experiment(tmp_path_factory.mktemp("prefix"), 3)
-    with served_view(experiment.folder, require_token=False, url_prefix=PREFIX) as view:
+    with served_view(experiment.folder, web=WebServerOptions(url_prefix=PREFIX)) as view:
         yield view
 
 
@@ -37,7 +39,7 @@ def test_the_api_is_served_only_below_the_prefix(served):
         assert answer.json()["error"].endswith(f"start with {PREFIX}/; add that")
 
 
-def test_redirects_stay_below_the_prefix(served):
+def test_redirects_keep_the_url_prefix(served):
     assert fetch(served, PREFIX).headers["Location"] == f"{PREFIX}/"
     assert fetch(served, f"{PREFIX}/").headers["Location"] == f"{PREFIX}/oview"
     token = {"Authorization": f"Bearer {served.process.token}"}
@@ -53,11 +55,11 @@ def test_the_document_of_the_page_refers_to_files_below_the_prefix(served):
         assert fetch(served, path).status_code == 200, path
 
 
-def test_a_program_of_the_same_user_needs_the_token_below_a_prefix(served):
+def test_a_server_with_a_url_prefix_requires_the_token_also_from_the_same_user(served):
     assert fetch(served, f"{ROOT}/trials").status_code == 401
 
 
-def test_the_cookie_of_a_session_is_limited_to_the_prefix(served):
+def test_the_session_cookie_is_limited_to_the_url_prefix(served):
     for proto, is_secure in ((None, False), ("https", True)):
         answer = requests.post(
             f"http://127.0.0.1:{served.port}{ROOT}/session",

@@ -72,7 +72,7 @@ def test_only_the_owner_can_read_the_certificate_file(certificate: Certificate) 
     assert "PRIVATE KEY" not in repr(certificate)
 
 
-def test_a_later_manager_uses_the_same_certificate_with_any_address(certificate: Certificate) -> None:
+def test_a_later_manager_reuses_the_certificate_even_with_another_address(certificate: Certificate) -> None:
     again = Certificate.of(certificate.path, ["192.0.2.7"])
     assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
     assert again.sha256 == certificate.sha256

@@ -69,7 +69,7 @@ def test_the_documented_example_jobs_render_to_their_golden_files(path):
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_rendered_script_is_valid_bash(path):
+def test_every_script_of_the_example_jobs_is_valid_bash(path):
     if path.stem == "infiniband":
         return
     for role in render(parse(path.read_text())).roles:
@@ -114,12 +114,12 @@ def test_a_deployment_adds_commands_before_and_after_the_commands_of_a_role():
     assert scripts(deployments=deployments).user.endswith("\n\necho hello\n")
 
 
-def test_secrets_are_inserted_into_the_script():
+def test_a_secret_is_inserted_unescaped_into_the_script():
     job = rendered(((*WORKER, "commands"), ["echo '<% $secrets.t %>'"]), secrets={"t": 'a&"b'})
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 
 
-def test_only_secrets_are_inserted_into_the_login_of_an_image():
+def test_an_image_login_may_refer_to_secrets_but_not_to_parameters():
     auth = {"username": "<% $parameters.u %>", "password": "<% $secrets.p %>", "other": 5}
     job = rendered((("prerequisites", 0, "auth"), auth), secrets={"p": 1.0}, parameters={"u": "x"})
     assert job.roles[0].image_auth == {"username": "<% $parameters.u %>", "password": "1", "other": "5"}
@@ -156,7 +156,7 @@ def test_an_invalid_template_is_refused_with_the_position_of_its_command(command
     assert caught.value.diagnostics[0].line > 1
 
 
-def test_an_invalid_template_in_a_deployment_is_reported_at_the_deployment():
+def test_an_invalid_template_in_a_deployment_is_reported_with_the_key_of_the_deployment():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
@@ -201,7 +201,7 @@ def test_prerequisite_plugins_run_first_before_a_task_and_last_after_the_task():
     assert [script.splitlines()[-1] for script in made.post] == ["echo x post", "echo s post", "echo d post"]
 
 
-def test_a_prerequisite_passes_its_name_to_its_plugin_and_unknown_plugins_are_ignored():
+def test_the_plugin_of_a_prerequisite_receives_its_name_and_an_unknown_plugin_is_ignored():
     item = {"name": "s", "type": "script", "plugin": f"{PLUGINS}.cmd", "failurePolicy": "IGNORE", "a": 1}
     job = parse(text_of(a_job((("prerequisites", 2), item), ((*WORKER, "prerequisites"), ["s"]))))
     (call,) = calls_of(job, job.task_roles[0])
@@ -236,7 +236,7 @@ def test_a_failing_plugin_command_ends_the_script_unless_failures_are_ignored(po
     assert (ran.stdout, ran.returncode) == (output, code)
 
 
-def test_callbacks_become_commands_before_and_after_the_task():
+def test_the_callbacks_of_the_cmd_plugin_run_before_and_after_the_task():
     call = {
         "plugin": "cmd",
         "parameters": {
@@ -335,7 +335,7 @@ def ssh(**parameters):
     return with_plugins({"plugin": "ssh", "parameters": parameters})
 
 
-def test_the_ssh_plugin_adds_no_script_by_default():
+def test_the_ssh_plugin_without_keys_adds_no_script():
     assert scripts(**ssh()).pre == []
     assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == []
     assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == []
@@ -367,7 +367,7 @@ def test_the_ssh_barrier_waits_for_the_configured_time():
         scripts(**ssh(jobssh=True, sshbarrier=True, sshbarrierTimeout="soon"))
 
 
-def test_job_ssh_is_ignored_with_a_warning_without_gang_allocation():
+def test_job_ssh_without_gang_allocation_is_ignored_with_a_warning():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == []
@@ -413,5 +413,5 @@ def test_each_prerequisite_is_listed_once_and_before_its_dependants():
         ({str(n): [str(n + 1), str(n + 2)] for n in range(300)}, []),
     ],
 )
-def test_a_cycle_of_prerequisites_is_found(requires, cycle):
+def test_a_cycle_of_prerequisites_is_detected(requires, cycle):
     assert cycle_in(requires) == cycle

@@ -25,6 +25,7 @@ from nni_manager.engine.profiles import configuration_view, profile_view
 from nni_manager.engine.serializers import jobs_view, message_of, row_view, trial_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
@@ -44,7 +45,7 @@ def played(tmp_path):
 @contextlib.asynccontextmanager
 async def client_of(served):
     session_auth = SessionAuth(b"secret", "TESTEXPT", served.folder.ended_sessions)
-    app = ManagerApi(served, "127.0.0.1", 1, session_auth, lambda: None).app()
+    app = ManagerApi(served, WebServerOptions(require_token=True), 1, session_auth, lambda: None).app()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app),
         base_url=f"http://127.0.0.1{API_ROOT}",
@@ -154,7 +155,7 @@ def test_importance_is_computed_once_for_unchanged_results(played, monkeypatch):
         ("signal", " \n ", ""),
     ],
 )
-def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, line):
+def test_the_message_summary_is_the_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line
 
 
@@ -172,13 +173,13 @@ def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, 
         (json.dumps({f"m{number}": number for number in range(30)}), {f"m{n}": float(n) for n in range(20)}),
     ],
 )
-def test_a_row_has_the_numeric_metrics_besides_the_default_metric(final, metrics):
+def test_a_table_row_has_up_to_twenty_numeric_metrics_besides_the_default_metric(final, metrics):
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final = final
     assert row_view(trial).get("metrics") == metrics
 
 
-def test_a_row_has_the_metrics_of_all_objectives_first():
+def test_the_metrics_of_the_objectives_come_first_in_a_table_row():
     final = {f"other{number}": number for number in range(30)} | {"acc": 0.5, "ms": 7, "mb": 9}
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", TrialState.SUCCEEDED, run=TrialRun(attempt=0))
     trial.run.final, trial.metrics = json.dumps(final), ("acc", "ms", "mb")
@@ -209,7 +210,7 @@ Note: See 'pyenv help global' for tips on allowing both
         ("step 1\nstep 2\n", "step 2"),
     ],
 )
-def test_the_summary_is_the_line_of_the_command_that_was_not_found(message, line):
+def test_the_message_summary_is_the_line_that_names_the_missing_command(message, line):
     assert message_summary("non-zero exit", message, 127).partition(";")[0] == line
     assert message_summary("non-zero exit", message, 1) == message.splitlines()[-1].strip()
 
@@ -233,7 +234,7 @@ def test_the_summary_is_the_line_of_the_command_that_was_not_found(message, line
         ("echo 'ada: not found' >&2; exit 3", ""),
     ],
 )
-def test_a_command_that_cannot_run_is_reported_with_a_hint(tmp_path, command, hint):
+def test_the_message_of_a_command_that_cannot_run_has_a_hint(tmp_path, command, hint):
     for name, text in {
         "crlf.sh": "#!/usr/bin/env bash\r\ncd .\r\npython3 train.py\r\n",
         "crlf_of_bash.sh": "#!/bin/bash\r\npython3 train.py\r\n",

@@ -18,6 +18,7 @@ from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store import leftover_jobs
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.support.web_server_options import WebServerOptions
 
 
 @click.command(
@@ -27,10 +28,8 @@ from nni_manager.store.folders import ManagerProcess
 @options.start_options
 def create(
     config_path: Path,
-    host: str,
     port: int | None,
-    url_prefix: str | None,
-    require_token: bool,
+    web: WebServerOptions,
     debug: bool,
     log_format: str,
     foreground: bool,
@@ -45,7 +44,7 @@ def create(
     config = with_warm_start(read_experiment_file(config_path))
     platform = platform_of(config)
     place = platform.check()
-    ports = preflight.usable_ports(port, host)
+    ports = preflight.usable_ports(port, web.host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
     for warning in (*config.warnings, *place.warnings):
@@ -71,9 +70,7 @@ def create(
             config,
             ports,
             debug,
-            host,
-            require_token=require_token,
-            url_prefix=url_prefix or "",
+            web,
             log_format=log_format,
         )
     except KeyboardInterrupt:
@@ -89,10 +86,8 @@ def create(
 def resume(
     experiment_id: str | None,
     experiment_dir: Path | None,
-    host: str,
     port: int | None,
-    url_prefix: str | None,
-    require_token: bool,
+    web: WebServerOptions,
     debug: bool,
     log_format: str,
     foreground: bool,
@@ -118,15 +113,13 @@ def resume(
         # The manager serves everything that the view serves, usually on the same port.
         manager_stop.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
-    ports = preflight.usable_ports(port, host)
+    ports = preflight.usable_ports(port, web.host)
     output.info("Starting restful server...")
     known = manager_process.start_manager(
         known.folder,
         ports,
         debug,
-        host,
-        require_token=require_token,
-        url_prefix=_prefix_or_last(known, url_prefix),
+        _with_last_prefix(known, web),
         log_format=log_format,
     )
     return _after_start(known, foreground, port)
@@ -140,17 +133,13 @@ def resume(
 @options.experiment_argument
 @options.experiment_dir_option
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
-@options.require_token_option
-@options.url_prefix_option
-@options.host_option
+@options.web_server_options
 @options.port_option(None, "Port of the HTTP API.  [default: the first free pair from 8080 on]")
 def view(
     experiment_id: str | None,
     experiment_dir: Path | None,
-    host: str,
     port: int | None,
-    url_prefix: str | None,
-    require_token: bool,
+    web: WebServerOptions,
     foreground: bool,
 ) -> int:
     """Serve a stored experiment read-only.
@@ -166,11 +155,8 @@ def view(
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
         print_links(name, server)
         return 0
-    ports = preflight.usable_ports(port, host, 1)
-    prefix = _prefix_or_last(known, url_prefix)
-    known = manager_process.start_view(
-        known.folder, ports, host, require_token=require_token, url_prefix=prefix
-    )
+    ports = preflight.usable_ports(port, web.host, 1)
+    known = manager_process.start_view(known.folder, ports, _with_last_prefix(known, web))
     assert known.view is not None  # it has just been started
     try:
         _name_other_port(known.view, port)
@@ -187,9 +173,12 @@ def view(
     return 0
 
 
-def _prefix_or_last(known: KnownExperiment, given: str | None) -> str:
+def _with_last_prefix(known: KnownExperiment, web: WebServerOptions) -> WebServerOptions:
+    """The options; without --url-prefix, with the prefix of the last manager."""
     last = known.folder.process()
-    return given if given is not None else "" if last is None else last.url_prefix
+    if options.has_url_prefix() or last is None:
+        return web
+    return dataclasses.replace(web, url_prefix=last.url_prefix)
 
 
 def _resolved(experiment_id: str | None, experiment_dir: Path | None) -> KnownExperiment:

@@ -15,9 +15,11 @@ import click
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.support.log_format import FORMATS
+from nni_manager.support.web_server_options import WebServerOptions
 
 if TYPE_CHECKING:
     from nni_manager.client.experiments import KnownExperiment
+    from nni_manager.support.server_tls import TlsFiles
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
@@ -42,11 +44,10 @@ class Port(click.ParamType[Any]):
         return int(value)
 
 
-host_option = click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+_host_option = click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
                            help="Listen address of the HTTP API. HTTPS is used unless ADDRESS is loopback.")  # fmt: skip
 
-
-require_token_option = click.option(
+_require_token_option = click.option(
     "--require-token", is_flag=True,
     help="Require the token of your own programs on this machine, too, such as curl and NNI's client.",
 )  # fmt: skip
@@ -67,9 +68,61 @@ class UrlPrefix(click.ParamType[Any]):
             self.fail(str(error))
 
 
-url_prefix_option = click.option(
-    "--url-prefix", "-u", type=UrlPrefix(), metavar="PREFIX",
+_url_prefix_option = click.option(
+    "--url-prefix", "-u", type=UrlPrefix(), default="", metavar="PREFIX",
     help="Serve the page and the HTTP API below this path, for a proxy. The token is then required of all programs.",
+)  # fmt: skip
+
+
+def web_server_options(command: Command) -> Command:
+    """Options of commands that start a web server, as the parameter `web`."""
+
+    def with_web(host: str, url_prefix: str, require_token: bool, **given: Any) -> Any:
+        web = WebServerOptions(host, url_prefix, require_token, _tls_of(given))
+        return command(web=web, **given)
+
+    return _added(_SERVER_OPTIONS, functools.update_wrapper(with_web, command))
+
+
+def hub_options(command: Command) -> Command:
+    """Those of the page of all experiments, which always requires the token."""
+
+    def with_web(host: str, url_prefix: str, **given: Any) -> Any:
+        web = WebServerOptions(host, url_prefix, tls=_tls_of(given))
+        return command(web=web, **given)
+
+    return _added(_SERVER_OPTIONS[1:], functools.update_wrapper(with_web, command))
+
+
+def _added(added: Iterable[Callable[[Command], Command]], command: Command) -> Command:
+    for option in added:
+        command = option(command)
+    return command
+
+
+def has_url_prefix() -> bool:
+    """True if the command line has --url-prefix."""
+    source = click.get_current_context().get_parameter_source("url_prefix")
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+def _tls_of(given: dict[str, Any]) -> TlsFiles | None:
+    """The files of the options, which are removed from `given`."""
+    from nni_manager.client.preflight import tls_files
+
+    return tls_files(given.pop("tls_certificate"), given.pop("tls_key"))
+
+
+# The last one is the first in the help.
+_SERVER_OPTIONS = (
+    _require_token_option,
+    click.option("--tls-key", type=FILE, metavar="FILE", help="PEM file with the key of that certificate."),
+    click.option(
+        "--tls-certificate", type=FILE, metavar="FILE",
+        help="Use HTTPS with this certificate, a PEM file. A renewed file is used without a restart.",
+    ),
+    _url_prefix_option,
+    _host_option,
 )  # fmt: skip
 
 
@@ -83,7 +136,7 @@ def port_option(default: str | None, help_text: str | None = None) -> Callable[[
 def start_options(command: Command) -> Command:
     """Options of commands that start a manager.
 
-    `host`, `port` (None: any), `url_prefix` (None: not given), `require_token`, `debug`, `log_format` and `foreground`.
+    `web`, `port` (None: any), `debug`, `log_format` and `foreground`.
     """
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
@@ -95,9 +148,7 @@ def start_options(command: Command) -> Command:
             show_default=True,
             help="Of the manager's log; json: an object per line.",
         ),
-        require_token_option,
-        url_prefix_option,
-        host_option,
+        web_server_options,
         port_option(
             None,
             "Port of the HTTP API; keepers use the next one.  [default: the first free pair from 8080 on]",

@@ -65,7 +65,9 @@ def _links_by_hub(experiment_id: str) -> dict[str, Any] | None:
 
 
 def urls_of(server: ManagerProcess) -> Iterator[str]:
-    """The URLs at which a manager answers, without any secret."""
+    """The URLs at which a manager answers, without any secret. That for which browsers accept the certificate is the first."""
+    if server.certificate_host:
+        yield dataclasses.replace(server, host=server.certificate_host).base_url
     hosts = list(_addresses_here(server.host)) if server.host in _EVERYWHERE else [server.host]
     for host in hosts:
         yield dataclasses.replace(server, host=host).base_url

@@ -14,19 +14,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from nni_manager.client import hub_folder
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.interrupts import deferred_interrupts
 from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
-from nni_manager.client.preflight import HOST, ports_are_free
+from nni_manager.client.preflight import ports_are_free
 from nni_manager.config.key_names import key_of
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.support.plain_text import escaped
+from nni_manager.support.web_server_options import WebServerOptions
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec
@@ -55,10 +56,8 @@ def create_experiment(
     config: ExperimentSpec,
     ports: Iterable[int],
     debug: bool,
-    host: str = HOST,
+    web: WebServerOptions | None = None,
     *,
-    require_token: bool = False,
-    url_prefix: str = "",
     log_format: str = "text",
     parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
@@ -68,7 +67,7 @@ def create_experiment(
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
     this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
-    log, and check no versions. `require_token` and `url_prefix`: see `nni_manager.web.api.ManagerApi`. `log_format`: a name of
+    log, and check no versions. `web` None: the defaults. `log_format`: a name of
     `nni_manager.support.log_format`. `prepare` writes what trials need into the new folder, and returns the config with it.
 
     Raises:
@@ -116,9 +115,7 @@ def create_experiment(
             folder,
             ports,
             debug,
-            host,
-            require_token=require_token,
-            url_prefix=url_prefix,
+            web,
             log_format=log_format,
             is_new=True,
             parent_death_pipe=parent_death_pipe,
@@ -157,10 +154,8 @@ def start_manager(
     folder: ExperimentFolder,
     ports: Iterable[int],
     debug: bool,
-    host: str = HOST,
+    web: WebServerOptions | None = None,
     *,
-    require_token: bool = False,
-    url_prefix: str = "",
     log_format: str = "text",
     is_new: bool = False,
     parent_death_pipe: ParentDeathPipe | None = None,
@@ -168,20 +163,22 @@ def start_manager(
     """Start a manager on the first free port of `ports`, and return the experiment when the manager is ready.
 
     On failure, trials of a new experiment are stopped; trials of an older one continue.
-    `parent_death_pipe`, `require_token`, `url_prefix` and `log_format`: see `create_experiment`.
+    `parent_death_pipe`, `web` and `log_format`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the manager did not become ready, and has exited.
         FolderUnreadable: something else is in the place of a file of the experiment, or this user may not read it.
         ObjectiveMissing: trials run a function, which came with no archive.
     """
-    options = (("--debug",) if debug else ()) + _options_of_api(require_token, url_prefix)
+    options: tuple[str, ...] = ("--debug",) if debug else ()
     options += () if log_format == "text" else (f"--log_format={log_format}",)
     folder.check_files_of_manager()
     if not is_new:
         _check_objective(folder)
     outputs = folder.manager_stdout, folder.manager_stderr
-    launch = _Launch(folder, host, options, *outputs, folder.process, parent_death_pipe, is_new)
+    launch = _Launch(
+        folder, web or WebServerOptions(), options, *outputs, folder.process, parent_death_pipe, is_new
+    )
     return KnownExperiment(folder, launch.on_first_free(ports))
 
 
@@ -205,43 +202,40 @@ def _check_objective(folder: ExperimentFolder) -> None:
 def start_view(
     folder: ExperimentFolder,
     ports: Iterable[int],
-    host: str = HOST,
+    web: WebServerOptions | None = None,
     parent_death_pipe: ParentDeathPipe | None = None,
-    *,
-    require_token: bool = False,
-    url_prefix: str = "",
 ) -> KnownExperiment:
     """Start a view of the stored experiment on the first free port of `ports`; return when the view is ready.
 
-    The view ends when this process's end of `parent_death_pipe` is closed. `require_token` and `url_prefix`: see
-    `create_experiment`.
+    The view ends when this process's end of `parent_death_pipe` is closed. `web`: see `create_experiment`.
 
     Raises:
         ManagerFailed: the view did not become ready, and has exited.
     """
     outputs = folder.view_stderr, folder.view_stderr
-    options = ("--view", *_options_of_api(require_token, url_prefix))
-    launch = _Launch(folder, host, options, *outputs, folder.running_view, parent_death_pipe)
+    web = web or WebServerOptions()
+    launch = _Launch(folder, web, ("--view",), *outputs, folder.running_view, parent_death_pipe)
     return KnownExperiment(folder, None, view=launch.on_first_free(ports))
 
 
-def start_hub(
-    folder: ExperimentFolder, ports: Iterable[int], host: str = HOST, *, url_prefix: str = ""
-) -> ManagerProcess:
+def start_hub(folder: ExperimentFolder, ports: Iterable[int], web: WebServerOptions) -> ManagerProcess:
     """Start the server of all experiments on the first free port of `ports`; return when it is ready.
 
     Raises:
         ManagerFailed: it did not become ready, and has exited.
     """
-    options = _options_of_api(require_token=False, url_prefix=url_prefix)
     outputs = folder.view_stderr, folder.view_stderr
-    launch = _Launch(folder, host, options, *outputs, folder.running_view, program=hub_folder.PROGRAM)
+    launch = _Launch(folder, web, (), *outputs, folder.running_view, program=hub_folder.PROGRAM)
     return launch.on_first_free(ports)
 
 
-def _options_of_api(require_token: bool, url_prefix: str) -> tuple[str, ...]:
-    prefix = (f"--url_prefix={url_prefix}",) if url_prefix else ()
-    return (("--require_token",) if require_token else ()) + prefix
+def become_hub(folder: ExperimentFolder, ports: Iterable[int], web: WebServerOptions) -> NoReturn:
+    """Replace this process by the server of all experiments. Signals, exit code and stderr are then the server's."""
+    command = [sys.executable, "-m", hub_folder.PROGRAM, "--folder", str(folder.path)]
+    # Python imports modules from its working directory, which must not be the user's.
+    os.chdir(folder.path)
+    sys.stdout.flush()
+    os.execv(sys.executable, [*command, *web.arguments(), "--port", str(next(iter(ports)))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +243,7 @@ class _Launch:
     """A manager or a view to start. `recorded`: the process that the folder records as ready."""
 
     folder: ExperimentFolder
-    host: str
+    web: WebServerOptions
     options: Sequence[str]
     stdout: Path
     stderr: Path
@@ -267,7 +261,7 @@ class _Launch:
             except ManagerFailed as error:
                 failure = error
                 # Another process used the port, and may have released it already.
-                if CANNOT_LISTEN not in str(error) and ports_are_free(port, self.host):
+                if CANNOT_LISTEN not in str(error) and ports_are_free(port, self.web.host):
                     raise
         raise failure or ManagerFailed()
 
@@ -293,7 +287,7 @@ class _Launch:
         pipe = self.parent_death_pipe
         pipe_option = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
         command = [sys.executable, "-m", self.program, "--folder", str(self.folder.path)]
-        address = ("--host", self.host, "--port", str(port))
+        address = (*self.web.arguments(), "--port", str(port))
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             return subprocess.Popen(
                 [*command, *address, *self.options, *pipe_option],

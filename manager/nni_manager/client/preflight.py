@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 from collections.abc import Iterable, Iterator
 
+from nni_manager.client import output
 from nni_manager.client.experiments import known_experiments
 from nni_manager.errors import UserError
+from nni_manager.support.server_tls import TlsFiles
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
@@ -93,6 +96,20 @@ def _port_problem(port: int, host: str) -> str | None:
         except (TypeError, UnicodeError) as error:  # raised before the name is resolved
             raise UserError(f"cannot use --host {host}: no machine has such a name; {remedy}") from error
     return None
+
+
+def tls_files(
+    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
+) -> TlsFiles | None:
+    """The files of the two options, checked; None: neither is given. An expired certificate is a warning.
+
+    Raises:
+        TlsFilesUnusable: they cannot be used.
+    """
+    files = TlsFiles.of(certificate, key)
+    if files is not None and (warning := files.read().warning):
+        output.warning(warning)
+    return files
 
 
 def url_prefix(text: str) -> str:

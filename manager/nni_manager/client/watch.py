@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.manager_client import ManagerUnresponsive
+from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive
 from nni_manager.client.results import duration_s
 from nni_manager.domain.message_summary import why_it_ended
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -61,13 +61,16 @@ def follow(
                 summary: Summary = client.summary()
                 answered_at_s = time.monotonic()
             except ManagerUnresponsive as error:
-                if known.running_process() is None:
+                if (manager := known.running_process()) is None:
                     return _summary_without_manager(known, show_summary)
                 if time.monotonic() - answered_at_s > _MANAGER_TIMEOUT_S:
                     raise RetryableError(
                         f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
                         f"{_MANAGER_TIMEOUT_S:.0f} s, but may still run; try `nnictl top {known.experiment_id}` later"
                     ) from error
+                client = ManagerClient(
+                    known.experiment_id, manager
+                )  # with a certificate that was renewed meanwhile
             else:
                 show_summary(summary)
                 counts = summary["counts"]

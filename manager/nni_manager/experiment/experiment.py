@@ -32,6 +32,7 @@ from nni_manager.experiment.objective import ObjectiveFunction
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
 from nni_manager.store.folders import Registry
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.platform import platform_of
 
 Port: TypeAlias = int | Literal["auto"]
@@ -59,6 +60,7 @@ class Experiment(StartedExperiment):
 
     `config` is its configuration. `id` and `port` are None until the experiment is started. `id` stays after `stop`, and
     results can still be queried. `url_prefix`, such as "lab/digits", precedes the paths of the web page and the HTTP API.
+    `tls_certificate` and `tls_key`: PEM files, with which these use HTTPS.
 
     >>> experiment = Experiment("local")
     >>> experiment.config.trial_command = "python3 train.py"
@@ -93,6 +95,8 @@ class Experiment(StartedExperiment):
         super().__init__(id)
         self.port: int | None = None
         self.url_prefix: str | None = None
+        self.tls_certificate: str | os.PathLike[str] | None = None
+        self.tls_key: str | os.PathLike[str] | None = None
         self._parent_death_pipe: ParentDeathPipe | None = None
         self._log: LogTail | None = None
         self._is_stopping = False
@@ -195,7 +199,7 @@ class Experiment(StartedExperiment):
                 ports,
                 debug,
                 experiment_id=self._given_id,
-                url_prefix=_prefix(self),
+                web=_web_server(self),
                 prepare=None if made is None else made.stored,
             )
             self._launch(run_mode, create)
@@ -340,7 +344,7 @@ class Experiment(StartedExperiment):
             ports = _ports(port, count=1)
             known = self._launch(
                 RunMode.Background,
-                partial(manager_process.start_view, folder, ports, url_prefix=_prefix(self)),
+                partial(manager_process.start_view, folder, ports, _web_server(self)),
             )
         if not non_blocking:
             try:
@@ -410,9 +414,7 @@ class Experiment(StartedExperiment):
             if made is not None:
                 made.store_again(known)
             ports = _ports(port)
-            start = partial(
-                manager_process.start_manager, known.folder, ports, debug, url_prefix=_prefix(self)
-            )
+            start = partial(manager_process.start_manager, known.folder, ports, debug, _web_server(self))
             self._launch(RunMode.Background, start)
 
     def _launch(self, run_mode: RunMode, start: Callable[..., KnownExperiment]) -> KnownExperiment:
@@ -467,8 +469,10 @@ class Experiment(StartedExperiment):
             return None
 
 
-def _prefix(experiment: Experiment) -> str:
-    return preflight.url_prefix(experiment.url_prefix or "")
+def _web_server(experiment: Experiment) -> WebServerOptions:
+    prefix = preflight.url_prefix(experiment.url_prefix or "")
+    tls = preflight.tls_files(experiment.tls_certificate, experiment.tls_key)
+    return WebServerOptions(url_prefix=prefix, tls=tls)
 
 
 def _check_id(given: Any) -> None:

@@ -26,6 +26,8 @@ _OF_COMMAND_LINE = {
     r"--port N or --port auto": 'port=N or port="auto"',
     r"--port (N|\d+)": r"port=\1",
     "--url-prefix": "url_prefix",
+    "--tls-certificate": "tls_certificate",
+    "--tls-key": "tls_key",
 }
 
 

@@ -7,7 +7,9 @@ passed on, or those of a view of its store if no manager runs. A browser logs in
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from collections.abc import Collection
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,20 +17,23 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nni_manager.client.hub_folder import hub_folder
 from nni_manager.hub.commands import CommandFailed, run_nnictl
 from nni_manager.hub.experiments import Experiments
 from nni_manager.hub.forward import Forwarding
 from nni_manager.hub.views import Views
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.http_server import LingeringCloseMiddleware
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import API_ROOT, REFUSALS, refused
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.json_encoding import Json, body_of
+from nni_manager.web.monitoring_routes import LIVE, READY
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation
 from nni_manager.web.session_auth import SessionAuth
 from nni_manager.web.session_routes import LOGIN, MAX_CODE_BYTES, NEW_LINK, SessionRoutes
@@ -46,20 +51,26 @@ _MAX_FORWARDED_BYTES = 4 * 2**20
 
 
 class HubApi:
-    """The routes. `name`: the id that clients expect. `host` and `port`: the listen address."""
+    """The routes. `name`: the id that clients expect. `own_hosts`: see `AuthMiddleware`."""
 
     def __init__(
-        self, name: str, host: str, port: int, session_auth: SessionAuth, url_prefix: str = ""
+        self,
+        name: str,
+        web: WebServerOptions,
+        port: int,
+        session_auth: SessionAuth,
+        own_hosts: Collection[str] = (),
     ) -> None:
         self._id = name
-        self._host, self._url_prefix, self._session_auth = host, url_prefix, session_auth
+        self._host, self._url_prefix, self._session_auth = web.host, web.url_prefix, session_auth
+        self._own_hosts = own_hosts
         self._files = Files()
-        self._sessions = SessionRoutes(session_auth, url_prefix, "nnictl web")
+        self._sessions = SessionRoutes(session_auth, web.url_prefix, "nnictl web")
         routes = [operation.route() for operation in self._sessions.operations()]
         self._session_app = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse})
         self._experiments = Experiments()
         self._listing = asyncio.Lock()
-        self._views = Views(host, port, session_auth)
+        self._views = Views(web, port, session_auth)
         self._forwarding = Forwarding()
 
     def operations(self) -> list[Operation]:
@@ -80,6 +91,8 @@ class HubApi:
         return Starlette(
             routes=[
                 Mount(API_ROOT, routes=operations),
+                Route(LIVE, self.live),
+                Route(READY, self.ready),
                 Route("/", self.first_page),
                 *(Route(path, self.file) for path in (_HOME, "/enter", "/page/{file:path}")),
                 Mount("/experiments/{experiment_id}", app=self.of_experiment),
@@ -94,6 +107,7 @@ class HubApi:
                     most_body_bytes=_most_body_bytes,
                     is_public=self._is_public,
                     for_programs={(NEW_LINK[0], API_ROOT + NEW_LINK[1])},
+                    own_hosts=self._own_hosts,
                 ),
             ],
             exception_handlers={**REFUSALS, HTTPException: self._refuse, CommandFailed: self._refuse_command},
@@ -199,12 +213,24 @@ class HubApi:
     # ---- pages and access
 
     def _is_public(self, method: str, path: str) -> bool:
-        """True for the pages' files, and for the exchange of a login code for a session."""
+        """True for the pages' files, the probes, and the exchange of a login code for a session."""
         found = _OF_EXPERIMENT.fullmatch(path)
         rest = path if found is None else found[2] or "/"
         if (method, rest) == (LOGIN[0], API_ROOT + LOGIN[1]):
             return True
+        if path in (LIVE, READY):
+            return method in ("GET", "HEAD")
         return method in ("GET", "HEAD") and (rest == "/" or rest in self._files or rest == _HOME)
+
+    async def live(self, _: Request) -> Response:
+        """Respond, which shows that the event loop runs."""
+        return PlainTextResponse("ok\n")
+
+    async def ready(self, _: Request) -> Response:
+        """Respond with 503 while the state folder is missing or read-only, for example with its storage unmounted."""
+        if await asyncio.to_thread(os.access, hub_folder().path, os.W_OK):
+            return PlainTextResponse("ok\n")
+        return PlainTextResponse("cannot write to the state folder; mount its storage\n", 503)
 
     async def first_page(self, _: Request) -> Response:
         """Redirect to the list."""

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.api import REFUSALS, ManagerApi, refused
 from nni_manager.web.session_auth import SessionAuth
 
@@ -26,8 +27,8 @@ class _View:
 class Views:
     """Views of stored experiments, the last used ones. Used on one event loop."""
 
-    def __init__(self, host: str, port: int, session_auth: SessionAuth) -> None:
-        self._host, self._port, self._session_auth = host, port, session_auth
+    def __init__(self, web: WebServerOptions, port: int, session_auth: SessionAuth) -> None:
+        self._web, self._port, self._session_auth = web, port, session_auth
         self._kept: OrderedDict[str, _View] = OrderedDict()
 
     def app_of(self, folder: ExperimentFolder) -> Starlette:
@@ -39,7 +40,7 @@ class Views:
         key = str(folder.path)
         if key not in self._kept:
             reader = StoredExperimentReader(folder)
-            api = ManagerApi(reader, self._host, self._port, self._session_auth, lambda: None)
+            api = ManagerApi(reader, self._web, self._port, self._session_auth, lambda: None)
             routes = [operation.route() for operation in api.operations_of_experiment()]
             handlers = {**REFUSALS, HTTPException: _refuse}
             self._kept[key] = _View(reader, Starlette(routes=routes, exception_handlers=handlers))

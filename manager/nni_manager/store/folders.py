@@ -57,6 +57,8 @@ class ManagerProcess:
     """Fingerprint of the certificate for HTTPS; None: HTTP, on loopback."""
     url_prefix: str = ""
     """The path before all its addresses, such as `/lab/digits`; empty: none."""
+    certificate_host: str = ""
+    """A host name in a certificate from files, for which browsers accept it; empty: none."""
 
     @property
     def base_url(self) -> str:

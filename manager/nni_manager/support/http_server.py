@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nni_manager.errors import CANNOT_LISTEN, UserError
+from nni_manager.support.server_tls import RenewableCertificate
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -118,7 +119,7 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _handshake: asyncio.Task[None] | None = None
 
-    def __init__(self, tls: ssl.SSLContext | None, **given: Any) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None, **given: Any) -> None:
         super().__init__(**given)
         self._tls = tls
         self.is_authenticated = False
@@ -136,7 +137,7 @@ class _Connection(H11Protocol):
             self._start(transport)
         else:
             transport.pause_reading()
-            self._handshake = self.loop.create_task(self._shake_hands(self._tls))
+            self._handshake = self.loop.create_task(self._shake_hands(self._tls()))
         if len(self.connections) > MAX_CONNECTIONS:
             evictable = [
                 each
@@ -215,11 +216,16 @@ def _is_failure(record: logging.LogRecord) -> bool:
 class HttpServer(uvicorn.Server):
     """HTTP on this event loop, or HTTPS with the key and certificate of a file. The process handles signals itself."""
 
-    def __init__(self, app: ASGIApp, certificate: Path | None = None) -> None:
-        tls = None
-        if certificate is not None:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(certificate)
+    def __init__(self, app: ASGIApp, certificate: Path | RenewableCertificate | None = None) -> None:
+        """`certificate`: a file with key and certificate that never changes, or files that may be renewed; None: HTTP."""
+        self._renewable = certificate if isinstance(certificate, RenewableCertificate) else None
+        tls: Callable[[], ssl.SSLContext] | None = None
+        if isinstance(certificate, RenewableCertificate):
+            tls = partial(_context_of, certificate)
+        elif certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            tls = partial(_same, context)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -243,11 +249,13 @@ class HttpServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._ends.set)
 
     async def main_loop(self) -> None:
-        """Update the Date header until `end` is called. uvicorn polls for that ten times a second."""
+        """Update the Date header, and renewed certificates, until `end` is called. uvicorn polls ten times a second."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), _DATE_INTERVAL_S)
+            if self._renewable is not None:
+                await self._renewable.refresh()
         self._loop = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -267,6 +275,14 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the process's signal handlers unchanged."""
         yield
+
+
+def _context_of(certificate: RenewableCertificate) -> ssl.SSLContext:
+    return certificate.current.context
+
+
+def _same(context: ssl.SSLContext) -> ssl.SSLContext:
+    return context
 
 
 class LingeringCloseMiddleware:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,6 +18,7 @@ from nni_manager.engine.experiment_commands import FailedPrecondition
 from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.support.http_server import LingeringCloseMiddleware, mark_streaming
+from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
 from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
@@ -41,36 +42,30 @@ _PLAIN_PATH = re.compile(rf"(?!/page\b|/api\b|{METRICS}\b)(?:/[\w-]+)+")
 
 
 class ManagerApi:
-    """The routes. `end` ends the manager's process once the experiment is terminal.
-
-    `host` and `port`: the listen address. `require_token`: on loopback, this user's own programs need the token, too. They do
-    anyway with a `url_prefix`, see `UrlPrefixMiddleware`.
-    """
+    """The routes. `end` ends the manager's process once the experiment is terminal. `own_hosts`: see `AuthMiddleware`."""
 
     def __init__(
         self,
         engine: ExperimentBackend,
-        host: str,
+        web: WebServerOptions,
         port: int,
         session_auth: SessionAuth,
         end: Callable[[], None],
-        *,
-        require_token: bool = True,
-        url_prefix: str = "",
+        own_hosts: Collection[str] = (),
     ) -> None:
-        self._host = host
+        self._host, self._own_hosts = web.host, own_hosts
         # A prefix is for a proxy, which may be one of this user's programs and pass on requests of anybody.
-        self._require_token = require_token or url_prefix != ""
-        self._url_prefix = url_prefix
+        self._require_token = web.require_token or web.url_prefix != ""
+        self._url_prefix = web.url_prefix
         self._session_auth = session_auth
         self._files = Files()
-        self._session_routes = SessionRoutes(session_auth, url_prefix, "nnictl webui url")
+        self._session_routes = SessionRoutes(session_auth, web.url_prefix, "nnictl webui url")
         self._live = ChangeFeed(engine.snapshot)
         self._monitoring = MonitoringRoutes(engine)
         self._window_routes = TrialWindowRoutes(engine)
         reads = BackendReads(engine)
         self._routes = ExperimentRoutes(reads, end)
-        self._nni_routes = NniRoutes(reads, port, url_prefix)
+        self._nni_routes = NniRoutes(reads, port, web.url_prefix)
 
     def operations(self) -> list[Operation]:
         """All operations of the API."""
@@ -110,6 +105,7 @@ class ManagerApi:
                     is_public=self._is_public,
                     for_programs={(NEW_LINK[0], API_ROOT + NEW_LINK[1])},
                     require_token=self._require_token,
+                    own_hosts=self._own_hosts,
                 ),
             ],
             exception_handlers={**REFUSALS, HTTPException: self._refuse},

@@ -1,0 +1,374 @@
+"""The manifests of deploy/kubernetes are valid, their rights are sufficient and needed, and their command and probes work."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from deadlines import DEADLINE_S
+from free_ports import free_port_pair
+from kube_api import KubeApi
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
+from kube_place import Place, our_cluster, worker_role
+from kube_store import ACCOUNTS, JOBS, Kind
+from nginx import nginx
+from real_containers import Container, podman_of_tests, why_not_here
+from real_experiment import wait_until
+from user_home import BIN, environ_of
+
+kubernetes = pytest.importorskip("kubernetes")
+
+FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
+DOCUMENTS = [each for path in sorted(FOLDER.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+MODELS = {
+    "ServiceAccount": "V1ServiceAccount",
+    "Role": "V1Role",
+    "RoleBinding": "V1RoleBinding",
+    "PersistentVolumeClaim": "V1PersistentVolumeClaim",
+    "Deployment": "V1Deployment",
+    "Service": "V1Service",
+    "Ingress": "V1Ingress",
+}
+KINDS = [
+    Kind("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),
+    Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", has_status=False),
+    Kind("apps", "v1", "deployments", "Deployment"),
+    Kind("", "v1", "services", "Service"),
+    Kind("networking.k8s.io", "v1", "ingresses", "Ingress"),
+]
+ACCOUNT_TOKEN = "token-of-the-service-account"
+TRAIN = """\
+import nni_sdk
+nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
+"""
+
+
+def document(kind, name="trial-keeper"):
+    (found,) = (each for each in DOCUMENTS if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def container():
+    (found,) = document("Deployment")["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def unknown_fields(model, value, at):
+    """The paths of fields that a model of the official client lacks. Building the models checks required fields."""
+    if match := re.fullmatch(r"(?:list\[|dict\(str, )(.+)[\])]", model):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, each in items for found in unknown_fields(match[1], each, f"{at}.{key}")]
+    kind = getattr(kubernetes.client, model, None)
+    if kind is None:  # a number, a text or an object of any shape
+        return []
+    names = {name: attribute for attribute, name in kind.attribute_map.items()}
+    found = [f"{at}.{key}" for key in value.keys() - names.keys()]
+    for key in value.keys() & names.keys():
+        found += unknown_fields(kind.openapi_types[names[key]], value[key], f"{at}.{key}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "found", DOCUMENTS, ids=[f"{each['kind']}-{each['metadata']['name']}" for each in DOCUMENTS]
+)
+def test_each_manifest_has_only_fields_of_its_kind_and_all_required_ones(found):
+    assert unknown_fields(MODELS[found["kind"]], found, found["kind"]) == []
+    read = kubernetes.client.ApiClient().deserialize(
+        json.dumps(found), MODELS[found["kind"]], "application/json"
+    )
+    assert kubernetes.client.ApiClient().sanitize_for_serialization(read) == found
+
+
+def test_manifests_refer_to_each_other_by_existing_names():
+    pod = document("Deployment")["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
+    for volume in pod["spec"]["volumes"]:
+        if "persistentVolumeClaim" in volume:
+            document("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+    mounted = {each["name"] for each in container()["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["spec"]["volumes"]}
+    labels = pod["metadata"]["labels"].items()
+    assert document("Service")["spec"]["selector"].items() <= labels
+    assert document("Deployment")["spec"]["selector"]["matchLabels"].items() <= labels
+    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    assert document("Service")["spec"]["ports"][0]["targetPort"] in ports
+    (path,) = document("Ingress")["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["port"]["name"] == document("Service")["spec"]["ports"][0]["name"]
+
+
+@pytest.mark.any_cluster
+def test_kubectl_applies_the_manifests(tmp_path):
+    """On a cluster of your own: all of its own checks, without creating anything."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed (Debian: kubernetes-client)")
+    if named := os.environ.get("TEST_KUBECONFIG"):
+        how = ("--dry-run=server", "--namespace", os.environ.get("TEST_K8S_NAMESPACE", "default"))
+        done = kubectl(named, "apply", "--filename", FOLDER, *how)
+        assert done.returncode == 0, done.stderr
+        return
+    api = KubeApi(tmp_path)
+    serve(api.store)
+    api.start()
+    try:
+        (tmp_path / "kubeconfig").write_text(api.kubeconfig())
+        # The fake server has no schemas of built-in kinds.
+        done = kubectl(tmp_path / "kubeconfig", "apply", "--validate=false", "--filename", FOLDER)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(" created\n") == len(DOCUMENTS)
+        again = kubectl(tmp_path / "kubeconfig", "apply", "--validate=false", "--filename", FOLDER)
+        assert again.stdout.count(" unchanged\n") == len(DOCUMENTS), again.stdout + again.stderr
+    finally:
+        api.close()
+
+
+def kubectl(kubeconfig, *arguments):
+    return subprocess.run(
+        ["kubectl", f"--kubeconfig={kubeconfig}", *map(str, arguments)],
+        # kubectl writes a cache into the home folder.
+        env=os.environ | {"HOME": str(kubeconfig.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+
+def serve(store):
+    """Let the fake server store the kinds of the manifests."""
+    for kind in KINDS:
+        store.kinds[kind.group, kind.plural] = kind
+        store._objects[kind] = {}
+
+
+# ---- rights
+
+
+RIGHTS = {
+    (verb, resource)
+    for rule in document("Role")["rules"]
+    for verb in rule["verbs"]
+    for resource in rule["resources"]
+}
+
+
+@pytest.fixture(scope="module")
+def used():
+    """The calls and the checks of rights that experiments have made with the service account."""
+    return set()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, used):
+    """An experiment on the fake cluster, whose manager has the rights of the Role and no others."""
+    with our_cluster(tmp_path) as around:
+        api = around.double.api
+        kubeconfig = tmp_path / "kubeconfig-of-account"
+        kubeconfig.write_text(api.kubeconfig(ACCOUNT_TOKEN))
+        api.tokens.add(ACCOUNT_TOKEN)
+        all_may = api.may
+
+        def may(token, verb, plural):
+            if token != ACCOUNT_TOKEN:
+                return all_may(token, verb, plural)
+            used.add((verb, plural))
+            return (verb, plural) in RIGHTS
+
+        monkeypatch.setattr(api, "may", may)
+        made = Place(tmp_path, around, TRAIN)
+        made.environ = {"KUBECONFIG": str(kubeconfig)}
+        made.config |= {"maxTrialNum": 1, "trialConcurrency": 1}
+        yield made
+
+
+def runs_to_the_end(place):
+    done = place.create("--foreground")
+    assert done.returncode == 0, done.stderr
+    assert "may not" not in done.stderr
+    assert "forbidden" not in done.stderr
+    workspace = place.workspace(done)
+    results = re.findall(r"^ *\d+ +(\w+) +[\d.e-]+ ", done.stdout, re.MULTILINE)
+    assert len(results) == 1
+    return workspace
+
+
+def test_an_experiment_on_frameworkcontroller_needs_only_the_rights_of_the_role(place):
+    place.config["trainingServicePlatform"] = "frameworkcontroller"
+    place.config["trial"]["taskRoles"] = [worker_role("python3 train.py", place.around.image)]
+    place.cluster.store.create(ACCOUNTS, "default", {"metadata": {"name": "frameworkbarrier"}})
+    section = {"namespace": place.around.namespace, "serviceAccountName": "frameworkbarrier"}
+    place.config["frameworkcontrollerConfig"] = place.around.storage | section
+    runs_to_the_end(place)
+
+
+OPERATORS = [
+    ("tf-operator", TF_JOBS, {"apiVersion": "v1"}, "worker"),
+    ("pytorch-operator", PYTORCH_JOBS, {}, "master"),
+    ("trainjob", TRAIN_JOBS, {}, "worker"),
+    ("job", JOBS, {"queueName": "team"}, "worker"),
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind", "section", "role"), OPERATORS, ids=[each[0] for each in OPERATORS]
+)
+def test_an_experiment_on_kubeflow_needs_only_the_rights_of_the_role(place, operator, kind, section, role):
+    place.cluster.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {}})
+    place.config["trainingServicePlatform"] = "kubeflow"
+    task = {"replicas": 1, "gpuNum": 0, "cpuNum": 1, "memoryMB": 256, "image": place.around.image}
+    place.config["trial"][role] = task | {"command": "python3 train.py"}
+    place.config["kubeflowConfig"] = (
+        place.around.storage | {"namespace": "default", "operator": operator} | section
+    )
+    runs_to_the_end(place)
+    assert place.cluster.api.counted()["create", kind.plural] == 1
+
+
+def test_the_role_has_no_rights_that_experiments_do_not_use(used):
+    if ("create", "frameworks") not in used or ("create", "jobs") not in used:
+        pytest.skip("needs the experiments of this file, which run before it")
+    assert RIGHTS - used == set()
+
+
+# ---- the command of the container
+
+
+def test_the_command_and_the_probes_of_the_deployment_work_behind_an_ingress(tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    environ = environ_of(work)
+    arguments, ports = (
+        container()["args"],
+        {each["name"]: each["containerPort"] for each in container()["ports"]},
+    )
+    port = free_port_pair()
+    assert str(ports["https"]) in arguments
+    arguments = [str(port) if each == str(ports["https"]) else each for each in arguments]
+    process = subprocess.Popen(
+        [BIN / "nnictl", *arguments],
+        cwd=work,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for name in ("readinessProbe", "livenessProbe"):
+            probe = container()[name]["httpGet"]
+            assert ports[probe["port"]] == ports["https"]
+            url = f"{probe['scheme'].lower()}://127.0.0.1:{port}{probe['path']}"
+            wait_until(
+                lambda url=url: answer_of(url, Host=f"10.1.2.3:{port}") == (200, "ok\n"), f"{url} answers"
+            )
+        annotations = document("Ingress")["metadata"]["annotations"]
+        (path,) = document("Ingress")["spec"]["rules"][0]["http"]["paths"]
+        host = annotations["nginx.ingress.kubernetes.io/upstream-vhost"]
+        assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
+        # What ingress-nginx makes of the annotations.
+        settings = f"proxy_set_header Host {host}; proxy_set_header X-Forwarded-Host $http_host;"
+        with nginx(tmp_path / "nginx", port, settings=settings, encrypts_backend=True) as front:
+            code, text = answer_of(f"http://127.0.0.1:{front}{path['path']}/all", Host="lab.example")
+            assert (code, "main.js" in text or "hub" in text) == (200, True)
+            assert (
+                answer_of(f"http://127.0.0.1:{front}{path['path']}/api/v1/nni/all", Host="lab.example")[0]
+                == 401
+            )
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts the container of the Deployment in podman, as the pod's security context and volumes say, on a free port."""
+    if reason := why_not_here():
+        pytest.skip(reason)
+    podman, containers = podman_of_tests(), []
+    spec = document("Deployment")["spec"]["template"]["spec"]
+    context, own = spec["securityContext"], container()["securityContext"]
+    assert (own["readOnlyRootFilesystem"], own["allowPrivilegeEscalation"]) == (True, False)
+    options = [
+        f"--user={context['runAsUser']}:{context['runAsGroup']}",
+        "--read-only",
+        "--read-only-tmpfs=false",
+    ]
+    options += [
+        "--security-opt=no-new-privileges",
+        *(f"--cap-drop={each}" for each in own["capabilities"]["drop"]),
+    ]
+    options += [f"--env={each['name']}={each['value']}" for each in container()["env"]]
+    for mount in container()["volumeMounts"]:
+        folder = tmp_path / mount["name"]
+        folder.mkdir()
+        os.chown(folder, 0, context["fsGroup"])
+        folder.chmod(0o2775)
+        options.append(f"--volume={folder}:{mount['mountPath']}")
+
+    def start(port):
+        arguments = [str(port) if each == "8070" else each for each in container()["args"]]
+        containers.append(Container(podman, tmp_path, *options, podman.image("manager"), *arguments))
+        return containers[-1], podman
+
+    yield start
+    for each in containers:
+        each.remove()
+
+
+def test_the_container_serves_and_runs_experiments_with_the_security_context_of_the_deployment(
+    started, tmp_path
+):
+    port = free_port_pair()
+    web, podman = started(port)
+    probe = container()["readinessProbe"]["httpGet"]
+    url = f"https://127.0.0.1:{port}"
+    wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the container is ready")
+
+    # As `kubectl exec` in the documentation.
+    printed = podman.run("podman", "exec", web.name, "/opt/trial-keeper/bin/nnictl", "web", "--json")
+    assert f"{url}/lab" in json.loads(printed)["urls"]
+    (tmp_path / "storage/train.py").write_text(TRAIN)
+    config = {
+        "searchSpace": {"x": {"_type": "uniform", "_value": [0, 1]}},
+        "trialCommand": "python3 train.py",
+        "trialConcurrency": 1,
+        "maxTrialNumber": 1,
+        "trainingService": {"platform": "local"},
+    }
+    (tmp_path / "storage/config.yml").write_text(json.dumps(config))
+    token = json.loads((tmp_path / "state/.local/state/trial-keeper/web/view-process.json").read_text())[
+        "token"
+    ]
+    headers = {"Authorization": f"Bearer {token}"}
+    body = json.dumps({"config": "/mnt/nni/config.yml"}).encode()
+    code, text = answer_of(f"{url}/lab/api/v1/nni/all", body, **headers)
+    assert code == 200, text
+
+    def line():
+        (found,) = json.loads(answer_of(f"{url}/lab/api/v1/nni/all", **headers)[1])
+        return found
+
+    wait_until(lambda: line()["status"] == "DONE", "the experiment is done")
+    assert 0 <= line()["bestValue"] <= 1
+    web.signal("TERM")
+    assert web.wait() == 0, web.stderr
+
+
+def answer_of(url, body=None, **headers):
+    """The status and the text; the certificate is not verified, as the kubelet does not."""
+    context = ssl._create_unverified_context()
+    request = urllib.request.Request(url, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""

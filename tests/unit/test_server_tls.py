@@ -1,0 +1,148 @@
+"""The files of a certificate are checked before a server uses them."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from strangers import NOBODY
+from tls_files import issue
+
+from nni_manager.client.links import urls_of
+from nni_manager.errors import UserError
+from nni_manager.experiment import Experiment
+from nni_manager.store.folders import ManagerProcess
+from nni_manager.support.server_tls import TlsFiles, TlsFilesUnusable
+
+
+def refusal_of(files):
+    with pytest.raises(TlsFilesUnusable) as raised:
+        files.read()
+    return str(raised.value)
+
+
+def test_a_valid_pair_of_files_has_a_fingerprint_and_host_names_without_a_warning(tmp_path):
+    files = issue(tmp_path, ("Lab.example", "*.lab.example", "10.0.0.7"))
+    read = files.read()
+    printed = subprocess.run(
+        ["openssl", "x509", "-in", files.certificate, "-noout", "-fingerprint", "-sha256"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip().partition("=")[2] == read.sha256
+    assert (read.hosts, read.warning) == (("lab.example",), "")
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key"])
+def test_a_missing_file_is_named_with_its_option(tmp_path, missing):
+    files = issue(tmp_path)
+    path = getattr(files, missing)
+    path.unlink()
+    assert refusal_of(files) == (
+        f"cannot use --tls-{missing} {path}: No such file or directory; name a file that this user can read"
+    )
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "says"),
+    [
+        ("x", None, "--tls-certificate without --tls-key; name both"),
+        (None, "x", "--tls-key without --tls-certificate"),
+    ],
+)
+def test_one_of_the_two_options_alone_is_refused(certificate, key, says):
+    with pytest.raises(TlsFilesUnusable, match=says):
+        TlsFiles.of(certificate, key)
+
+
+def test_relative_paths_become_absolute_and_links_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "live.pem").symlink_to("archive.pem")
+    assert TlsFiles.of("live.pem", "key.pem") == TlsFiles(tmp_path / "live.pem", tmp_path / "key.pem")
+
+
+def test_the_key_of_another_certificate_is_refused(tmp_path):
+    files, other = issue(tmp_path / "one"), issue(tmp_path / "two")
+    assert refusal_of(TlsFiles(files.certificate, other.key)) == (
+        f"cannot use --tls-key {other.key}: it is not the key of the first certificate in --tls-certificate; "
+        "name the two files that were issued together"
+    )
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o602, 0o644])
+def test_a_key_that_other_users_can_access_is_refused_as_in_ssh(tmp_path, mode):
+    files = issue(tmp_path)
+    files.key.chmod(mode)
+    assert (
+        f"its mode {mode:04o} lets other users read or change it; run `chmod 600 {files.key}`"
+        in refusal_of(files)
+    )
+
+
+def test_a_key_of_another_owner_may_have_a_group_that_reads_it(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a file to another user")
+    files = issue(tmp_path)
+    os.chown(files.key, NOBODY, 0)
+    files.key.chmod(0o440)
+    assert files.read().warning == ""
+    for mode in (0o460, 0o444):
+        files.key.chmod(mode)
+        assert f"its mode {mode:04o} lets other users read or change it" in refusal_of(files)
+
+
+def test_content_that_is_no_certificate_or_no_key_is_refused(tmp_path):
+    files = issue(tmp_path)
+    assert "it is no certificate in PEM format" in refusal_of(TlsFiles(files.key, files.key))
+    copied = tmp_path / "copied.pem"
+    copied.touch(0o600)
+    copied.write_bytes(files.certificate.read_bytes())
+    assert "it is no private key in PEM format" in refusal_of(TlsFiles(files.certificate, copied))
+
+
+def test_a_key_with_a_passphrase_is_refused_with_the_command_that_removes_it(tmp_path):
+    files, locked = issue(tmp_path), tmp_path / "locked.pem"
+    locked.touch(0o600)
+    subprocess.run(
+        ["openssl", "pkey", "-in", files.key, "-aes256", "-passout", "pass:x", "-out", locked], check=True
+    )
+    assert f"write it without one with `openssl pkey -in {locked} -out NEW`" in refusal_of(
+        TlsFiles(files.certificate, locked)
+    )
+
+
+def test_an_expired_certificate_is_a_warning_with_the_date(tmp_path):
+    ended = datetime.now(timezone.utc) - timedelta(days=5)
+    warning = issue(tmp_path, start_days=-35, days=30).read().warning
+    assert f"expired on {ended:%Y-%m-%d}, and browsers refuse it; renew it" in warning
+
+
+def test_a_certificate_of_the_future_is_a_warning(tmp_path):
+    assert "is not valid before" in issue(tmp_path, start_days=2).read().warning
+
+
+def test_nnictl_starts_without_the_libraries_of_tls():
+    program = (
+        "import sys, nni_manager.cli.main\n"
+        "print([each for each in ('asyncio', 'ssl', 'cryptography') if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_first_link_has_the_host_name_of_the_certificate():
+    server = ManagerProcess(1, "0.0.0.0", 8443, "0.7.0", "token", "AB:CD", "/lab", "lab.example")
+    first, *others = urls_of(server)
+    assert first == "https://lab.example:8443/lab"
+    assert "https://127.0.0.1:8443/lab" in others
+
+
+def test_a_missing_option_is_named_as_in_python():
+    experiment = Experiment("local")
+    experiment.config.trial_command, experiment.config.trial_concurrency = "true", 1
+    experiment.config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}
+    experiment.tls_key = "key.pem"
+    with pytest.raises(UserError, match="cannot use tls_key without tls_certificate; name both files"):
+        experiment.start()
