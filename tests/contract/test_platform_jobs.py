@@ -42,7 +42,7 @@ def platform(request, tmp_path, monkeypatch):
         yield platform
 
 
-async def test_a_job_receives_its_settings_and_its_end_is_reported_once(platform):
+async def test_a_job_receives_its_settings_and_the_platform_reports_each_job_end_once(platform):
     platform.runs(f"case $TRIAL_KEEPER_ROLE in ps) exec sleep 100;; esac; {platform.settings_arrived}")
     async with platform.manager() as service:
         await service.submit(platform.settings())
@@ -81,7 +81,7 @@ async def test_an_oom_killed_job_ends_with_reason_out_of_memory(platform):
         assert platform.memory_message in end.message
 
 
-async def test_a_stopped_job_exits_in_its_grace_period_before_its_end_is_reported(platform):
+async def test_the_platform_reports_the_end_of_a_stopped_job_after_the_job_has_exited(platform):
     platform.runs(EXITS_ON_REQUEST)
     async with platform.manager() as service:
         assert not await service.stop("trial1"), "there is no such job"
@@ -163,7 +163,7 @@ async def test_an_unreachable_server_is_reported_and_ends_no_job(platform):
         assert len(platform.ends) == 1
 
 
-async def test_jobs_adopted_while_the_server_is_unreachable_are_regarded_as_running(platform):
+async def test_adopted_jobs_are_regarded_as_running_while_the_server_is_unreachable(platform):
     platform.runs(EXITS_AS_WRITTEN)
     async with platform.manager() as first:
         await first.submit(platform.settings())
@@ -245,6 +245,10 @@ PERMANENT = {
         ((422, "Invalid", "spec.taskRoles: Invalid value"), f"spec.taskRoles: Invalid value{FIX}"),
         ((400, "BadRequest", "admission webhook says no"), "admission webhook says no"),
     ],
+    "slurm": [
+        ((1, "", "Invalid partition name specified"), "partition name specified; correct partition"),
+        ((1, "", "Requested node configuration is not available"), "not available; correct nodes"),
+    ],
 }
 TEMPORARY = {
     "openpai": [
@@ -262,10 +266,15 @@ TEMPORARY = {
         *((status, ClusterUnavailable) for status in (408, 429, 500, 520, "drop")),
         ("conflict", Conflict),
     ],
+    "slurm": [
+        ((1, "", "Job violates accounting/QOS policy (job submit limit, user's size)"), QuotaExceeded),
+        ((1, "", "Socket timed out on send/recv operation"), ClusterUnavailable),
+        ("drop", ClusterUnavailable),
+    ],
 }
 
 
-RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets"]}
+RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets"], "slurm": ["jobs"]}
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ def test_a_reused_job_runs_trials_in_sequence_and_continues_after_a_stopped_tria
     run(manage(platform, experiment, play))
 
 
-@pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job"], indirect=True)
+@pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller", "job", "slurm"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_preempted_trial_restarts_without_counting_as_a_retry(platform, reuse):
     gates = platform.folder / "gates"
@@ -384,9 +384,9 @@ nni.report_final_result(x)
 """
 
 
-@pytest.mark.parametrize("platform", ["frameworkcontroller", "job"], indirect=True)
+@pytest.mark.parametrize("platform", ["frameworkcontroller", "job", "slurm"], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_preemption_announced_before_the_signal_is_the_reason_in_the_stop_notice(platform, reuse):
+def test_the_stop_notice_of_a_preempted_trial_has_the_reason_that_the_cluster_announced(platform, reuse):
     code = WAITS_FOR_STOP.format(folder=platform.folder)
     experiment = new_experiment(platform, code, reuse, maxTrialNum=1, maxTrialRetry=0)
 
@@ -410,6 +410,7 @@ LIMIT = "frameworks is forbidden: maximum cpu usage per Container is 2, but limi
 QUOTAS = {
     "openpai": (403, "ForbiddenUserError", "the quota of default is used up"),
     "frameworkcontroller": (403, "Forbidden", "frameworks is forbidden: exceeded quota: team, used: 2"),
+    "slurm": (1, "", "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"),
 }
 
 
@@ -421,6 +422,7 @@ QUOTAS = {
         ("openpai", (400, "InvalidProtocolError", TOO_LARGE)),
         ("frameworkcontroller", (403, "Forbidden", LIMIT)),
         ("frameworkcontroller", (422, "Invalid", "spec: Invalid value: 99")),
+        ("slurm", (1, "", "Invalid qos specification")),
     ],
     indirect=["platform"],
 )
@@ -445,7 +447,7 @@ def test_an_experiment_fails_if_the_cluster_refuses_three_jobs_in_a_row(platform
 
 
 @pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
-def test_trials_wait_for_a_quota_with_the_reason_and_start_after_temporary_errors(
+def test_trials_wait_with_the_quota_error_as_message_and_start_when_the_error_ends(
     platform, quota, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)

@@ -52,7 +52,7 @@ def platforms(place, path=""):
 
 def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package_is_removed(place):
     site = installed_example()
-    built_in = dict.fromkeys(("local", "openpai", "frameworkcontroller", "kubeflow"), "built in")
+    built_in = dict.fromkeys(("local", "openpai", "frameworkcontroller", "kubeflow", "slurm"), "built in")
     assert platforms(place, site) == built_in | {"nice": "trial-keeper-nice 1.0"}
     created = nnictl(
         place, "create", "config.yml", "--foreground", "--port", str(free_port_pair()), path=site
@@ -74,7 +74,7 @@ def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package
     assert nnictl(place, "experiment", "delete", experiment["id"], "--yes").returncode == 0
 
 
-def test_an_installed_platform_is_imported_only_for_experiment_files_that_name_it(place, tmp_path):
+def test_an_installed_platform_is_imported_only_if_the_experiment_file_names_the_platform(place, tmp_path):
     site = tmp_path / "site"
     shutil.copytree(installed_example(), site)
     (site / "trial_keeper_nice" / "__init__.py").write_text("raise RuntimeError('no licence')")

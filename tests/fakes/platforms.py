@@ -8,6 +8,7 @@ test with the reason.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -29,6 +30,7 @@ from openpai_here import JOBS as JOBS_PATH
 from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until, wait_until
+from slurm_here import a_slurm_here
 
 from nni_manager.training_services.kubernetes import render, resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
@@ -43,6 +45,10 @@ from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import platform_of
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_manager.training_services.slurm import jobs as slurm_jobs
+from nni_manager.training_services.slurm import service as slurm_service
+from nni_manager.training_services.slurm.section import SlurmSection
+from nni_manager.training_services.slurm.service import SlurmService
 from trial_keeper import processes
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -632,12 +638,117 @@ class OnKubernetes(Platform):
         self._open.close()
 
 
+# Counts its calls, and refuses the next ones with the lines of a file.
+_SBATCH = """\
+#!/bin/bash
+cd {folder}
+exec 9>> calls
+flock 9
+echo >&9
+if [ -s refusals ]; then
+  echo "sbatch: error: Batch job submission failed: $(head -n 1 refusals)" >&2
+  sed -i 1d refusals
+  exit 1
+fi
+exec 9>&-
+exec {sbatch} "$@"
+"""
+
+
+class OnSlurm(Platform):
+    """A real Slurm of two nodes on this machine. Its sbatch can refuse jobs in the words of a busy or limited controller."""
+
+    failure = "Slurm reports job 1 (nni-EXPT-trial1): FAILED, exit code 105"
+    stopped = (9, ExitReason.KEEPER_LOST)
+    stopped_message = "Slurm has ended job 1 (nni-EXPT-trial1) on request"
+    removed_message = "Slurm reports job 1 (nni-EXPT-trial1): CANCELLED, but not by this manager"
+    adopted_failure = "FAILED, exit code 1"
+    unreachable = "cannot reach Slurm"
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        self._open = contextlib.ExitStack()
+        self.slurm = self._open.enter_context(a_slurm_here())
+        for variable, value in self.slurm.variables.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setattr(slurm_service, "POLL_S", 0.2)
+        self._jobs, self._sbatch = folder / "jobs", folder / "sbatch"
+        self._jobs.mkdir()
+        self._sbatch.mkdir()
+        program = self._sbatch / "sbatch"
+        program.write_text(_SBATCH.format(folder=self._sbatch, sbatch=shutil.which("sbatch")))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{self._sbatch}:{os.environ['PATH']}")
+
+    def service(self, on_job_ended):
+        places = SimpleNamespace(workspace=self.workspace, jobs=self._jobs)
+        return SlurmService(SlurmSection(), places, on_job_ended)
+
+    def left(self):
+        return self.slurm.live()
+
+    def _name(self, job_id):
+        (name,) = (name for name in self.slurm.states() if name.endswith(f"-{job_id}"))
+        return name
+
+    def is_terminal(self, job_id):
+        return self._name(job_id) not in self.slurm.live()
+
+    def remove(self, job_id):
+        self.slurm.run("scancel", f"--name={self._name(job_id)}")
+
+    created_message = "was stopped before it was created"
+
+    def answer_submissions(self, how, times=1, resource=None):
+        busy = "Unable to contact slurm controller (connect failure)"
+        line = how[2] if isinstance(how, tuple) else busy
+        # A submission calls sbatch once: Slurm's commands themselves repeat a call.
+        count = 1 if times == QUICK.tries else times
+        with (self._sbatch / "refusals").open("a") as refusals:
+            refusals.write(f"{line}\n" * count)
+
+    def answer_submissions_well(self):
+        (self._sbatch / "refusals").write_text("")
+
+    def submissions(self, resource):
+        return len((self._sbatch / "calls").read_text().splitlines())
+
+    def preempt(self, job_id):
+        self.slurm.submit("true", "--partition=urgent", "--nodes=2", "--exclusive")
+
+    def announce_preemption(self, job_id):
+        self.slurm.run("scontrol", "update", "partitionname=main", "gracetime=60")
+        self.preempt(job_id)
+
+    def stop_server(self):
+        self.slurm.stop_controller()
+
+    def start_server(self):
+        self.slurm.start_controller()
+
+    def have_no_room(self, monkeypatch):
+        monkeypatch.setattr(slurm_jobs, "_MAX_QUEUE_S", 0.0)
+        self._large = self.slurm.submit("sleep 100", "--nodes=2", "--exclusive", "--job-name=large")
+        wait_until(lambda: self.slurm.states()["large"] == "RUNNING", "the cluster is full")
+        return "Slurm has not started 1 of 1 jobs; nni-EXPT-trial1 is pending: Resources"
+
+    def have_room(self):
+        self.slurm.run("scancel", self._large)
+
+    def config(self, reuse=False):
+        return self.slurm.experiment_keys(reuse=reuse)
+
+    def close(self):
+        self._open.close()
+
+
 PLATFORMS = {
     "local": Local,
     "installed": InstalledPlatform,
     "openpai": OpenPai18,
     "openpai-of-this-machine": OpenPaiOfThisMachine,
     **dict.fromkeys(_OPERATORS, OnKubernetes),
+    "slurm": OnSlurm,
 }
 
 

@@ -17,6 +17,7 @@ import pytest
 from deadlines import DEADLINE_S
 from openpai_here import an_openpai_here
 from real_experiment import values, wait_until
+from slurm_here import a_slurm_here
 
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.registry import make_tuner
@@ -118,6 +119,10 @@ PAI_MOMENTS = {
     "after the submission of a job": (PAI, "OpenPai", "submit", "after", 1),
     "before a tell": BEFORE_A_TELL,
 }
+SLURM_MOMENTS = {
+    "after sbatch": ("nni_manager.training_services.slurm.client", "Slurm", "submit", "after", 1),
+    "before a tell": BEFORE_A_TELL,
+}
 
 
 @contextlib.contextmanager
@@ -210,6 +215,27 @@ def test_the_successor_of_a_killed_manager_finds_the_jobs_on_openpai(
         resume_and_check(experiment, tmp_path, ran)
         jobs = [job["name"] for job in here.client().get("/rest-server/api/v2/jobs").json()]
         assert len(jobs) == len(set(jobs)) == (2 if reuse else 3)
+        experiment.close()
+
+
+@pytest.mark.parametrize(("moment", "reuse"), list(zip(SLURM_MOMENTS, (False, True), strict=True)))
+def test_the_successor_of_a_killed_manager_finds_the_jobs_on_slurm(
+    a_real_experiment, tmp_path, moment, reuse
+):
+    ran = tmp_path / "ran"
+    ran.touch()
+    with a_slurm_here() as slurm:
+        experiment = a_real_experiment(
+            TRAIN.format(ran=str(ran)),
+            trialConcurrency=2,
+            maxTrialNum=3,
+            environ=slurm.variables,
+            **slurm.experiment_keys(reuse=reuse),
+        )
+        die_at(experiment, tmp_path, SLURM_MOMENTS[moment])
+        resume_and_check(experiment, tmp_path, ran)
+        assert len(slurm.states()) == (2 if reuse else 3)
+        wait_until(lambda: not slurm.live(), "no job is left")
         experiment.close()
 
 

@@ -29,7 +29,7 @@ EXEMPT = {
     "experiment/sections.py": "NNI's classes of the Python API",
 }
 NAMES = re.compile(
-    r"(?i:openpai|kubernetes|kubeflow|frameworkcontroller)|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"
+    r"(?i:openpai|kubernetes|kubeflow|frameworkcontroller|slurm)|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"
 )
 
 

@@ -44,6 +44,7 @@ def test_the_corpus_has_valid_and_invalid_files_of_all_schemas_and_platforms():
         "pai",
         "frameworkcontroller",
         "kubeflow",
+        "slurm",
     }
     assert min(len(ACCEPTED), len(REFUSED)) >= 20
     assert {file.stem for file in config_corpus.FILES} == {
@@ -52,7 +53,7 @@ def test_the_corpus_has_valid_and_invalid_files_of_all_schemas_and_platforms():
 
 
 @pytest.mark.parametrize("file", ACCEPTED, **NAMES)
-def test_an_accepted_file_is_valid_by_the_json_schema_and_survives_storage(file):
+def test_an_accepted_file_is_valid_by_the_json_schema_and_is_stored_and_read_back_unchanged(file):
     value = yaml.safe_load(file.read_text())
     assert list(config_corpus.validator("v2" if is_v2(value) else "v1").iter_errors(value)) == []
     config = read_experiment_file(file)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from trial_keeper import processes
 from trial_keeper.errors import CommandNotStarted
+from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import not_writable
 from trial_keeper.host.cgroups import TrialCgroup
 from trial_keeper.wire.safe_open import open_to_append
@@ -38,6 +39,9 @@ _SHORT_S = 0.05
 _START_GATE = 'TMOUT= read -r _ && exec "$0" -e -o pipefail -c "$1" </dev/null'
 # Equals half of all memory: the kernel kills the trial before the keeper, but before other programs only if the trial is large.
 _OOM_SCORE_RAISE = 500
+# A cluster that cancels a job may signal all its processes, and the keeper last. Slurm's node needs milliseconds for that.
+_SIGNAL_LAG_S = 1.0
+_BY_SIGTERM = (-signal.SIGTERM, of_signal(signal.SIGTERM))
 _HIGHEST_OOM_SCORE = 1000
 
 
@@ -73,6 +77,8 @@ class TrialProcess:
         self._popen = popen
         self._status: int | None = None
         self._waits_for_group = False
+        self._was_signalled = False
+        self._ended_at_s = 0.0
         self._is_over = False
         self._deadline_s: float | None = None
         self._left: list[int] = []
@@ -130,6 +136,8 @@ class TrialProcess:
         self._reap()
         if self._status is None or (self._waits_for_group and processes.signal_group(self.pid, 0)):
             return None
+        if self._awaits_signal:
+            return None
         if not self._is_over:
             self._is_over = self._end_everything()
             if self._is_over and self._cgroup is not None:
@@ -143,7 +151,7 @@ class TrialProcess:
 
     def signal(self, *, kill: bool) -> None:
         """Send SIGTERM to every process of the trial's group, or SIGKILL to all its processes, also outside the group."""
-        self._waits_for_group = not kill
+        self._waits_for_group, self._was_signalled = not kill, True
         if self._status is None:
             self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
             if not kill:
@@ -151,6 +159,12 @@ class TrialProcess:
                 self._signal_group(signal.SIGCONT)
         if kill and not self._is_over:
             self._end_everything()
+
+    @property
+    def _awaits_signal(self) -> bool:
+        """True for a moment after a SIGTERM that the keeper has not sent, and may be about to receive itself."""
+        is_sudden = self._status in _BY_SIGTERM and not self._was_signalled
+        return is_sudden and time.monotonic() < self._ended_at_s + _SIGNAL_LAG_S
 
     def leftovers(self) -> tuple[str, ...]:
         """Pid and command line of the remaining processes of an ended trial: another user's, or stuck in the kernel.
@@ -175,7 +189,7 @@ class TrialProcess:
                 self._signal_group(signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if pid == self.pid:
-                self._status = os.waitstatus_to_exitcode(status)
+                self._status, self._ended_at_s = os.waitstatus_to_exitcode(status), time.monotonic()
                 if self._popen is not None:
                     self._popen.returncode = self._status
 

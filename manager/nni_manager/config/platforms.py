@@ -121,6 +121,7 @@ PLATFORMS = _Table(
             "kubernetes",
         ),
         PlatformRow("kubeflow", "kubeflow", "Kubeflow", "kubeflowConfig", "kubernetes", "operator"),
+        PlatformRow("slurm", "slurm", "Slurm", "slurmConfig", "slurm", "partition"),
     )
 )
 """The platforms, by their names in the second schema."""

@@ -35,6 +35,7 @@ with required_extra("nni_manager.experiment"):
         KubeflowRoleConfig,
         LocalConfig,
         OpenpaiConfig,
+        SlurmConfig,
         TrainingServiceConfig,
     )
 
@@ -61,6 +62,7 @@ __all__ = [
     "RetryableError",
     "RunMode",
     "SearchResult",
+    "SlurmConfig",
     "TrainingServiceConfig",
     "TrialHyperParameters",
     "TrialJob",

@@ -23,6 +23,7 @@ __all__ = [
     "KubeflowRoleConfig",
     "LocalConfig",
     "OpenpaiConfig",
+    "SlurmConfig",
     "TrainingServiceConfig",
 ]
 
@@ -69,7 +70,7 @@ class TrainingServiceConfig(PlatformSection):
     trial_command: Run by bash in the code folder.
     trial_gpu_number: GPUs per trial; `0` hides all GPUs from a trial.
     platform: Where trials run: `local` is this machine, `openpai` is OpenPAI (`pai` in the first schema),
-        `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow.
+        `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm.
     reuse_mode: A job runs many trials in sequence, see reuse.
     """
 
@@ -85,7 +86,7 @@ class TrainingServiceConfig(PlatformSection):
     what the machine shows."""
     platform: str | None = None
     """Where trials run: `local` is this machine, `openpai` is OpenPAI (`pai` in the first schema),
-    `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow. Value: a platform."""
+    `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm. Value: a platform."""
     reuse_mode: bool | None = None
     """A job runs many trials in sequence, see reuse. Default: `True` on a cluster."""
 
@@ -383,6 +384,62 @@ class KubeflowConfig(TrainingServiceConfig):
     """The role `ps`."""
     master: KubeflowRoleConfig | None = None
     """The role `master`."""
+
+
+@dataclass(kw_only=True)
+class SlurmConfig(TrainingServiceConfig):
+    """The training service whose trials are batch jobs on Slurm.
+
+    The other fields are those of `TrainingServiceConfig`.
+
+    partition: The partition of the jobs, or several with commas between them.
+    account: The account that is charged.
+    qos: The quality of service of the jobs.
+    time_limit: The time limit of a job; a reused job needs time for its trials together.
+    gres: The generic resources of each node of a job, such as GPUs of a type.
+    gpus: The GPUs of a job.
+    cpus_per_task: The CPUs of each task of a job.
+    memory: The memory of a job on each node.
+    constraint: The features that nodes must have.
+    nodes: The nodes of a job; the trial's command runs on the first one, and starts the others with `srun`.
+    ntasks: The tasks that the trial's command may start with `srun`.
+    extra_args: Other options of `sbatch`, each in the form `--name=value`.
+    """
+
+    platform: str | None = "slurm"
+    partition: str | None = None
+    """The partition of the jobs, or several with commas between them. Value: the name of a partition. Since 0.7, not in
+    NNI. Default: Slurm's default."""
+    account: str | None = None
+    """The account that is charged. Value: the name of an account. Since 0.7, not in NNI. Default: Slurm's default."""
+    qos: str | None = None
+    """The quality of service of the jobs. Value: the name of a quality of service. Since 0.7, not in NNI. Default:
+    Slurm's default."""
+    time_limit: str | None = None
+    """The time limit of a job; a reused job needs time for its trials together. Value: a time limit of Slurm in quotes:
+    minutes, hours:minutes:seconds or days-hours. Since 0.7, not in NNI. Default: that of the partition."""
+    gres: str | None = None
+    """The generic resources of each node of a job, such as GPUs of a type. Value: generic resources of Slurm. Since
+    0.7, not in NNI. Default: none."""
+    gpus: int | None = None
+    """The GPUs of a job. Value: a whole number from 0 to 99999. Since 0.7, not in NNI. Default: `trial_gpu_number`."""
+    cpus_per_task: int | None = None
+    """The CPUs of each task of a job. Value: a whole number from 1 to 99999. Since 0.7, not in NNI. Default: Slurm's
+    default, usually 1."""
+    memory: str | int | None = None
+    """The memory of a job on each node. Value: a whole number of MB, or a size such as 8gb. Since 0.7, not in NNI.
+    Default: Slurm's default."""
+    constraint: str | None = None
+    """The features that nodes must have. Value: features of nodes. Since 0.7, not in NNI. Default: any node."""
+    nodes: int | None = None
+    """The nodes of a job; the trial's command runs on the first one, and starts the others with `srun`. Value: a whole
+    number from 1 to 99999. Since 0.7, not in NNI. Default: Slurm's default, usually 1."""
+    ntasks: int | None = None
+    """The tasks that the trial's command may start with `srun`. Value: a whole number from 1 to 9999999. Since 0.7, not
+    in NNI. Default: Slurm's default, usually 1."""
+    extra_args: list[str] | None = None
+    """Other options of `sbatch`, each in the form `--name=value`. Value: a list of options of sbatch. Since 0.7, not in
+    NNI."""
 
 
 @dataclass(kw_only=True)

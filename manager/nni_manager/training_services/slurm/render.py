@@ -1,0 +1,156 @@
+"""The call of sbatch, the batch script and the environment of a job. Pure functions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from nni_manager.training_services.run_script import keeper_lookup_snippet
+from nni_manager.training_services.slurm.section import SlurmSection
+from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.settings import KeeperSettings, without_settings
+
+# Source: sbatch(1), --time. Days come with hours, hours with minutes and seconds.
+TIME_LIMIT = r"^([0-9]{1,6}|[0-9]{1,6}:[0-5]?[0-9]|[0-9]{1,5}:[0-5]?[0-9]:[0-5]?[0-9]|[0-9]{1,4}-[0-9]{1,2}(:[0-5]?[0-9]){0,2})$"
+# The keeper is signalled so long before the time limit: its grace period of 30 s, and as much to store what is left.
+_MAX_NOTICE_S = 60
+OWN_OPTIONS = frozenset(
+    {
+        *(
+            "--array",
+            "--chdir",
+            "--clusters",
+            "--error",
+            "--export",
+            "--export-file",
+            "--job-name",
+            "--no-requeue",
+        ),
+        *(
+            "--open-mode",
+            "--output",
+            "--parsable",
+            "--quiet",
+            "--requeue",
+            "--signal",
+            "--test-only",
+            "--wait",
+            "--wrap",
+        ),
+    }
+)
+"""The options that identify a job or start its keeper, and those that change what sbatch prints."""
+# Defaults of the user for commands whose output is read here, and what a job around the manager has set for itself.
+_NOT_PASSED = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_", "SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_WAIT")
+
+
+def job_prefix(experiment_id: str) -> str:
+    """The start of the names of all jobs of the experiment."""
+    return f"nni-{experiment_id}-"
+
+
+def job_name(experiment_id: str, job_id: str) -> str:
+    """The name of a job in Slurm."""
+    return job_prefix(experiment_id) + job_id
+
+
+def seconds_of(limit: str) -> int | None:
+    """The seconds of a time limit or of a time left, as Slurm writes it; None without a limit.
+
+    Source: sbatch(1), --time.
+    """
+    if re.fullmatch(TIME_LIMIT, limit) is None:
+        return None
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def notice_s(time_limit: str | None) -> int:
+    """Seconds between the notice to the keeper and the time limit: a quarter of a short limit."""
+    limit_s = None if time_limit is None else seconds_of(time_limit)
+    return _MAX_NOTICE_S if not limit_s else max(1, min(_MAX_NOTICE_S, limit_s // 4))
+
+
+def sbatch_options(section: SlurmSection) -> list[str]:
+    """The options of sbatch that the experiment file has."""
+    named = {
+        "partition": section.partition,
+        "account": section.account,
+        "qos": section.qos,
+        "time": section.time_limit,
+        "gres": section.gres,
+        "gpus": section.gpus or None,
+        "cpus-per-task": section.cpus_per_task,
+        "mem": None if section.memory_mb is None else f"{section.memory_mb}M",
+        "constraint": section.constraint,
+        "nodes": section.nodes,
+        "ntasks": section.ntasks,
+    }
+    given = [f"--{name}={value}" for name, value in named.items() if value is not None]
+    return [*given, *section.extra_args]
+
+
+def sbatch_command(section: SlurmSection, name: str, folder: str, log: str) -> list[str]:
+    """The call of sbatch, which reads the batch script from stdin and prints the id of the job.
+
+    `folder`: where the script starts. `log`: the file that receives its output.
+    """
+    return [
+        *("sbatch", "--parsable", f"--job-name={name}", f"--chdir={folder}", "--export=ALL"),
+        # A second start of the job must not truncate the output of the first.
+        *(f"--output={log.replace('%', '%%')}", "--open-mode=append"),
+        # A requeued job would run its trial twice; the manager submits a preempted trial again.
+        *("--no-requeue", f"--signal=B:TERM@{notice_s(section.time_limit)}"),
+        *sbatch_options(section),
+    ]
+
+
+def batch_script(run_script: str, started: str) -> str:
+    """The batch script: runs `run_script` once, whose first process Slurm signals.
+
+    `started` is a file that exists once the job has started. A slurmctld that was killed has lost its last seconds, and may
+    start a job again that has ended.
+    """
+    started = shlex.quote(started)
+    return f"""\
+#!/bin/bash
+if [ -e {started} ]; then
+  echo "trial-keeper: this job has run before; it does not run again" >&2
+  exit 1
+fi
+if ! (set -C; : > {started}); then
+  echo "trial-keeper: cannot create this file; use a folder that the compute nodes share" >&2
+  exit {int(KeeperExit.WORKSPACE)}
+fi
+exec bash {shlex.quote(run_script)}
+"""
+
+
+def run_script(python: str) -> str:
+    """The content of run.sh: the keeper of a container, or that of the manager's `python` on the shared home."""
+    return f"""\
+#!/bin/bash
+# Started once per job; the TRIAL_KEEPER_* variables are the keeper's settings.
+{keeper_lookup_snippet(python)}
+exec "${{keeper[@]}}"
+"""
+
+
+def commands_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The manager's environment for Slurm's commands, and with them for jobs."""
+    passed = {name: value for name, value in environ.items() if not name.startswith(_NOT_PASSED)}
+    kept = {name: environ[name] for name in ("SLURM_CONF",) if name in environ}
+    return without_settings(passed) | kept
+
+
+def job_environ(environ: Mapping[str, str], settings: KeeperSettings) -> dict[str, str]:
+    """The environment of sbatch, which passes it to the job. Other users cannot read the token there."""
+    return commands_environ(environ) | settings.to_environ()

@@ -1,0 +1,300 @@
+"""Jobs on Slurm: submitted, polled with one squeue for all of them, stopped, and adopted by a later manager."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.task_set import TaskSet
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.slurm import render
+from nni_manager.training_services.slurm.client import Slurm
+from nni_manager.training_services.slurm.jobs import Job, JobFiles, queue_problem
+from nni_manager.training_services.slurm.section import SlurmSection
+from nni_manager.training_services.slurm.states import JobEndState, JobRow, end_of
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
+
+logger = logging.getLogger(__name__)
+
+# slurmctld serves all users of a cluster, and keepers report the ends of trials themselves.
+POLL_S = 5.0
+# Concurrent commands: three calls of sbatch do not delay squeue.
+_THREADS = 4
+# A slurmctld that has just restarted may know less in its first answer.
+_MISSING_POLLS = 2
+# The time for the last jobs to end, after their trials; they need a second.
+_SETTLE_S = 10.0
+_SETTLE_POLL_S = 0.5
+
+Answer = TypeVar("Answer")
+
+
+class SlurmService(TrainingService):
+    """One experiment's jobs. Slurm's commands run on worker threads."""
+
+    uses_snapshot = True
+    runs_as_manager = True
+    stops_at_once = True
+    reports_preemption = True
+
+    def __init__(
+        self,
+        section: SlurmSection,
+        folder: ExperimentFolder,
+        on_job_ended: Callable[[JobEnded], None],
+    ) -> None:
+        super().__init__(on_job_ended)
+        self.run_script = render.run_script(sys.executable)
+        self._slurm, self._section = Slurm(), section
+        self._workspace, self._files = folder.workspace, JobFiles(folder.jobs)
+        self._experiment_id = folder.workspace.root.name
+        self._jobs: dict[str, Job] = {}
+        self._listed: dict[str, JobRow] | None = None
+        """The jobs of earlier managers, by name, during adoption. None: not listed."""
+        self._messages: dict[str, str] = {}
+        """The termination messages of jobs that ended without a manager."""
+        self._problem = ""
+        self._wake = asyncio.Event()
+        self._tasks = TaskSet(self._note_bug)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slurm")
+
+    @property
+    def problem(self) -> str:
+        """Why Slurm cannot be polled, or why the job that has been pending longest has not started."""
+        return self._problem or queue_problem(list(self._jobs.values()), time.monotonic())
+
+    def pending_reason(self, job_id: str) -> str:
+        """The reason in squeue's words, such as Resources, Priority or QOSMaxJobsPerUserLimit."""
+        row = self._row(job_id)
+        return "" if row is None else row.pending_reason
+
+    def warning(self, job_id: str) -> str:
+        """That Slurm has suspended the job, or will preempt it."""
+        row = self._row(job_id)
+        return "" if row is None else row.warning
+
+    def _row(self, job_id: str) -> JobRow | None:
+        job = self._jobs.get(job_id)
+        return None if job is None else job.row
+
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Submit the job.
+
+        Raises:
+            UserError: Slurm refuses it permanently, so the job does not exist; has what sbatch printed.
+            RetryableError: a later submit may succeed. The job may exist already; submitting again is harmless.
+        """
+        is_repeated = settings.job_id in self._jobs
+        job = self._jobs.setdefault(settings.job_id, self._new(settings.job_id))
+        job.settings, job.is_submitting = settings, True
+        try:
+            # An earlier call that sbatch did not answer may have created the job.
+            if is_repeated and not job.slurm_id and (row := (await self._rows()).get(job.name)) is not None:
+                job.slurm_id = row.slurm_id
+            if not job.slurm_id:
+                await self._submit(job, settings)
+        except UserError:
+            self._jobs.pop(job.job_id, None)
+            raise
+        finally:
+            job.is_submitting = False
+        self._watch()
+
+    async def _submit(self, job: Job, settings: KeeperSettings) -> None:
+        log, started = str(self._files.log(job.job_id)), str(self._files.started(job.job_id))
+        command = render.sbatch_command(self._section, job.name, str(self._workspace.root), log)
+        script = render.batch_script(str(self._workspace.run_sh), started)
+        environ = render.job_environ(os.environ, settings)
+        job.slurm_id = await self._call(self._slurm.submit, command, script, environ)
+        job.missing_polls = 0
+        logger.info("job %s is job %s of Slurm", job.job_id, job.slurm_id)
+
+    async def stop(self, job_id: str) -> bool:
+        """Signal the job's keeper as soon as possible, or cancel the job if it has not started."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        job.stop_is_wanted = True
+        self._watch()
+        self._wake.set()
+        return True
+
+    async def kill(self, job_id: str) -> None:
+        """Kill the keeper, and cancel the job. Slurm alone would wait 30 s (its KillWait) for a keeper that is stuck."""
+        if await self.stop(job_id) and (slurm_id := self._jobs[job_id].slurm_id):
+            try:
+                await self._call(self._slurm.kill, slurm_id)
+            except NniManagerError as error:
+                logger.warning("%s", error)
+
+    def removal_command(self, job_id: str) -> str:
+        """A scancel command; names of jobs are unique."""
+        return f"scancel --name={render.job_name(self._experiment_id, job_id)}"
+
+    async def adopt(self, job_id: str) -> JobPresence:
+        """Find a job of an earlier manager. While slurmctld is unreachable, jobs count as running and are polled later.
+
+        Slurm forgets ended jobs. A forgotten job that has not started is unknown: it can be submitted again.
+        """
+        if self._listed is None and not self._problem:
+            try:
+                self._listed = await self._rows()
+            except NniManagerError as error:
+                self._set_problem(str(error))
+        job = self._new(job_id)
+        if self._listed is not None:
+            row = self._listed.get(job.name)
+            if row is None and not self._files.started(job_id).exists():
+                return JobPresence.UNKNOWN
+            if row is None or row.has_ended:
+                log = self._files.log_tail(job_id)
+                self._messages[job_id] = log if row is None else end_of(row, log, was_stopped=False).message
+                return JobPresence.ENDED
+            job.slurm_id = row.slurm_id
+        self._jobs[job_id] = job
+        self._watch()
+        return JobPresence.RUNNING
+
+    def termination_message(self, job_id: str) -> str:
+        """How the job ended in Slurm's words, and the last lines of its output."""
+        return self._messages.get(job_id, "")
+
+    async def settle(self) -> None:
+        """Wait until the jobs have ended in Slurm."""
+        deadline_s = time.monotonic() + _SETTLE_S
+        while self._jobs and time.monotonic() < deadline_s:
+            self._wake.set()
+            await asyncio.sleep(_SETTLE_POLL_S)
+
+    async def close(self) -> None:
+        """Stop polling. Jobs continue."""
+        await self._tasks.cancel()
+        self._slurm.close()
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+
+    # ---- polling
+
+    def _watch(self) -> None:
+        if not self._tasks:
+            self._tasks.spawn(self._poll())
+
+    async def _poll(self) -> None:
+        while True:
+            self._wake.clear()
+            problem = ""
+            try:
+                if self._jobs:
+                    await self._poll_once()
+                self._listed = None
+            except NniManagerError as error:
+                problem = str(error)
+            self._set_problem(problem)
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
+
+    async def _poll_once(self) -> None:
+        rows = await self._rows()
+        missing = []
+        for job in [job for job in self._jobs.values() if not job.is_submitting]:
+            row = rows.get(job.name)
+            if row is None:
+                missing.append(job)
+            elif row.has_ended:
+                await self._end(job, row)
+            else:
+                self._note(job, row)
+        await self._resolve_missing(missing)
+        await self._send_stops()
+
+    def _note(self, job: Job, row: JobRow) -> None:
+        job.note(row, time.monotonic())
+        if row.is_preempted and not job.is_preemption_announced:
+            job.is_preemption_announced = True
+            self.on_job_preempted(job.job_id)
+
+    async def _resolve_missing(self, missing: list[Job]) -> None:
+        """Handle jobs that squeue does not show: they ended long ago, were not created, or slurmctld has lost them."""
+        gone = []
+        for job in missing:
+            job.missing_polls += 1
+            if job.missing_polls >= _MISSING_POLLS and not job.awaits_submit:
+                gone.append(job)
+        rows = await self._call(self._slurm.ended_jobs, [job.slurm_id for job in gone if job.slurm_id])
+        accounted = {row.name: row for row in rows}  # ids start at 1 again after a reset
+        for job in gone:
+            row = accounted.get(job.name)
+            if row is not None and row.has_ended:
+                await self._end(job, row)
+            elif row is None:
+                await self._resolve_forgotten(job)
+
+    async def _resolve_forgotten(self, job: Job) -> None:
+        has_started = self._files.started(job.job_id).exists()
+        if has_started or job.stop_is_wanted or job.settings is None:
+            was_created = job.slurm_id or job.settings is None
+            what = "is not known to Slurm any more" if was_created else "was stopped before it was created"
+            self._report(job, JobEndState(None, f"job {job.name} {what}", ExitReason.JOB_LOST))
+            return
+        # A slurmctld that is killed forgets what it accepted in the last seconds.
+        logger.warning("slurmctld has lost job %s before it started; submitting it again", job.slurm_id)
+        try:
+            await self._submit(job, job.settings)
+        except UserError as error:
+            self._report(job, JobEndState(None, str(error), ExitReason.COULD_NOT_START))
+
+    async def _send_stops(self) -> None:
+        stopping = [job for job in self._jobs.values() if job.stop_is_wanted and job.row is not None]
+        pending = [job.slurm_id for job in stopping if job.row is not None and job.row.is_pending]
+        if pending:  # a job that has started meanwhile is signalled after the next poll
+            await self._call(partial(self._slurm.cancel, pending, if_pending=True))
+        running = [job for job in stopping if job.slurm_id not in pending and not job.was_signalled]
+        signalled = await self._call(self._slurm.terminate, [job.slurm_id for job in running])
+        for job in running:
+            job.was_signalled = job.slurm_id in signalled
+
+    async def _end(self, job: Job, row: JobRow) -> None:
+        log = await asyncio.to_thread(self._files.log_tail, job.job_id)
+        self._report(job, end_of(row, log, was_stopped=job.stop_is_wanted))
+
+    def _report(self, job: Job, end: JobEndState) -> None:
+        why = self.pending_reason(job.job_id)
+        if self._jobs.pop(job.job_id, None) is not None:
+            how = (end.exit_code, end.message, end.reason, end.is_explained)
+            self.on_job_ended(JobEnded(job.job_id, *how, why))
+
+    async def _rows(self) -> dict[str, JobRow]:
+        """This experiment's jobs by name; the newest of each name."""
+        rows = await self._call(self._slurm.jobs, render.job_prefix(self._experiment_id))
+        return {row.name: row for row in sorted(rows, key=lambda row: int(row.slurm_id))}
+
+    # ---- internals
+
+    def _new(self, job_id: str) -> Job:
+        return Job(job_id, render.job_name(self._experiment_id, job_id))
+
+    def _set_problem(self, problem: str) -> None:
+        if problem and not self._problem:
+            logger.warning("%s", problem)
+        elif self._problem and not problem:
+            logger.info("Slurm answers again")
+        self._problem = problem
+
+    async def _call(self, function: Callable[..., Answer], *arguments: object) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
+
+    def _note_bug(self, error: BaseException) -> None:
+        self._problem = (
+            "cannot poll jobs on Slurm because of a bug; stop and resume the experiment, and report the bug"
+        )
+        logger.critical("%s", self._problem, exc_info=error)

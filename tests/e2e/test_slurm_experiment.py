@@ -1,0 +1,175 @@
+"""Experiments on a real Slurm, as users run them with nnictl."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from deadlines import scaled_s
+from free_ports import free_port_pair
+from real_experiment import wait_until
+from slurm_here import NODES, a_slurm_here
+from user_home import BIN, environ_of, left_in
+
+ROOT = Path(__file__).parents[2]
+FILE = "digits/config_slurm.yml"
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+WAITING = {"not started yet: Resources", "not started yet: Priority"}
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def slurm():
+    with a_slurm_here() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A folder with the digits example, in a home of its own."""
+    folder = tmp_path / "home" / "work"
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "examples" / "digits", folder / "digits")
+    return folder
+
+
+@pytest.fixture
+def nnictl(slurm, work):
+    def run(*arguments, **environ):
+        return subprocess.run(
+            [BIN / "nnictl", *arguments],
+            cwd=work,
+            env=environ_of(work) | slurm.variables | environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=scaled_s(240),
+            check=False,
+        )
+
+    return run
+
+
+def write(work, *replaced):
+    """Replace texts of the example's file, each of which must be there once."""
+    text = (work / FILE).read_text()
+    for old, new in replaced:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (work / FILE).write_text(text)
+
+
+def create(nnictl, *options):
+    return nnictl("create", "--config", FILE, "--port", str(free_port_pair()), *options)
+
+
+def trials(nnictl, experiment_id):
+    return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
+
+
+def test_the_digits_example_runs_its_trials_on_both_nodes(slurm, work, nnictl):
+    exclusive = ("  platform: slurm\n", "  platform: slurm\n  extraArgs: [--exclusive]\n")
+    write(
+        work, ("maxTrialNumber: 20", "maxTrialNumber: 4"), ("reuseMode: true", "reuseMode: false"), exclusive
+    )
+    done = create(nnictl, "--foreground")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    found = trials(nnictl, experiment_id)
+    assert [(each["status"], each["value"] is not None) for each in found] == [("SUCCEEDED", True)] * 4
+    jobs = slurm.run("squeue", "-h", "-t", "all", "-o", "%j %T %N").splitlines()
+    assert sorted(job.split()[0] for job in jobs) == sorted(
+        f"nni-{experiment_id}-{each['id']}" for each in found
+    )
+    assert {tuple(job.split()[1:]) for job in jobs} == {("COMPLETED", node) for node in NODES}
+    assert left_in(work) == []
+
+
+def test_the_digits_example_runs_several_trials_per_job(slurm, work, nnictl):
+    write(work, ("maxTrialNumber: 20", "maxTrialNumber: 4"))
+    done = create(nnictl, "--foreground")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * 4
+    wait_until(lambda: not slurm.live(), "no job is left")
+    assert {*slurm.states()} == {f"nni-{experiment_id}-env-0", f"nni-{experiment_id}-env-1"}
+    assert left_in(work) == []
+
+
+def test_a_waiting_trial_shows_the_reason_of_slurm_and_is_cancelled_with_its_experiment(slurm, work, nnictl):
+    write(work, ("reuseMode: true", "reuseMode: false"))
+    slurm.submit("sleep 1000", "--nodes=2", "--exclusive", "--job-name=large")
+    wait_until(lambda: slurm.states()["large"] == "RUNNING", "the cluster is full")
+    created = create(nnictl)
+    assert created.returncode == 0, created.stdout + created.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", created.stdout)
+    wait_until(
+        lambda: {each["message"] for each in trials(nnictl, experiment_id)} == WAITING,
+        "the reasons are shown",
+    )
+    stopped = nnictl("stop", experiment_id)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    wait_until(lambda: slurm.live() == [], "no job is left")
+    assert {state for name, state in slurm.states().items() if name != "large"} == {"CANCELLED"}
+    assert left_in(work) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (
+            "partition: nosuch",
+            "Invalid partition name specified; correct partition in the experiment file, `sinfo",
+        ),
+        ("gres: gpu:1", "Invalid generic resource (gres) specification; correct gres or gpus"),
+        ("constraint: a100", "Invalid feature specification; correct constraint"),
+        ("nodes: 3", "Requested node configuration is not available; correct nodes, gres or cpusPerTask"),
+    ],
+)
+def test_create_refuses_what_slurm_refuses_with_the_key_to_correct(work, nnictl, key, words):
+    write(work, ("  platform: slurm\n", f"  platform: slurm\n  {key}\n"))
+    refused = create(nnictl)
+    assert refused.returncode == 1
+    assert words in re.sub(r"\s+", " ", refused.stderr)
+
+
+def test_create_without_slurm_names_the_login_node(work, nnictl, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for program in ("bash", "env"):
+        (tmp_path / "bin" / program).symlink_to(shutil.which(program))
+    refused = create(lambda *arguments: nnictl(*arguments, PATH=f"{tmp_path / 'bin'}"))
+    assert refused.returncode == 1
+    assert "cannot find Slurm's sbatch on PATH; run nnictl on a login node" in re.sub(
+        r"\s+", " ", refused.stderr
+    )
+
+
+def test_create_names_a_controller_that_does_not_answer(slurm, nnictl):
+    slurm.stop_controller()
+    refused = create(nnictl)
+    assert refused.returncode == 1
+    assert "cannot reach Slurm" in refused.stderr
+    assert "check slurmctld with `scontrol ping`" in re.sub(r"\s+", " ", refused.stderr)
+
+
+def test_create_warns_of_a_limit_of_submitted_jobs_and_trials_wait_for_it(work, nnictl, tmp_path):
+    """Slurm's MaxSubmitJobs needs accounting, so a program in place of sbatch refuses the first jobs with Slurm's words."""
+    write(work, ("maxTrialNumber: 20", "maxTrialNumber: 1"))
+    refused = tmp_path / "refused"
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        f"#!/bin/bash\necho >> {refused}\n"
+        f'[ "$(wc -l < {refused})" -gt 3 ] && exec {shutil.which("sbatch")} "$@"\n'
+        f'echo "sbatch: error: Batch job submission failed: {LIMIT}" >&2\nexit 1\n'
+    )
+    sbatch.chmod(0o755)
+    path = f"{sbatch.parent}:{environ_of(work)['PATH']}"
+    done = create(lambda *arguments: nnictl(*arguments, PATH=path), "--foreground")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert LIMIT in re.sub(r"\s+", " ", done.stdout + done.stderr)
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"]

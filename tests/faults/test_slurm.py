@@ -1,0 +1,229 @@
+"""Slurm's daemons, nodes and jobs fail while trials run: no result is lost or stored twice, and no job is left."""
+
+import contextlib
+import shutil
+import signal
+import sys
+from collections import Counter
+
+import pytest
+from deadlines import DEADLINE_S, scaled_s
+from real_experiment import values, wait_until
+from slurm_here import NODES, a_slurm_here
+
+from trial_keeper import processes
+
+pytestmark = pytest.mark.timeout(400)
+
+# A trial waits until a file with its number exists. `ran` has a line for each start of a trial.
+GATED = """
+import os, time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+with open("{folder}/ran", "a") as ran:
+    ran.write(f"{{nni.get_sequence_id()}} {{os.environ['SLURMD_NODENAME']}}\\n")
+nni.report_intermediate_result(x / 2)
+while not os.path.exists(f"{folder}/{{nni.get_sequence_id()}}"):
+    time.sleep(0.02)
+nni.report_final_result(x)
+"""
+
+
+class Place:
+    """An experiment on a cluster."""
+
+    def __init__(self, folder, slurm, experiment):
+        self.folder, self.slurm, self.experiment = folder, slurm, experiment
+
+    def ran(self):
+        """The number and the node of each start of a trial."""
+        return [tuple(line.split()) for line in (self.folder / "ran").read_text().splitlines()]
+
+    def has_started(self, count):
+        wait_until(lambda: len(self.ran()) >= count, f"trials have started {count} times")
+        running = len({number for number, _ in self.ran()})
+        wait_until(lambda: self.experiment.row_count() >= running, "their results are stored")
+
+    def open(self, *numbers):
+        for number in numbers:
+            (self.folder / str(number)).touch()
+
+    def log(self):
+        """The manager's log."""
+        return self.experiment.folder.manager_log.read_text()
+
+    def trials(self):
+        return self.experiment.get("/trials")
+
+    def statuses(self):
+        return [trial["status"] for trial in self.trials()]
+
+    def problem(self):
+        return self.experiment.summary()["problem"]
+
+    def is_done(self, *statuses, is_listed=False):
+        """`is_listed`: slurmctld may still list a job that has ended."""
+        self.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
+        assert self.statuses() == [*statuses]
+        for trial in self.trials():
+            x = trial["parameters"]["x"]
+            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
+            assert values(self.experiment.rows(trial["id"])) == expected
+        wait_until(lambda: is_listed or not self.slurm.live(), "no job is left")
+        workspace = str(self.experiment.folder.workspace.root)
+        wait_until(
+            lambda: not processes.pids_where(lambda environ: workspace in environ.values()),
+            "no process of a job is left",
+        )
+
+
+@pytest.fixture
+def place(tmp_path, a_real_experiment):
+    """Makes an experiment on a cluster of its own, whose manager runs; `section`: keys of slurmConfig."""
+    with contextlib.ExitStack() as stack:
+
+        def make(train=GATED, section=None, **config):
+            slurm = stack.enter_context(a_slurm_here())
+            (tmp_path / "ran").touch()
+            experiment = a_real_experiment(
+                train.format(folder=tmp_path),
+                environ=slurm.variables,
+                **slurm.experiment_keys(**(section or {})),
+                **config,
+            )
+            stack.callback(experiment.close)
+            experiment.start()
+            return Place(tmp_path, slurm, experiment)
+
+        yield make
+
+
+def test_trials_go_on_while_slurmctld_is_killed_and_later_ones_start_when_it_is_back(place):
+    place = place(trialConcurrency=2, maxTrialNum=4)
+    place.has_started(2)
+    place.slurm.save_state()
+    place.slurm.stop_controller(signal.SIGKILL)
+    wait_until(lambda: "Unable to contact slurm controller" in place.problem(), "the problem is shown")
+    place.open(0)
+    wait_until(lambda: place.statuses()[0] == "SUCCEEDED", "a trial ends meanwhile")
+    assert place.statuses()[1] == "RUNNING"
+    place.slurm.start_controller()
+    wait_until(lambda: not place.problem(), "the problem is over")
+    place.open(1, 2, 3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
+
+
+def test_a_job_that_slurmctld_has_lost_before_it_started_is_submitted_again(place):
+    place = place(trialConcurrency=1, maxTrialNum=2)
+    place.has_started(1)
+    place.slurm.run("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
+    state = place.slurm.folder / "state"
+    place.slurm.save_state()
+    shutil.copytree(state, place.folder / "state")
+    place.open(0)
+    wait_until(lambda: "PENDING" in place.slurm.states().values(), "the second job waits")
+    place.slurm.stop_controller(signal.SIGKILL)
+    # slurmctld saves its state every few seconds: this is what the disk has if it is killed before.
+    shutil.rmtree(state)
+    shutil.copytree(place.folder / "state", state)
+    place.open(1)
+    place.slurm.start_controller()
+    for node in NODES:
+        # The state on the disk may be older than the drain; then there is nothing to resume.
+        place.slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
+    # With its old state, slurmctld regards the first job as running for minutes, although the job has ended on its node.
+    place.is_done("SUCCEEDED", "SUCCEEDED", is_listed=True)
+    assert "has lost job" in place.log()
+    assert Counter(number for number, _ in place.ran()) == {"0": 1, "1": 1}
+
+
+def test_a_trial_whose_job_somebody_cancels_is_retried_and_names_the_cancellation(place):
+    place = place(trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+    place.has_started(1)
+    place.slurm.run("scancel", *[f"--name={name}" for name in place.slurm.live()])
+    place.has_started(2)
+    assert "CANCELLED, but not by this manager" in place.log()
+    place.open(0)
+    place.is_done("SUCCEEDED")
+
+
+def test_jobs_of_a_failed_node_run_again_on_another_one_and_a_drained_node_gets_no_more_jobs(place):
+    place = place(trialConcurrency=1, maxTrialNum=2, maxTrialRetry=1)
+    place.has_started(1)
+    ((_, first),) = place.ran()
+    place.slurm.run("scontrol", "update", f"nodename={first}", "state=down", "reason=test")
+    place.has_started(2)
+    (_, (_, second)) = place.ran()
+    assert second != first
+    assert "NODE_FAIL on n1: a node of it failed" in place.log()
+    place.slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
+    place.slurm.run("scontrol", "update", f"nodename={second}", "state=drain", "reason=test")
+    place.open(0, 1)
+    place.is_done("SUCCEEDED", "SUCCEEDED")
+    assert [node for _, node in place.ran()] == [first, second, first]
+
+
+NOTICED = """
+import pathlib, time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+pathlib.Path("{folder}/ran").touch()
+nni.report_intermediate_result(x / 2)
+while not nni.should_stop():
+    time.sleep(0.05)
+pathlib.Path("{folder}/noticed").touch()
+"""
+
+
+def test_a_trial_is_stopped_with_notice_before_its_time_limit_and_names_the_limit(place):
+    place = place(NOTICED, section={"timeLimit": "1"}, trialConcurrency=1, maxTrialNum=1)
+    place.experiment.wait_for_status("DONE", timeout_s=scaled_s(150))
+    assert (place.folder / "noticed").exists()
+    (trial,) = place.trials()
+    assert (trial["status"], trial["reason"]) == ("FAILED", "job lost")
+    assert "before its time limit; raise timeLimit" in trial["message"]
+    wait_until(lambda: not place.slurm.live(), "no job is left")
+
+
+def test_a_killed_manager_misses_no_end_of_a_job(place):
+    place = place(trialConcurrency=2, maxTrialNum=4)
+    place.has_started(2)
+    place.experiment.kill_manager()
+    place.open(0)
+    wait_until(lambda: "COMPLETED" in place.slurm.states().values(), "a job ends without a manager")
+    place.experiment.start()
+    place.open(1, 2, 3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
+    assert len(place.slurm.states()) == 4
+
+
+ON_BOTH_NODES = """
+import os, pathlib, time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+pathlib.Path("{folder}", os.environ["SLURMD_NODENAME"]).touch()
+if os.environ["SLURM_PROCID"] == "0":
+    nni.report_intermediate_result(x / 2)
+time.sleep(1000)
+"""
+
+
+def test_a_stopped_trial_leaves_no_task_on_any_of_its_nodes(place):
+    command = {"command": f"srun {sys.executable} train.py", "codeDir": "."}
+    place = place(
+        ON_BOTH_NODES, section={"nodes": 2, "ntasks": 2}, trialConcurrency=1, maxTrialNum=1, trial=command
+    )
+    wait_until(lambda: all((place.folder / node).exists() for node in NODES), "a task runs on each node")
+    wait_until(lambda: place.experiment.row_count() == 1, "the first task reports")
+    (trial,) = place.trials()
+    place.experiment.delete(f"/trial-jobs/{trial['id']}")
+    place.is_done("USER_CANCELED")
+    variables = (place.slurm.variables | {"NNI_TRIAL_JOB_ID": trial["id"]}).items()
+    wait_until(
+        lambda: all(
+            map(processes.is_dead, processes.pids_where(lambda environ: variables <= environ.items()))
+        ),
+        "no process of the trial is left",
+    )

@@ -1,0 +1,215 @@
+"""Job states and errors from what Slurm's commands print. The texts are those of Slurm 22.05."""
+
+import pytest
+
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded
+from nni_manager.training_services.slurm import states
+from trial_keeper.wire.reasons import ExitReason
+
+
+def row(state, exit_code="0", reason="None", nodes="n1", preempted="N/A", left="UNLIMITED"):
+    (found,) = states.parse_squeue(
+        f"12|nni-EXPT-trial1|{state}|{exit_code}|{preempted}|{left}|{nodes}|{reason}|\n", "nni-EXPT-"
+    )
+    return found
+
+
+def end(*columns, log="", was_stopped=False, **others):
+    return states.end_of(row(*columns, **others), log, was_stopped=was_stopped)
+
+
+def test_a_row_of_squeue_has_the_state_the_exit_status_and_the_reason():
+    found = row("FAILED", "26880", "NonZeroExitCode")
+    assert (found.slurm_id, found.name, found.state) == ("12", "nni-EXPT-trial1", "FAILED")
+    assert found.exit_status == 105 << 8
+    assert found.has_ended
+
+
+def test_a_reason_may_contain_the_separator():
+    assert row("PENDING", reason="held by admin | ask ada").pending_reason == "held by admin | ask ada"
+
+
+def test_other_output_than_rows_is_an_error():
+    with pytest.raises(ValueError, match="slurm_load_jobs"):
+        states.parse_squeue("slurm_load_jobs error", "nni-EXPT-")
+
+
+def test_the_users_other_jobs_may_have_any_name():
+    others = "9|a|b|RUNNING|0|N/A|1:00|n1|None|\n10_[1-5]|array|PENDING|0|N/A|1:00||Resources|\n11|two\nlines|RUNNING|0|N/A|\n"
+    ours = "12|nni-EXPT-trial1|RUNNING|0|N/A|1:00|n1|None|\n"
+    (found,) = states.parse_squeue(others + ours, "nni-EXPT-")
+    assert (found.slurm_id, found.state, found.time_left_s) == ("12", "RUNNING", 60)
+    assert states.parse_squeue(others, "nni-EXPT-") == states.parse_squeue("", "nni-EXPT-") == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "PENDING",
+        "RUNNING",
+        "COMPLETING",
+        "CONFIGURING",
+        "SUSPENDED",
+        "STAGE_OUT",
+        "REQUEUED",
+        "A_STATE_OF_LATER",
+    ],
+)
+def test_a_job_has_not_ended_in_any_other_state_even_an_unknown_one(state):
+    assert not row(state).has_ended
+
+
+def test_only_a_pending_job_has_a_pending_reason():
+    assert (
+        row("PENDING", reason="QOSMaxSubmitJobPerUserLimit").pending_reason == "QOSMaxSubmitJobPerUserLimit"
+    )
+    assert row("PENDING").pending_reason == ""
+    assert row("RUNNING", reason="Resources").pending_reason == ""
+
+
+def test_a_running_job_that_slurm_preempts_or_suspends_has_a_warning():
+    assert row("RUNNING").warning == ""
+    assert row("RUNNING", preempted="2026-11-27T22:20:17").is_preempted
+    assert "preempts job 12" in row("RUNNING", preempted="2026-11-27T22:20:17").warning
+    assert not row("PREEMPTED", preempted="2026-11-27T22:20:17").is_preempted
+    assert row("SUSPENDED").warning == "Slurm has suspended job 12"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("TIMEOUT", ExitReason.JOB_LOST, "TIMEOUT on n1: it reached its time limit; raise timeLimit"),
+        ("OUT_OF_MEMORY", ExitReason.OUT_OF_MEMORY, "it used more than its memory; raise memory"),
+        ("NODE_FAIL", ExitReason.JOB_LOST, "NODE_FAIL on n1"),
+        ("BOOT_FAIL", ExitReason.JOB_LOST, "BOOT_FAIL on n1"),
+        ("PREEMPTED", ExitReason.PREEMPTED, "preempted by a job of higher priority"),
+        ("CANCELLED", ExitReason.JOB_LOST, "CANCELLED, but not by this manager"),
+        ("CANCELLED by 1000", ExitReason.JOB_LOST, "CANCELLED by 1000, but not by this manager"),
+    ],
+)
+def test_a_job_that_slurm_has_ended_has_no_exit_code_and_names_the_state(state, reason, words):
+    ended = end(state, "15")
+    assert (ended.exit_code, ended.reason, ended.is_explained) == (None, reason, True)
+    assert ended.message.startswith("Slurm reports job 12 (nni-EXPT-trial1): ")
+    assert words in ended.message
+
+
+def test_a_job_that_ended_by_itself_has_its_exit_code_and_the_end_of_its_output():
+    ended = end("FAILED", "26880", "NonZeroExitCode", log="trial-keeper: cannot find the mount")
+    assert (ended.exit_code, ended.reason) == (105, ExitReason.KEEPER_LOST)
+    assert ended.message == (
+        "Slurm reports job 12 (nni-EXPT-trial1): FAILED, exit code 105 on n1\ntrial-keeper: cannot find the mount"
+    )
+    assert end("COMPLETED").message == ""
+    assert end("COMPLETED").exit_code == 0
+
+
+def test_a_job_that_a_signal_ended_has_the_exit_code_of_a_shell():
+    ended = end("FAILED", "9", "JobLaunchFailure")
+    assert ended.exit_code == 137
+    assert "FAILED, signal 9" in ended.message
+
+
+def test_a_node_that_cannot_open_the_output_names_the_folder_to_share():
+    ended = end("FAILED", "4021", "JobLaunchFailure")
+    assert (ended.exit_code, ended.reason) == (None, ExitReason.COULD_NOT_START)
+    assert "set experimentWorkingDirectory to a folder that the compute nodes share" in ended.message
+
+
+def test_a_job_that_ended_shortly_before_its_time_limit_says_so():
+    assert ", 12 s before its time limit; raise timeLimit" in end("FAILED", "36608", left="0:12").message
+    assert "12 s before its time limit" in end("COMPLETED", left="0:12").message
+    assert "time limit" not in end("FAILED", "256", left="1:00:00").message
+
+
+@pytest.mark.parametrize(("state", "code"), [("CANCELLED", None), ("FAILED", 9), ("COMPLETED", 0)])
+def test_a_job_that_was_stopped_on_request_says_so(state, code):
+    ended = end(state, "2304" if state == "FAILED" else "0", was_stopped=True)
+    assert (ended.exit_code, ended.message) == (code, "Slurm has ended job 12 (nni-EXPT-trial1) on request")
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
+def test_a_job_that_ends_by_itself_in_the_grace_time_of_a_preemption_was_preempted(state):
+    ended = end(state, "36608", preempted="2026-11-27T22:20:17")
+    assert (ended.exit_code, ended.reason) == (None, ExitReason.PREEMPTED)
+    assert "in the grace time after it was preempted" in ended.message
+
+
+def test_a_preemption_is_no_stop_on_request():
+    assert end("PREEMPTED", was_stopped=True).reason is ExitReason.PREEMPTED
+
+
+def test_sacct_knows_who_has_cancelled_a_job():
+    (found,) = states.parse_sacct("12|nni-EXPT-trial1|CANCELLED by 1000|0:15|n1\n")
+    assert found.has_ended
+    assert found.exit_status == 15
+    assert "CANCELLED by 1000" in states.end_of(found, "", was_stopped=False).message
+
+
+# ---- errors
+
+FAILED = "sbatch: error: Batch job submission failed: "
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind", "words"),
+    [
+        (FAILED + LIMIT, QuotaExceeded, "it is submitted again when other jobs have ended"),
+        (
+            FAILED + "Unable to contact slurm controller (connect failure)",
+            ClusterUnavailable,
+            "check slurmctld with `scontrol ping`",
+        ),
+        (FAILED + "Socket timed out on send/recv operation", ClusterUnavailable, "scontrol ping"),
+        (FAILED + "Protocol authentication error", ClusterUnavailable, "munged"),
+        ("sbatch: error: Munge encode failed: Failed to access socket", ClusterUnavailable, "munged"),
+        (FAILED + "Invalid partition name specified", UserError, "correct partition in the experiment file"),
+        (
+            FAILED + "Invalid account or account/partition combination specified",
+            UserError,
+            "sacctmgr show associations",
+        ),
+        (FAILED + "Invalid qos specification", UserError, "correct qos"),
+        (
+            FAILED + "Requested time limit is invalid (missing or exceeds some limit)",
+            UserError,
+            "correct timeLimit",
+        ),
+        (FAILED + "Invalid generic resource (gres) specification", UserError, "correct gres or gpus"),
+        (FAILED + "Invalid feature specification", UserError, "correct constraint"),
+        (
+            "sbatch: error: Memory specification can not be satisfied\n"
+            + FAILED
+            + "Requested node configuration is not available",
+            UserError,
+            "correct memory",
+        ),
+        (FAILED + "Requested node configuration is not available", UserError, "sinfo"),
+        (
+            FAILED + "I/O error writing script/environment to file",
+            UserError,
+            "correct the options in trainingService",
+        ),
+        ("", UserError, "it printed nothing"),
+    ],
+)
+def test_an_error_has_what_slurm_printed_and_the_remedy(printed, kind, words):
+    error = states.error_of("sbatch", printed)
+    assert type(error) is kind
+    assert str(error).startswith("cannot ")
+    assert words in str(error)
+    assert printed.rpartition(": ")[2] in str(error)
+
+
+def test_the_limit_of_submitted_jobs_is_met_by_another_try():
+    assert isinstance(states.error_of("sbatch", FAILED + LIMIT), RetryableError)
+
+
+def test_scancel_names_the_jobs_that_it_could_not_signal():
+    printed = (
+        "scancel: error: Kill job error on job id 5: Invalid job id specified\n"
+        "scancel: error: Kill job error on job id 17: Job/step already completing or completed\n"
+    )
+    assert states.unsignalled(printed) == {"5", "17"}
