@@ -399,10 +399,11 @@ def test_the_importance_chart_first_shows_its_progress_and_then_its_method(perso
 
 
 def test_the_page_requests_the_importance_again_after_an_invalid_response(person):
-    person.page.route("**/importance*", lambda route: route.fulfill(body="<html>"), times=1)
+    person.page.route("**/importance*", lambda route: route.fulfill(body="<html>"))
     person.see("tab-importance").click()
     caption = person.see("importance-chart").locator("figcaption")
     expect(caption).to_have_text("The server at this address is not the manager.")
+    person.page.unroute("**/importance*")
     expect(caption).to_contain_text(f"computed from {TRIALS} trials", timeout=DEADLINE_S * 1000)
 
 

@@ -103,6 +103,20 @@ def test_a_lost_trial_ends_without_delay_if_the_cluster_reports_no_preemptions()
     assert search.trial(trial_id).state is TrialState.FAILED
 
 
+@pytest.mark.parametrize("reason_of_keeper", [JOB_LOST, PREEMPTED])
+def test_a_trial_that_may_not_restart_fails_as_preempted_also_if_its_keeper_reported_a_lost_job(
+    reason_of_keeper,
+):
+    search = a_search(max_preemptions=0)
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.end(trial_id, reason_of_keeper)
+    search.deliver(trial_id)
+    search.lose_job(trial_id, PREEMPTED)
+    trial = search.trial(trial_id)
+    assert (trial.state, trial.run.reason, trial.preemptions) == (TrialState.FAILED, PREEMPTED, 0)
+
+
 @given(most=st.integers(0, 5), retries=st.integers(0, 2))
 def test_a_preempted_trial_is_restarted_at_most_max_preemptions_times(most, retries):
     search = a_search(max_preemptions=most, max_retries=retries)

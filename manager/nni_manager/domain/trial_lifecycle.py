@@ -39,7 +39,8 @@ from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 # Failures that the training code did not cause; a retry may succeed.
-_FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.PREEMPTED)
+_LOSSES = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
+_FAULTS_OF_CLUSTER = (*_LOSSES, ExitReason.PREEMPTED)
 
 _NewTrial = events.ParametersSuggested | events.TrialProposed
 
@@ -410,7 +411,7 @@ class TrialLifecycle:
             may_retry = False
         if not may_retry:
             reason, message = event.reason, event.message
-            if trial.awaits_job_end and trial.run.reason is not None and reason in _FAULTS_OF_CLUSTER:
+            if trial.awaits_job_end and trial.run.reason is not None and reason in _LOSSES:
                 # The keeper knows how the trial ended, and the cluster why.
                 reason, message = trial.run.reason, message or trial.run.message
             return self._lose(trial, reason, message, event.at_s, now_s)
