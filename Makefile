@@ -49,7 +49,7 @@ MERMAID := mermaid@12.3.0
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo docs quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images lock
+.PHONY: help demo docs quick test e2e test-bare test-images test-k8s golden faults stress mutants hostile thorough page check fix proto bench peers frameworks quality quality-functions quality-peers images keeper-bundle lock
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ images: .venv/.installed-release ## build both images and their bills of materia
 	@mkdir -p build; version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
 	SBOM=build/keeper.cdx.json images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
 	SBOM=build/manager.cdx.json images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
+
+keeper-bundle: .venv/.installed-check ## build the package that brings the keeper into images without one, in build/
+	python images/keeper_bundle.py
 
 # One file for each image and for each value of EXTRAS. All have the versions of the manager's.
 lock: .venv/.installed-release ## choose the versions of what the images contain again, and write images/requirements

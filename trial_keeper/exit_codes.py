@@ -121,7 +121,8 @@ class KeeperExit(IntEnum):
     MISSING = (
         115,
         "there is no trial-keeper in the container",
-        "build an image with `images/build.sh keeper`, and name that image in the experiment file",
+        "install trial-keeper-bundle in nnictl's Python, or build an image with `images/build.sh keeper` and name it in the "
+        "experiment file",
     )
     MANAGER_UNREACHABLE = (
         116,

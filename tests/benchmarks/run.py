@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import results
+from bench_bundle import bundled_start
 from bench_callbacks import callback_cost
 from bench_checkpoints import checkpoint_cost
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
@@ -34,6 +35,7 @@ MEASUREMENTS: tuple[Callable[[], list[Row]], ...] = (
     import_cost,
     decode_cost,
     turnaround,
+    bundled_start,
     sleeping_trials,
     search,
     report_to_row,

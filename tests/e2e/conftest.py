@@ -4,8 +4,9 @@ import subprocess
 
 import pytest
 from deadlines import scaled_s
+from fake_manager import Site
 from openpai_home import BIN, OpenPaiHome, environ_of
-from real_containers import podman_of_tests, why_not_here
+from real_containers import Container, podman_of_tests, why_not_here
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,29 @@ def podman():
     if reason is not None:
         pytest.skip(reason)
     return podman_of_tests()
+
+
+@pytest.fixture
+def a_container(podman, tmp_path):
+    """Starts containers, and removes them."""
+    started = []
+
+    def start(*arguments):
+        started.append(Container(podman, tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for container in started:
+        container.remove()
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The shared storage with one experiment, whose manager listens on this machine."""
+    site = Site(tmp_path / "storage")
+    site.manager.start()
+    yield site
+    site.close()
 
 
 @pytest.fixture(scope="module")

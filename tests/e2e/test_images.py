@@ -7,9 +7,9 @@ import signal
 import psutil
 import pytest
 from deadlines import DEADLINE_S
-from fake_manager import KEY, TOKEN, Site
+from fake_manager import KEY, TOKEN
 from guarded_server import Guarded
-from real_containers import REPOSITORY, Container
+from real_containers import REPOSITORY
 from real_experiment import wait_until
 
 from nni_manager.store.reader import StoreReader
@@ -74,29 +74,6 @@ for i in range(3):
     nni.report_intermediate_result(x * i)
 nni.report_final_result(x)
 """
-
-
-@pytest.fixture
-def a_container(podman, tmp_path):
-    """Starts containers, and removes them."""
-    started = []
-
-    def start(*arguments):
-        started.append(Container(podman, tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for container in started:
-        container.remove()
-
-
-@pytest.fixture
-def site(tmp_path):
-    """The shared storage with one experiment, whose manager listens on this machine."""
-    site = Site(tmp_path / "storage")
-    site.manager.start()
-    yield site
-    site.close()
 
 
 @pytest.fixture

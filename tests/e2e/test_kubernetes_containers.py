@@ -1,6 +1,7 @@
 """An experiment on the fake Kubernetes cluster whose pods are real containers of the keeper's image."""
 
 import functools
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,55 @@ def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, t
         assert len(made) == 2
         pods = podman.run("podman", "pod", "ps", "--format", "{{.Name}}").split()
         assert not set(made) & set(pods), "no pod may be left on this machine"
+
+
+# A trial for images without Python: what nni_sdk writes, written by bash. The results depend on the parameter alone.
+TRAIN_SH = """
+x=$(sed -n 's/.*"x": \\([0-9.e-]*\\).*/\\1/p' "$NNI_SYS_DIR/parameter.cfg")
+report() {
+  local record
+  record=$(printf '{"parameter_id": "%s", "trial_job_id": "%s", "type": "%s", "sequence": %s, "value": "%s"}' \\
+    "$NNI_TRIAL_SEQ_ID" "$NNI_TRIAL_JOB_ID" "$1" "$2" "$3")
+  printf 'ME%06d%s\\n' $((${#record} + 1)) "$record" >> "$NNI_SYS_DIR/.nni/metrics"
+}
+for step in 0 1 2; do report PERIODICAL "$step" "${step}${x#0}"; done
+report FINAL 0 "$x"
+"""
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("has_python", [True, False])
+def test_trials_in_images_without_a_keeper_have_the_metrics_of_a_local_experiment(
+    podman, tmp_path, has_python
+):
+    image = podman.base() if has_python else podman.without_python()
+    with our_cluster(tmp_path, functools.partial(ContainerPod, podman)) as ours:
+        found = {}
+        for platform in ("local", "frameworkcontroller"):
+            folder = tmp_path / platform
+            folder.mkdir()
+            place = Place(folder, replace(ours, image=image), TRAIN)
+            (place.work / "train.sh").write_text(TRAIN_SH)
+            place.config |= {"trainingServicePlatform": platform, "maxTrialNum": 3}
+            place.config["tuner"]["classArgs"]["seed"] = 7
+            command = "python3 train.py" if has_python else "bash train.sh"
+            if platform == "local":
+                place.config["trial"]["command"] = command
+            else:
+                place.config["trial"]["taskRoles"] = [worker_role(command, image)]
+                place.config["frameworkcontrollerConfig"] = ours.storage | {"keeper": "bundle"}
+                place.environ["PYTHONPATH"] = str(podman.bundle())
+            done = place.create("--foreground")
+            assert done.returncode == 0, done.stderr
+            exported = json.loads(
+                place.nnictl("experiment", "export", "--type", "json", "--intermediate").stdout
+            )
+            assert [len(trial["intermediate"]) for trial in exported] == [1 if has_python else 3] * 3
+            found[platform] = sorted(
+                json.dumps([trial["parameter"], trial["intermediate"], trial["value"]]) for trial in exported
+            )
+        assert found["frameworkcontroller"] == found["local"]
 
 
 def test_variable_references_in_a_pod_are_resolved_before_podman_starts_the_container():

@@ -173,7 +173,7 @@ def test_an_image_without_a_keeper_fails_the_trial_with_a_remedy(home, nnictl, p
     (trial,) = trials(nnictl, experiment_id)
     assert (trial["status"], trial["reason"]) == ("FAILED", "could not start")
     assert (
-        "its keeper ended with exit code 115: there is no trial-keeper in the container; build an image"
+        "its keeper ended with exit code 115: there is no trial-keeper in the container; install trial-keeper-bundle"
         in trial["message"]
     )
 

@@ -133,6 +133,41 @@ class Podman:
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
         return tag
 
+    def bundle(self) -> Path:
+        """The folder of an installed trial_keeper_bundle, built from this checkout unless it exists."""
+        sources = [
+            REPOSITORY / "images" / "keeper_bundle.py",
+            REPOSITORY / "images" / "requirements" / "keeper.txt",
+            *sorted((REPOSITORY / "trial_keeper").rglob("*.py")),
+        ]
+        with self._locked():
+            installed = self.folder / f"bundle-{_digest(sources)}"
+            if not installed.is_dir():
+                new = installed.with_name("bundle-new")
+                shutil.rmtree(new, ignore_errors=True)
+                build = (sys.executable, str(sources[0]), "--output", str(new / "wheel"))
+                wheel = self.run(*build, within_s=BUILD_TIMEOUT_S).split()[-1]
+                shutil.unpack_archive(wheel, new, "zip")
+                shutil.rmtree(new / "wheel")
+                for older in self.folder.glob("bundle-????????????????"):
+                    shutil.rmtree(older)
+                new.rename(installed)
+        return installed
+
+    def without_python(self) -> str:
+        """The tag of the base image without any Python."""
+        with self._locked():
+            base = self._base("tar", "gzip")
+            tag = base.replace("test-base-tar-gzip", "test-without-python")
+            if not self._has(tag):
+                lines = f"FROM {base}\nRUN rm -rf /usr/bin/python3* /usr/lib/python3* && rm -rf /tmp/*\n"
+                (self.folder / "Dockerfile").write_text(lines)
+                file = ("--file", str(self.folder / "Dockerfile"))
+                self.run(
+                    "podman", "build", *file, "--tag", tag, str(self.folder / "run"), within_s=BUILD_TIMEOUT_S
+                )
+        return tag
+
     def _by_digest(self, tag: str) -> str:
         digest = self.run("podman", "image", "inspect", "--format", "{{.Digest}}", tag).strip()
         return f"{tag.rpartition(':')[0]}@{digest}"
@@ -245,4 +280,6 @@ if __name__ == "__main__":
     else:
         for kind in ("keeper", "manager"):
             print(podman_of_tests().image(kind), flush=True)
-        print(podman_of_tests().with_mpi())
+        print(podman_of_tests().with_mpi(), flush=True)
+        print(podman_of_tests().without_python(), flush=True)
+        print(podman_of_tests().bundle())

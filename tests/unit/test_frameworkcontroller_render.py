@@ -249,5 +249,5 @@ def test_the_command_of_a_template_gets_the_arguments_that_kubernetes_would_pass
 
 def test_the_script_run_sh_replaces_its_process_with_the_keeper():
     script = render_run_script()
-    assert script.endswith('\nexec "${keeper[@]}"\n')
+    assert script.endswith('\nexec "${keeper[@]}" "$@"\n')
     assert "trap" not in script

@@ -353,7 +353,7 @@ def test_a_container_without_a_keeper_exits_with_code_115_and_a_remedy(tmp_path)
     done = run_script(tmp_path, None)
     assert done.returncode == 115
     assert (
-        "cannot find trial-keeper in this container; build an image with images/build.sh keeper"
+        "cannot find trial-keeper in this container; install trial-keeper-bundle in nnictl's Python"
         in done.stderr
     )
 

@@ -6,6 +6,8 @@
         code-<digest>.tar.gz                a snapshot of the training code, for jobs without access to the code folder
         checkpoints/                        what trials resume from, if the tuner supports it
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
+        keeper/                             archives of the keeper, for images that have none
+        keeper/unpacked/                    where run.sh unpacks one, in a container without another place for programs
         sdk/nni/                            `import nni` where no package nni is installed
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
@@ -140,6 +142,10 @@ class Workspace:
     """The checkpoints from which later trials resume, if the tuner supports that."""
     trials = _Inside("root", "trials")
     """One folder per trial."""
+    keeper = _Inside("root", "keeper")
+    """The archives of the keeper, for containers whose image has none."""
+    unpacked_keepers = _Inside("keeper", "unpacked")
+    """Where a container unpacks an archive that has no other place for programs."""
     packages = _Inside("root", "packages")
     """Lists of installed packages. The name of a file is the SHA-256 of its content, so equal lists are one file."""
 

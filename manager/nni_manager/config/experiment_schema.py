@@ -92,6 +92,13 @@ def gpus(**rules: Any) -> Any:
     return must_be("GPU numbers separated by commas", '"0,1"', None, kind="gpus", **rules)
 
 
+def keeper_source() -> Any:
+    """A field that must be a `KeeperSource`."""
+    return must_be("one of auto, image, bundle", "auto", "auto", since="0.7",
+        about="where the keeper of a container is: in the image, in [the bundle](images.md#images-without-a-keeper), or `auto`:"
+        " in the bundle if the image has none of this version")  # fmt: skip
+
+
 def _folder(example: str, default: Any = ..., **rules: Any) -> Any:
     return text("a folder", example, default, kind="folder", **rules)
 

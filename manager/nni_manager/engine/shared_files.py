@@ -21,6 +21,7 @@ from nni_manager.domain.trial import Trial
 from nni_manager.engine.serializers import parameters_view
 from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
 from trial_keeper.wire.attempt_ids import is_attempt_id
@@ -114,7 +115,11 @@ class SharedFiles:
     # ---- files of the manager
 
     def write_experiment(
-        self, document: ManagerDocument, run_script: str, code_snapshot: str | None = None
+        self,
+        document: ManagerDocument,
+        run_script: str,
+        code_snapshot: str | None = None,
+        bundle: KeeperBundle | None = None,
     ) -> None:
         """Write the files that every job needs, manager.json last: a keeper that can read manager.json finds the others.
 
@@ -122,6 +127,8 @@ class SharedFiles:
         """
         workspace = self.workspace
         _write_sdk(workspace)
+        if bundle is not None:
+            self._write_bundle(bundle)
         replace_file(workspace.run_sh, run_script.encode())
         replace_file(workspace.manager_json, document.to_bytes())
         sdk = sorted(workspace.sdk.glob("**/*.py"))
@@ -132,8 +139,25 @@ class SharedFiles:
         if not self.is_private:
             # Keepers of any user write there. The digest in a file's name shows whether its content is valid.
             workspace.packages.chmod(WORLD_WRITABLE_STICKY)
-        folders = filter(Path.is_dir, (workspace.trials, workspace.packages, workspace.checkpoints))
+        folders = filter(
+            Path.is_dir,
+            (workspace.trials, workspace.packages, workspace.checkpoints, workspace.unpacked_keepers),
+        )
         self._send(*folders, *sdk, workspace.run_sh, workspace.manager_json)
+
+    def _write_bundle(self, bundle: KeeperBundle) -> None:
+        """Write the archives that are missing; a file's name has the start of its digest."""
+        workspace = self.workspace
+        owners = {workspace.root.stat().st_uid, os.geteuid()}
+        _make_own(workspace.keeper, owners)
+        _make_own(workspace.unpacked_keepers, owners)
+        workspace.unpacked_keepers.chmod(WORLD_WRITABLE_STICKY)
+        for name in bundle.digests:
+            source, copy = bundle.archive(name), workspace.keeper / bundle.stored_name(name)
+            if not copy.is_file() or copy.stat().st_size != source.stat().st_size:
+                replace_file(copy, source.read_bytes())
+            if self.share is not None:
+                self.share.send(copy, is_fixed=True)
 
     def write_trial(
         self,

@@ -62,9 +62,9 @@ class WorkspaceWriter:
                 )
             self._code_snapshot = snapshot.name
         document = ManagerDocument(self.folder.experiment_id, __version__, addresses, certificate)
-        await asyncio.to_thread(
-            self.files.write_experiment, document, self.service.run_script, self._code_snapshot
-        )
+        service = self.service
+        files = (document, service.run_script, self._code_snapshot, service.bundle)
+        await asyncio.to_thread(self.files.write_experiment, *files)
 
     async def write_trial(self, job: Job, trial: Trial) -> None:
         """Write the files of a trial, before its job or its keeper reads them.

@@ -124,12 +124,14 @@ class OpenpaiConfig(TrainingServiceConfig):
     password: Your password on OpenPAI; tokens are fetched and renewed as needed.
     trial_cpu_number: The CPUs of each job.
     trial_memory_size: The memory of each job.
-    docker_image: An image with the keeper.
+    docker_image: The image of the containers, with or without the keeper.
     virtual_cluster: The virtual cluster of the jobs.
     local_storage_mount_point: Where this machine has the shared storage.
     container_storage_mount_point: Where containers have the same folder.
     storage_config_name: The name of the shared storage on OpenPAI.
     openpai_config_file: A job file of your own.
+    keeper: Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has
+        none of this version.
     """
 
     platform: str | None = "openpai"
@@ -148,7 +150,8 @@ class OpenpaiConfig(TrainingServiceConfig):
     trial_memory_size: str | int | None = None
     """The memory of each job. Value: a whole number of MB, at least 100, or a size such as 8gb."""
     docker_image: str | None = None
-    """An image with the keeper. Value: the name of an image. Default: NNI's image, which has no keeper."""
+    """The image of the containers, with or without the keeper. Value: the name of an image. Default: NNI's image, which
+    has no keeper."""
     virtual_cluster: str | None = None
     """The virtual cluster of the jobs. Value: the name of a virtual cluster. Default: OpenPAI's `default`."""
     local_storage_mount_point: PathOrText | None = None
@@ -159,6 +162,9 @@ class OpenpaiConfig(TrainingServiceConfig):
     """The name of the shared storage on OpenPAI. Value: the name of a storage of OpenPAI."""
     openpai_config_file: PathOrText | None = None
     """A job file of your own. Value: the path of an OpenPAI job file."""
+    keeper: str | None = None
+    """Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has none
+    of this version. Value: one of auto, image, bundle. Since 0.7, not in NNI. Default: `auto`."""
     openpai_config: dict[str, Any] | None = None
 
 
@@ -229,7 +235,7 @@ class FrameworkControllerRoleConfig(ConfigBase):
     gpu_number: The GPUs of each task.
     cpu_number: The CPUs of each task.
     memory_size: The memory of each task.
-    docker_image: An image with the keeper.
+    docker_image: The image of the containers, with or without the keeper.
     private_registry_auth_path: The login for the image's registry.
     shared_memory_size: The shared memory of each task.
     name: The name of the role.
@@ -249,7 +255,8 @@ class FrameworkControllerRoleConfig(ConfigBase):
     memory_size: str | int | None = None
     """The memory of each task. Value: a whole number of MB, or a size such as 8gb."""
     docker_image: str | None = None
-    """An image with the keeper. Value: the name of an image. Default: NNI's image, which has no keeper."""
+    """The image of the containers, with or without the keeper. Value: the name of an image. Default: NNI's image, which
+    has no keeper."""
     private_registry_auth_path: PathOrText | None = None
     """The login for the image's registry. Value: the path of a Docker login file. Since 0.6, not in NNI."""
     shared_memory_size: str | int | None = None
@@ -272,6 +279,8 @@ class FrameworkControllerConfig(TrainingServiceConfig):
     The other fields are those of `TrainingServiceConfig`.
 
     storage: The storage that this machine and all tasks share.
+    keeper: Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has
+        none of this version.
     namespace: The namespace of the jobs.
     service_account_name: The service account of the pods.
     task_roles: The roles of a job.
@@ -285,6 +294,9 @@ class FrameworkControllerConfig(TrainingServiceConfig):
     platform: str | None = "frameworkcontroller"
     storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
     """The storage that this machine and all tasks share."""
+    keeper: str | None = None
+    """Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has none
+    of this version. Value: one of auto, image, bundle. Since 0.7, not in NNI. Default: `auto`."""
     namespace: str | None = None
     """The namespace of the jobs. Value: the name of a namespace. Default: that of the login."""
     service_account_name: str | None = None
@@ -304,7 +316,7 @@ class KubeflowRoleConfig(ConfigBase):
     gpu_number: The GPUs of each task.
     cpu_number: The CPUs of each task.
     memory_size: The memory of each task.
-    docker_image: An image with the keeper.
+    docker_image: The image of the containers, with or without the keeper.
     private_registry_auth_path: The login for the image's registry.
     shared_memory_size: The shared memory of each task.
     replicas: The number of tasks.
@@ -320,7 +332,8 @@ class KubeflowRoleConfig(ConfigBase):
     memory_size: str | int | None = None
     """The memory of each task. Value: a whole number of MB, or a size such as 8gb."""
     docker_image: str | None = None
-    """An image with the keeper. Value: the name of an image. Default: NNI's image, which has no keeper."""
+    """The image of the containers, with or without the keeper. Value: the name of an image. Default: NNI's image, which
+    has no keeper."""
     private_registry_auth_path: PathOrText | None = None
     """The login for the image's registry. Value: the path of a Docker login file. Since 0.6, not in NNI."""
     shared_memory_size: str | int | None = None
@@ -340,6 +353,8 @@ class KubeflowConfig(TrainingServiceConfig):
     The other fields are those of `TrainingServiceConfig`.
 
     storage: The storage that this machine and all tasks share.
+    keeper: Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has
+        none of this version.
     namespace: The namespace of the jobs.
     operator: The operator of the jobs.
     api_version: The version of the resources: for TFJobs and PyTorchJobs `v1`, `v1beta2`, `v1beta1` or `v1alpha2`, for
@@ -361,6 +376,9 @@ class KubeflowConfig(TrainingServiceConfig):
     platform: str | None = "kubeflow"
     storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
     """The storage that this machine and all tasks share."""
+    keeper: str | None = None
+    """Where the keeper of a container is: in the image, in the bundle, or `auto`: in the bundle if the image has none
+    of this version. Value: one of auto, image, bundle. Since 0.7, not in NNI. Default: `auto`."""
     namespace: str | None = None
     """The namespace of the jobs. Value: the name of a namespace. Default: that of the login."""
     operator: str | None = None

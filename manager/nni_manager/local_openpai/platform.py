@@ -13,6 +13,7 @@ from nni_manager.errors import UserError
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.local_openpai.settings import Sandbox
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.openpai.client import ClusterHere
 from nni_manager.training_services.openpai.job import JobTemplate
 from nni_manager.training_services.openpai.platform import OpenPaiPlatform
@@ -52,6 +53,7 @@ class LocalOpenPaiPlatform(OpenPaiPlatform):
         return {
             "poll_s": _POLL_INTERVAL_S,
             "python": sys.executable,
+            "bundle": None if self.runs_as_manager else bundle_for(self.pai.keeper),
             "runs_as_manager": self.runs_as_manager,
             "here": ClusterHere(partial(daemon.wake, state), partial(daemon.replace_unresponsive, state)),
         }

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import ClassVar
 
 from nni_manager.domain.completion import Completion
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -72,6 +73,8 @@ class TrainingService(ABC):
     """Seconds between a stop request and the cluster's kill, plus the time to send and detect it; 0: the cluster never kills."""
     run_script: str
     """The content of run.sh: starts the keeper in the job's environment."""
+    bundle: KeeperBundle | None = None
+    """The keeper that `run_script` starts in an image without one; None: images need their own."""
     stops_at_once: ClassVar[bool] = False
     """True if a stop request is a signal, which would overtake the message to a connected keeper."""
     reports_preemption: ClassVar[bool] = False

@@ -2,27 +2,105 @@
 
 import shlex
 
+from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle
+from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
 
+_MAJOR_MINOR = ".".join(__version__.split(".")[:2])
 # The path in images/keeper/Dockerfile.
-KEEPER_IN_IMAGES = "/opt/trial-keeper/bin/trial-keeper"
+_IN_IMAGES = "/opt/trial-keeper"
+KEEPER_IN_IMAGES = f"{_IN_IMAGES}/bin/trial-keeper"
+# Of a CPython with glibc and the library that grpcio's wheels need: its version as in the names of wheels.
+_PROBE = (
+    'import ctypes, os, sys; os.confstr("CS_GNU_LIBC_VERSION"); ctypes.CDLL("libstdc++.so.6"); '
+    'print("%s%d%d%s" % (sys.implementation.name[:1] + "p", *sys.version_info[:2], sys.abiflags))'
+)
 
 
-def keeper_lookup_snippet(python: str | None = None) -> str:
+def keeper_lookup_snippet(python: str | None = None, bundle: KeeperBundle | None = None) -> str:
     """Returns lines of bash that set `keeper` to the keeper's command and enter the workspace.
 
-    `python`: an interpreter that has the keeper installed, for machines where tasks are not containers.
+    `python`: an interpreter that has the keeper installed, for machines where tasks are not containers. `bundle`: the one whose
+    archives are in the workspace; without it an image needs a keeper of its own.
     """
-    own = (
-        f"elif [ -x {shlex.quote(python)} ]; then keeper=({shlex.quote(python)} -m trial_keeper)\n"
-        if python
-        else ""
+    lines = [f'cd "${{BASH_SOURCE[0]%/*}}" || exit {int(KeeperExit.WORKSPACE)}']
+    if bundle is not None:
+        lines.append(_functions(bundle))
+        if bundle.is_preferred:
+            return "\n".join([*lines, f"find_in_bundle || exit {int(KeeperExit.MISSING)}"])
+        lines += ["if ! has_own_keeper && find_in_bundle; then :"]
+    lines.append(
+        f"{'if' if bundle is None else 'elif'} [ -x {KEEPER_IN_IMAGES} ]; then keeper=({KEEPER_IN_IMAGES})"
     )
-    return f"""\
-cd "${{BASH_SOURCE[0]%/*}}" || exit {int(KeeperExit.WORKSPACE)}
-if [ -x {KEEPER_IN_IMAGES} ]; then keeper=({KEEPER_IN_IMAGES})
-{own}elif command -v trial-keeper > /dev/null; then keeper=(trial-keeper)
+    if python is not None:
+        own = shlex.quote(python)
+        lines.append(f"elif [ -x {own} ]; then keeper=({own} -m trial_keeper)")
+    remedy = KeeperExit.MISSING.remedy.replace("`", "")
+    lines.append(f"""\
+elif command -v trial-keeper > /dev/null; then keeper=(trial-keeper)
 else
-  echo "trial-keeper: cannot find trial-keeper in this container; {KeeperExit.MISSING.remedy.replace("`", "")}" >&2
+  echo "trial-keeper: cannot find trial-keeper in this container; {remedy}" >&2
   exit {int(KeeperExit.MISSING)}
-fi"""
+fi""")
+    return "\n".join(lines)
+
+
+def _functions(bundle: KeeperBundle) -> str:
+    """The functions of bash that look for an own keeper whose version agrees, and for one in the bundle."""
+    digests = "\n".join(f"    {name}) echo {digest} ;;" for name, digest in sorted(bundle.digests.items()))
+    machines = " or ".join(sorted({name.partition("-")[2] for name in bundle.digests}))
+    return f"""\
+has_own_keeper() {{
+  if [ -x {KEEPER_IN_IMAGES} ]; then
+    compgen -G '{_IN_IMAGES}/lib/python3*/site-packages/trial_keeper-{_MAJOR_MINOR}.*' > /dev/null
+  else
+    [[ $(trial-keeper --version 2> /dev/null) = "trial-keeper {_MAJOR_MINOR}."* ]]
+  fi
+}}
+digest_of() {{
+  case $1 in
+{digests}
+  esac
+}}
+# Unpacks archive $1, with the command in the other arguments, into a new folder where programs may run: `folder`.
+unpack() {{
+  local digest archive parent
+  digest=$(digest_of "$1")
+  archive=keeper/$1-${{digest:0:{DIGEST_CHARACTERS}}}.tar.gz
+  shift
+  if [ "$(sha256sum "$archive" 2> /dev/null | cut -d ' ' -f 1)" != "$digest" ]; then
+    echo "trial-keeper: $PWD/$archive is missing or damaged; run nnictl resume to write it again" >&2
+    exit {int(KeeperExit.WORKSPACE)}
+  fi
+  for parent in "${{TMPDIR:-/tmp}}" /dev/shm "$PWD/keeper/unpacked"; do
+    folder=$(mktemp -d "$parent/trial-keeper.XXXXXXXX" 2> /dev/null) || continue
+    "$@" "$archive" "$folder" > /dev/null 2>&1 && [ -x "$folder/trial-keeper" ] && return
+    rm -rf "$folder"
+  done
+  echo "trial-keeper: cannot unpack $archive: none of ${{TMPDIR:-/tmp}}, /dev/shm and $PWD/keeper/unpacked is writable, allows" \\
+    "programs and has 70 MB free; mount an emptyDir at /tmp" >&2
+  exit {int(KeeperExit.MISSING)}
+}}
+untar() {{
+  tar -xzf "$1" -C "$2"
+}}
+find_in_bundle() {{
+  local python version machine
+  machine=$(uname -m)
+  for python in python3 python; do
+    version=$("$python" -I -S -c '{_PROBE}' 2> /dev/null) || continue
+    [ -n "$(digest_of "$version-$machine")" ] || continue
+    unpack "$version-$machine" "$python" -I -S -m tarfile -e
+    keeper=("$python" -I -S "$folder")
+    return
+  done
+  if [ -n "$(digest_of "frozen-$machine")" ] && type tar gzip > /dev/null 2>&1; then
+    unpack "frozen-$machine" untar
+    keeper=("$folder/trial-keeper")
+    "${{keeper[@]}}" --version > /dev/null 2>&1 && return
+    rm -rf "$folder"
+  fi
+  echo "trial-keeper: cannot run the keeper's bundle in this container: it needs {machines}, and CPython 3.10 to 3.14 with" \\
+    "libstdc++, or glibc {bundle.glibc} or later with tar and gzip" >&2
+  return 1
+}}"""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.kubernetes import render, watch
@@ -73,10 +74,12 @@ class KubernetesService(TrainingService):
         on_job_ended: Callable[[JobEnded], None],
         logins: Mapping[Path, str] | None = None,
         share: AzureShare | None = None,
+        bundle: KeeperBundle | None = None,
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
-        self.run_script, self.completion, self.share = render.render_run_script(), operator.completion, share
+        self.run_script, self.bundle = render.render_run_script(bundle), bundle
+        self.completion, self.share = operator.completion, share
         self._cluster = cluster
         self._operator = operator
         self._namespace = operator.config.namespace or cluster.login.namespace

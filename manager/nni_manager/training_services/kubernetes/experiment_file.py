@@ -10,12 +10,21 @@ from typing import Any, ClassVar, Literal
 
 from nni_manager.config.diagnostics import KeyPath, ref
 from nni_manager.config.dialect import SERVICE, Keys
-from nni_manager.config.experiment_schema import COMMAND, IMAGE, ExperimentKeys, ServiceKeys, Size, size
+from nni_manager.config.experiment_schema import (
+    COMMAND,
+    IMAGE,
+    ExperimentKeys,
+    ServiceKeys,
+    Size,
+    keeper_source,
+    size,
+)
 from nni_manager.config.keys import get
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.reading import Reading
 from nni_manager.config.schema import Schema, example_of, fields_of, line, mapping, must_be, text, whole
 from nni_manager.config.translation import Translation
+from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.kubernetes.section import (
     AzureStorage,
     ClaimStorage,
@@ -52,7 +61,8 @@ class PodKeys(Schema):
     gpu_number: int = whole(0, 99999, "0", v1="gpuNum", about="the GPUs of each task")
     cpu_number: int = whole(1, 99999, "1", v1="cpuNum", about="the CPUs of each task")
     memory_size: Size = size("8192", v1="memoryMB", about="the memory of each task")
-    docker_image: str = line("the name of an image", IMAGE, v1="image", about="an image with the keeper",
+    docker_image: str = line("the name of an image", IMAGE, v1="image",
+        about="the image of the containers, [with or without the keeper](images.md)",
         unset="required; in the second schema NNI's image, which has no keeper")
     private_registry_auth_path: str | None = line("the path of a Docker login file", "~/.docker/config.json", None, kind="file",
         since="0.6", about="the login for the image's registry")
@@ -97,6 +107,7 @@ class KubernetesServiceKeys(ServiceKeys):
     # fmt: off
     storage: StorageKeys | None = mapping("{storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}", None, v1=".",
         unset="required", about="the storage that this machine and all tasks share")
+    keeper: KeeperSource = keeper_source()
     namespace: str | None = must_be("the name of a namespace", "default", None, pattern=LABEL, unset="that of the login",
         about="the namespace of the jobs")
     # fmt: on

@@ -12,6 +12,7 @@ from nni_manager.config.cluster import ClusterConfig
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.section import (
     MOUNT,
@@ -65,9 +66,9 @@ class KubernetesPlatform(Platform):
                     f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
                 ) from error
         cluster, operator = Kubernetes(), self.operator()
-        share = self.share(folder.workspace)
+        share, bundle = self.share(folder.workspace), bundle_for(self.kubernetes.keeper)
         return lambda on_job_ended: KubernetesService(
-            cluster, operator, folder.workspace, on_job_ended, logins, share
+            cluster, operator, folder.workspace, on_job_ended, logins, share, bundle
         )
 
     # ---- checks
@@ -77,7 +78,9 @@ class KubernetesPlatform(Platform):
 
         Raises:
             UserError: the claim has no name.
+            BundleUnusable: the file requires a bundle of the keeper, and there is none of this version.
         """
+        bundle_for(self.kubernetes.keeper)
         match self.kubernetes.storage:
             case ClaimStorage(path, None):
                 raise UserError(

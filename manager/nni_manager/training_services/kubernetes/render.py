@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nni_manager.errors import InternalError
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.kubernetes import section
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.pod_template import with_labels, with_template
@@ -82,13 +83,13 @@ def as_in_containers(settings: KeeperSettings) -> KeeperSettings:
     )
 
 
-def render_run_script() -> str:
-    """Returns run.sh, which execs the container's keeper."""
+def render_run_script(bundle: KeeperBundle | None = None) -> str:
+    """Returns run.sh, which execs the container's keeper, or that of the bundle."""
     return f"""\
 #!/bin/bash
 # Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
-{keeper_lookup_snippet()}
-exec "${{keeper[@]}}"
+{keeper_lookup_snippet(bundle=bundle)}
+exec "${{keeper[@]}}" "$@"
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nni_manager.config.cluster import ClusterConfig, hidden
+from nni_manager.support.keeper_bundle import KeeperSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class KubernetesConfig(ClusterConfig):
     template_text: str | None = field(default=None, repr=False)
     runtime: str | None = None
     queue: str | None = None
+    keeper: KeeperSource = "auto"
 
     def trial_gpu_number(self, written: int | None) -> int | None:
         """None: each role has its own."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.connection import (
@@ -106,17 +107,19 @@ class OpenPaiService(TrainingService):
         *,
         poll_s: float = POLL_S,
         python: str | None = None,
+        bundle: KeeperBundle | None = None,
         runs_as_manager: bool = False,
         which: str = "",
         here: ClusterHere | None = None,
     ) -> None:
-        """`mount`: the path where containers see the workspace's parent folder. `python`: see `render_run_script`.
+        """`mount`: the path where containers see the workspace's parent folder. `python`, `bundle`: see `keeper_lookup_snippet`.
 
         `runs_as_manager`: on the local OpenPAI without containers. `which`: options that select this cluster for nnictl.
         `here`: control of a cluster on this machine.
         """
         super().__init__(on_job_ended)
-        self.run_script, self.completion = render_run_script(python), template.completion
+        self.run_script, self.completion = render_run_script(python, bundle), template.completion
+        self.bundle = bundle
         self.runs_as_manager = runs_as_manager
         self._cluster = cluster
         self._template = template

@@ -18,12 +18,14 @@ from nni_manager.config.experiment_schema import (
     ExperimentKeys,
     ServiceKeys,
     SizeFrom100,
+    keeper_source,
     size,
 )
 from nni_manager.config.keys import keys_on
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import example_of, flag, line, mapping, must_be, text, whole
 from nni_manager.config.translation import Translation
+from nni_manager.support.keeper_bundle import KeeperSource
 from nni_manager.training_services.openpai.section import LOCAL_HOST, PaiConfig
 
 _IN_JOB_FILE = "required, unless a job file has it"
@@ -54,7 +56,8 @@ class OpenpaiServiceKeys(ServiceKeys):
     trial_memory_size: SizeFrom100 | None = _size(None, v1="/trial.memoryMB", unset=_IN_JOB_FILE,
         about="the memory of each job")
     docker_image: str | None = line("the name of an image", IMAGE, None, v1="/trial.image",
-        unset=f"{_IN_JOB_FILE}; in the second schema NNI's image, which has no keeper", about="an image with the keeper")
+        unset=f"{_IN_JOB_FILE}; in the second schema NNI's image, which has no keeper",
+        about="the image of the containers, [with or without the keeper](images.md)")
     virtual_cluster: str | None = line("the name of a virtual cluster", "default", None, v1="/trial.virtualCluster",
         unset="OpenPAI's `default`", about="the virtual cluster of the jobs")
     local_storage_mount_point: str = line("a folder of this machine", "/local/mnt", kind="folder",
@@ -65,6 +68,7 @@ class OpenpaiServiceKeys(ServiceKeys):
         v1="/trial.paiStorageConfigName", unset=_IN_JOB_FILE, about="the name of the shared storage on OpenPAI")
     openpai_config_file: str | None = line("the path of an OpenPAI job file", "job.yml", None, kind="file",
         v1="/trial.paiConfigPath", about="[a job file of your own](openpai.md#a-job-file-of-your-own)")
+    keeper: KeeperSource = keeper_source()
     gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True, about="the default of `trial.gpuNum`")
     cpu_num: int | None = whole(1, 99999, "1", None, only_v1=True, about="the default of `trial.cpuNum`")
     memory_mb: SizeFrom100 | None = _size(None, alias="memoryMB", only_v1=True, about="the default of `trial.memoryMB`")

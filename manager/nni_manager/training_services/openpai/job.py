@@ -18,6 +18,7 @@ from typing import Any
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.errors import UserError
+from nni_manager.support.keeper_bundle import KeeperBundle
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
@@ -155,17 +156,17 @@ def render_command(settings: KeeperSettings, command: str | None) -> str:
     return "\n".join([*lines, f"bash {run}"])
 
 
-def render_run_script(python: str | None = None) -> str:
+def render_run_script(python: str | None = None, bundle: KeeperBundle | None = None) -> str:
     """Returns run.sh: it enters the workspace and runs the container's keeper.
 
-    `python`: an interpreter that has the keeper installed, for machines where tasks are not containers.
+    `python`, `bundle`: see `keeper_lookup_snippet`.
     """
     return f"""\
 #!/bin/bash
 # Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
 trap : TERM INT HUP
-{keeper_lookup_snippet(python)}
-"${{keeper[@]}}"
+{keeper_lookup_snippet(python, bundle)}
+"${{keeper[@]}}" "$@"
 code=$?
 # OpenPAI treats a code above 128 as its own failure, and would restart the job of a trial that has ended.
 [ "$code" -le 128 ] || code=1

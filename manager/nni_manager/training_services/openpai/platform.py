@@ -16,6 +16,7 @@ from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.support.plain_text import escaped
 from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.rest import OpenPai
@@ -103,7 +104,7 @@ class OpenPaiPlatform(Platform):
 
     def service_options(self) -> dict[str, Any]:
         """The options of the service that depend on the kind of cluster."""
-        return {"which": self._options_of_nnictl()}
+        return {"which": self._options_of_nnictl(), "bundle": bundle_for(self.pai.keeper)}
 
     def _options_of_nnictl(self) -> str:
         """The nnictl options that select the cluster. An experiment file contains the login as well."""
@@ -135,6 +136,14 @@ class OpenPaiPlatform(Platform):
 
     # ---- checks
 
+    def check_offline(self) -> None:
+        """Check the keeper's bundle.
+
+        Raises:
+            BundleUnusable: the file requires a bundle, and there is none of this version.
+        """
+        bundle_for(self.pai.keeper)
+
     def check(self) -> PlatformCheck:
         """Check that OpenPAI accepts this user and has the resources of the jobs. Starts the local OpenPAI if the file uses it.
 
@@ -143,6 +152,7 @@ class OpenPaiPlatform(Platform):
             UserError: the storage or virtual cluster is not available to this user, or no node is large enough.
             RetryableError: OpenPAI is unreachable.
         """
+        self.check_offline()
         template, file = template_of(self.pai), self.config.config_path.name
         cluster = self.open_cluster(template, ClientRetryPolicy(tries=2))
         owner = cluster.user_of_token()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig, hidden
+from nni_manager.support.keeper_bundle import KeeperSource
 
 # paiConfig.host of the built-in cluster on this machine (local_openpai).
 LOCAL_HOST = "local"
@@ -35,6 +36,7 @@ class PaiConfig(ClusterConfig):
     memory_mb: int | None
     job_file: Path | None = None
     job_text: str | None = field(default=None, repr=False)
+    keeper: KeeperSource = "auto"
 
     @property
     def is_local(self) -> bool:

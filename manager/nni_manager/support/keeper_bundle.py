@@ -1,0 +1,83 @@
+"""The keeper for images that have none: the archives of the installed package trial_keeper_bundle.
+
+images/keeper_bundle.py builds that package. run.sh chooses an archive in the container: `cp311-x86_64` for the image's own
+CPython 3.11, `frozen-x86_64` with an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from nni_manager.errors import UserError
+from trial_keeper import __version__
+from trial_keeper.wire.versions import versions_agree
+
+KeeperSource = Literal["auto", "image", "bundle"]
+"""Where the keeper of a container is. `auto`: in the bundle, if one is installed and the image has no keeper of this version."""
+
+DIGEST_CHARACTERS = 16
+"""Of an archive's digest in its file name in workspaces."""
+
+_PACKAGE = "trial_keeper_bundle"
+_INSTALL = f"pip install trial-keeper-bundle=={__version__}"
+
+
+class BundleUnusable(UserError):
+    """cannot use the keeper's bundle; install the one of this version in nnictl's Python"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperBundle:
+    """An installed bundle. `digests` has the SHA-256 of each archive in `folder`, by the archive's name.
+
+    `is_preferred`: the image's own keeper is not used. `glibc` is the oldest version for the frozen keeper.
+    """
+
+    folder: Path
+    digests: Mapping[str, str]
+    glibc: str
+    is_preferred: bool = False
+
+    def archive(self, name: str) -> Path:
+        """The path of an archive in the package."""
+        return self.folder / f"{name}.tar.gz"
+
+    def stored_name(self, name: str) -> str:
+        """The file name of an archive in workspaces."""
+        return f"{name}-{self.digests[name][:DIGEST_CHARACTERS]}.tar.gz"
+
+
+def bundle_for(source: KeeperSource) -> KeeperBundle | None:
+    """The bundle that an experiment uses; None without one.
+
+    Raises:
+        BundleUnusable: the bundle is required and not installed, or it is of another version.
+    """
+    if source == "image":
+        return None
+    found = find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        if source == "bundle":
+            raise BundleUnusable(f"cannot use keeper: bundle: {_PACKAGE} is not installed; run {_INSTALL}")
+        return None
+    folder = Path(found.origin).parent
+    try:
+        document = json.loads((folder / "bundle.json").read_bytes())
+        version = str(document["version"])
+        digests = {str(name): str(digest) for name, digest in document["sha256"].items()}
+        bundle = KeeperBundle(folder, digests, str(document["glibc"]), is_preferred=source == "bundle")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleUnusable(
+            f"cannot read {folder / 'bundle.json'}: {type(error).__name__}: {error}; run {_INSTALL} --force-reinstall"
+        ) from error
+    if not versions_agree(__version__, version):
+        raise BundleUnusable(
+            f"cannot use {_PACKAGE} {version} with trial-keeper {__version__}: the first two numbers differ; run {_INSTALL}, or "
+            "set keeper: image"
+        )
+    return bundle

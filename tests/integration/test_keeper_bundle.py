@@ -1,0 +1,248 @@
+"""run.sh with a bundle of the keeper, in bash: the choice of a keeper, and the refusals."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deadlines import DEADLINE_S
+from keeper_bundles import FROZEN, MACHINE, make_bundle
+
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.support.keeper_bundle import BundleUnusable, bundle_for
+from nni_manager.training_services.kubernetes import render
+from nni_manager.training_services.platform import platform_of
+from trial_keeper import __version__
+from trial_keeper.wire.documents import ManagerDocument
+from trial_keeper.wire.workspace import Workspace
+
+pytestmark = pytest.mark.any_machine
+OF_THIS_PYTHON = f"cp{sys.version_info[0]}{sys.version_info[1]}-{MACHINE}"
+TOOLS = ("cut", "gzip", "mktemp", "rm", "sha256sum", "tar", "uname")
+
+
+class Container:
+    """A workspace with a bundle, and the programs of an image."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs, self.tmp = folder / "bin", folder / "tmp"
+        self.programs.mkdir()
+        self.tmp.mkdir()
+        self.bundle = make_bundle(folder / "installed", (OF_THIS_PYTHON, FROZEN))
+        self.workspace = Workspace(folder / "EXPT")
+        self.workspace.root.mkdir()
+        for tool in TOOLS:
+            self.link(tool)
+
+    def link(self, name: str, target: str | None = None) -> None:
+        """Add a program of this machine to the image."""
+        (self.programs / name).symlink_to(target or shutil.which(name))
+
+    def add(self, name: str, script: str) -> None:
+        """Add a program to the image."""
+        path = self.programs / name
+        path.unlink(missing_ok=True)  # a link leads to a program of this machine
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    def write(self, **changes) -> None:
+        """Write the workspace's files."""
+        bundle = replace(self.bundle, **changes)
+        files = SharedFiles(self.workspace)
+        document = ManagerDocument("EXPT", __version__, ("127.0.0.1:1",))
+        files.write_experiment(document, render.render_run_script(bundle), None, bundle)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Run run.sh as the first process of a container would."""
+        return subprocess.run(
+            ["/bin/bash", str(self.workspace.run_sh), *arguments],
+            env={"PATH": str(self.programs), "TMPDIR": str(self.tmp)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+
+@pytest.fixture
+def container(tmp_path):
+    return Container(tmp_path)
+
+
+def test_an_image_with_python_runs_the_bundles_keeper_isolated_from_its_packages(container):
+    container.link("python3", sys.executable)
+    container.write()
+    done = container.run("doctor")
+    assert (done.stdout, done.stderr, done.returncode) == (f"{OF_THIS_PYTHON} 1 1 doctor\n", "", 0)
+
+
+@pytest.mark.parametrize("probe", ["exit 1", "echo cp39", "echo pp311", "echo cp313t"])
+def test_an_image_without_a_suitable_python_runs_the_frozen_keeper(container, probe):
+    container.add("python3", probe)
+    container.write()
+    assert container.run().stdout == f"{FROZEN} frozen\n"
+
+
+def test_the_images_own_keeper_of_this_version_is_preferred(container):
+    container.link("python3", sys.executable)
+    container.add("trial-keeper", f'echo "trial-keeper {__version__}"')
+    container.write()
+    assert container.run().stdout == f"trial-keeper {__version__}\n"
+    assert list(container.tmp.iterdir()) == []
+
+
+def test_an_own_keeper_of_another_version_gives_way_to_the_bundle(container):
+    container.link("python3", sys.executable)
+    container.add("trial-keeper", 'echo "trial-keeper 0.1.0"')
+    container.write()
+    assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
+
+
+def test_the_bundle_is_used_beside_an_own_keeper_if_the_experiment_file_says_so(container):
+    container.link("python3", sys.executable)
+    container.add("trial-keeper", f'echo "trial-keeper {__version__}"')
+    container.write(is_preferred=True)
+    assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
+
+
+def test_the_own_keeper_of_another_version_refuses_in_its_own_words_if_the_bundle_cannot_run(container):
+    container.add("trial-keeper", 'echo "trial-keeper 0.1.0"; exit 103')
+    container.write(digests={})
+    assert container.run().returncode == 103
+
+
+@pytest.mark.parametrize("is_preferred", [False, True])
+@pytest.mark.parametrize("missing", ["tar", "gzip"])
+def test_an_image_that_can_run_no_keeper_exits_with_115_and_names_what_the_bundle_needs(
+    container, missing, is_preferred
+):
+    (container.programs / missing).unlink()
+    container.write(is_preferred=is_preferred)
+    done = container.run()
+    assert done.returncode == 115
+    assert (
+        f"it needs {MACHINE}, and CPython 3.10 to 3.14 with libstdc++, or glibc 2.36 or later" in done.stderr
+    )
+
+
+def test_a_frozen_keeper_that_this_libc_cannot_run_leaves_nothing_and_exits_with_115(container, tmp_path):
+    container.bundle = make_bundle(tmp_path / "musl", (FROZEN,))
+    container.write()
+    container.add(
+        "tar",
+        f'{shutil.which("tar")} "$@"; while [ $# -gt 1 ]; do shift; done; echo exit 1 > "$1/trial-keeper"',
+    )
+    done = container.run()
+    assert done.returncode == 115
+    assert list(container.tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes() + b"x")])
+def test_a_damaged_archive_is_not_run(container, damage):
+    container.link("python3", sys.executable)
+    container.write()
+    name = container.bundle.stored_name(OF_THIS_PYTHON)
+    damage(container.workspace.keeper / name)
+    done = container.run()
+    assert done.returncode == 101
+    assert f"{container.workspace.keeper / name} is missing or damaged; run nnictl resume" in done.stderr
+    container.write()
+    assert container.run().returncode == 0
+
+
+def test_without_a_writable_temporary_folder_the_keeper_is_unpacked_on_the_shared_storage(container):
+    container.link("python3", sys.executable)
+    container.write()
+    shutil.rmtree(container.tmp)
+    script = container.workspace.run_sh
+    script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
+    assert container.run().stdout == f"{OF_THIS_PYTHON} 1 1\n"
+    (unpacked,) = container.workspace.unpacked_keepers.iterdir()
+    assert unpacked.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_any_folder_for_programs_the_error_names_all_that_were_tried(container):
+    container.link("python3", sys.executable)
+    container.write()
+    script = container.workspace.run_sh
+    script.write_text(script.read_text().replace("/dev/shm", "/dev/null"))
+    shutil.rmtree(container.tmp)
+    shutil.rmtree(container.workspace.unpacked_keepers)
+    done = container.run()
+    assert done.returncode == 115
+    assert (
+        f"none of {container.tmp}, /dev/null and {container.workspace.unpacked_keepers} is writable"
+        in done.stderr
+    )
+
+
+def test_archives_are_written_once(container):
+    container.write()
+    stored = container.workspace.keeper / container.bundle.stored_name(FROZEN)
+    before = stored.stat().st_ino
+    container.write()
+    assert stored.stat().st_ino == before
+
+
+# ---- the installed package
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Makes packages that this Python can import."""
+
+    def install(**options):
+        bundle = make_bundle(tmp_path / "site", (FROZEN,), **options)
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        return bundle
+
+    return install
+
+
+def test_an_installed_bundle_is_found(installed):
+    bundle = installed()
+    assert bundle_for("auto") == bundle
+    assert bundle_for("bundle") == replace(bundle, is_preferred=True)
+    assert bundle_for("image") is None
+
+
+def test_without_an_installed_bundle_only_a_file_that_requires_it_is_refused():
+    assert bundle_for("auto") is None
+    with pytest.raises(
+        BundleUnusable, match=f"not installed; run pip install trial-keeper-bundle=={__version__}"
+    ):
+        bundle_for("bundle")
+
+
+def test_a_bundle_of_another_version_is_refused(installed):
+    installed(version="0.1.0")
+    with pytest.raises(
+        BundleUnusable, match=r"trial_keeper_bundle 0\.1\.0 with trial-keeper .* keeper: image"
+    ):
+        bundle_for("auto")
+    assert bundle_for("image") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": "0.7.0", "sha256": []}'])
+def test_a_damaged_bundle_is_refused(installed, content):
+    bundle = installed()
+    (bundle.folder / "bundle.json").write_text(content)
+    with pytest.raises(BundleUnusable, match=r"cannot read .*bundle\.json.*--force-reinstall"):
+        bundle_for("auto")
+
+
+@pytest.mark.parametrize("name", ["v2_openpai", "v2_frameworkcontroller", "v2_kubeflow"])
+def test_a_file_that_requires_a_bundle_is_refused_before_anything_starts(tmp_path, name):
+    corpus = Path(__file__).parents[1] / "golden/config/files"
+    shutil.copytree(corpus, tmp_path / "files")
+    file = tmp_path / "files" / f"{name}.yml"
+    text = file.read_text()
+    file.write_text(re.sub(r"^(trainingService:\n)", r"\1  keeper: bundle\n", text, flags=re.MULTILINE))
+    platform = platform_of(read_experiment_file(file, reads_code=False))
+    with pytest.raises(
+        BundleUnusable, match="cannot use keeper: bundle: trial_keeper_bundle is not installed"
+    ):
+        platform.check_offline()
