@@ -11,6 +11,7 @@ from azure_here import ACCOUNT, FILE_HOST, SECRET, SHARE, VAULT, Azure, new_key
 pytest.importorskip("azure.storage.fileshare")
 
 from attempts import attempt_id
+from keeper_bundles import make_bundle
 
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.shared_files import SharedFiles, Signer
@@ -98,6 +99,17 @@ def test_all_files_for_keepers_are_uploaded_and_manager_json_is_uploaded_last(az
     assert contents(azure.share / "EXPT") == contents(workspace.root)
     snapshots = [call for call in azure.writes() if "code-c0de" in call]
     assert [call for call in snapshots if "rename" in call] == ["PUT nni/EXPT/code-c0de.tar.gz?comp=rename"]
+
+
+def test_the_keepers_bundle_is_uploaded_once(azure, share, workspace, tmp_path):
+    bundle = make_bundle(tmp_path / "installed", ("cp311-x86_64", "frozen-x86_64"))
+    for address in ("10.0.0.1:8081", "10.0.0.2:8081"):
+        document = ManagerDocument("EXPT", "0.6.0", (address,))
+        SharedFiles(workspace, share).write_experiment(document, "echo\n", None, bundle)
+        assert contents(azure.share / "EXPT") == contents(workspace.root)
+    archives = [call for call in azure.writes() if "keeper/" in call and "rename" in call]
+    names = sorted(bundle.stored_name(name) for name in bundle.digests)
+    assert archives == [f"PUT nni/EXPT/keeper/{name}?comp=rename" for name in names]
 
 
 def test_an_upload_replaces_the_file_atomically_by_a_rename(azure, share, workspace):
