@@ -1,4 +1,4 @@
-"""GPUs on which other programs compute, through nvidia-ml-py and a driver library of the tests' own."""
+"""GPUs on which other programs compute, through nvidia-ml-py or amdsmi and a driver library of the tests' own."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import psutil
 import pytest
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
-from nvml_driver import build_driver
+from gpu_drivers import AMD, NVIDIA, build_driver
 from real_experiment import wait_until
 from user_home import BIN, environ_of, processes_of
 
@@ -29,16 +29,22 @@ trainingService: {platform: local, useActiveGpu: false}
 tuner: {name: Random}
 """
 TRAIN = "import nni_sdk\nnni_sdk.get_next_parameter()\nnni_sdk.report_final_result(1)\n"
-# NVIDIA's driver lists its GPUs in /proc/driver/nvidia/gpus. An empty file system hides this machine's GPUs, and two folders
-# simulate two GPUs.
-TWO_GPUS = 'mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0 /proc/driver/nvidia/gpus/1 && exec "$@"'
-IN_NAMESPACE = ("unshare", "--mount", "sh", "-c", TWO_GPUS, "-")
+IN_NAMESPACE = ("unshare", "--mount", "sh", "-c")
+# NVIDIA's driver lists its GPUs in /proc/driver/nvidia/gpus, AMD's its GPUs and the CPU in /sys/class/kfd/kfd/topology/nodes. An
+# empty file system hides this machine's GPUs, and folders simulate two GPUs.
+HIDDEN = "mount -t tmpfs none /proc/driver && mount -t tmpfs none /sys/class"
+NODES = "/sys/class/kfd/kfd/topology/nodes"
+TWO_GPUS = {
+    NVIDIA: "mkdir -p /proc/driver/nvidia/gpus/0 /proc/driver/nvidia/gpus/1",
+    AMD: f"for node in 0 1 2; do mkdir -p {NODES}/$node; echo $((node * 4711)) > {NODES}/$node/gpu_id; done",
+}
 
 
 class Machine:
     """A machine with two GPUs, and one experiment in a home of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, vendor):
+        self.namespace = (*IN_NAMESPACE, f'{HIDDEN} && {TWO_GPUS[vendor]} && exec "$@"', "-")
         self.folder = folder / "work"
         self.folder.mkdir()
         self.computing = folder / "computing"
@@ -46,12 +52,14 @@ class Machine:
         (self.folder / "space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
         (self.folder / "train.py").write_text(TRAIN)
         self.environ = (
-            environ_of(self.folder) | build_driver(folder) | {"TEST_GPU_PROCESSES": str(self.computing)}
+            environ_of(self.folder)
+            | build_driver(folder, vendor)
+            | {"TEST_GPU_PROCESSES": str(self.computing)}
         )
 
     def nnictl(self, *arguments):
         done = subprocess.run(
-            [*IN_NAMESPACE, BIN / "nnictl", *arguments],
+            [*self.namespace, BIN / "nnictl", *arguments],
             cwd=self.folder, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -75,19 +83,20 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, request):
     if (
         shutil.which("unshare") is None
-        or subprocess.run([*IN_NAMESPACE, "true"], capture_output=True).returncode
+        or subprocess.run([*IN_NAMESPACE, HIDDEN], capture_output=True).returncode
     ):
         pytest.skip("needs unshare and the right to mount below /proc")
-    made = Machine(tmp_path)
+    made = Machine(tmp_path, getattr(request, "param", NVIDIA))
     yield made
     for process in processes_of(made.folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
+@pytest.mark.parametrize("machine", [NVIDIA, AMD], indirect=True)
 def test_a_trial_starts_on_an_idle_gpu_rather_than_on_a_gpu_in_use(machine):
     machine.computing.write_text("1 0")
     assert machine.create() == ""

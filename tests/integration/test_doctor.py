@@ -14,7 +14,7 @@ import time
 import pytest
 from deadlines import DEADLINE_S, scaled_s
 from fake_manager import EXPERIMENT, TRIAL
-from nvml_driver import build_driver
+from gpu_drivers import AMD, NVIDIA, build_driver
 from real_experiment import wait_until
 from strangers import give_away
 
@@ -383,16 +383,32 @@ def test_a_refused_version_or_job_is_reported_with_the_remedy_of_the_manager(
 # ---- GPUs
 
 
-def test_the_doctor_lists_visible_gpus(site, run_checks, tmp_path):
-    site.environ |= build_driver(tmp_path)
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD])
+def test_the_doctor_lists_visible_gpus(site, run_checks, tmp_path, vendor):
+    site.environ |= build_driver(tmp_path, vendor)
     report = run_checks()
     assert report.outcomes("gpu") == ["OK"]
     assert report.words("gpu").startswith("2: Test GPU A, Test GPU B")
 
 
-def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_path):
-    site.environ |= build_driver(tmp_path) | {"TEST_GPUS": "broken"}
-    assert "Driver Not Loaded" in run_checks().words("gpu")
+@pytest.mark.parametrize(
+    ("vendor", "error"), [(NVIDIA, "Driver Not Loaded"), (AMD, "AMDSMI_STATUS_DRIVER_NOT_LOADED")]
+)
+def test_a_broken_gpu_driver_is_reported_with_its_error(site, run_checks, tmp_path, vendor, error):
+    site.environ |= build_driver(tmp_path, vendor) | {"TEST_GPUS": "broken"}
+    assert error in run_checks().words("gpu")
+
+
+def test_an_amd_driver_of_another_version_than_its_binding_is_reported_with_the_remedy(
+    site, run_checks, tmp_path
+):
+    (tmp_path / "empty.c").touch()
+    library = ["gcc", "-shared", "-o", tmp_path / "libamd_smi.so", tmp_path / "empty.c"]
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc, to build a library without functions")
+    subprocess.run(library, check=True, timeout=DEADLINE_S)
+    site.environ["LD_LIBRARY_PATH"] = str(tmp_path)
+    assert "amdsmi is not installed, or is of another version than ROCm" in run_checks().words("gpu")
 
 
 # ---- the command line

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from fake_manager import KEY
-from nvml_driver import build_driver
+from gpu_drivers import AMD, NVIDIA, build_driver
 from real_experiment import wait_until
 
 from trial_keeper.wire.messages import GpuUsage, Usage
@@ -52,8 +52,9 @@ def test_a_keeper_reports_memory_cpu_and_disk_usage_of_the_trial_process_tree(si
 
 
 @pytest.mark.any_machine
-def test_a_keeper_reports_utilisation_and_memory_of_each_gpu(site, tmp_path):
-    site.environ |= build_driver(tmp_path)
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD])
+def test_a_keeper_reports_utilisation_and_memory_of_each_gpu(site, tmp_path, vendor):
+    site.environ |= build_driver(tmp_path, vendor)
     assert greedy_usage(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))
 
 
@@ -63,9 +64,10 @@ def test_only_gpus_assigned_to_the_trial_are_reported(site, tmp_path, indices, s
     assert [gpu.index for gpu in greedy_usage(site, gpu_indices=indices).gpus] == seen
 
 
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD])
 @pytest.mark.parametrize(("gpus", "seen"), [("broken", []), ("999:0 80:2048", [1])])
-def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpus, seen):
-    site.environ |= build_driver(tmp_path) | {"TEST_GPUS": gpus}
+def test_gpus_with_implausible_or_missing_values_are_omitted(site, tmp_path, gpus, seen, vendor):
+    site.environ |= build_driver(tmp_path, vendor) | {"TEST_GPUS": gpus}
     assert [gpu.index for gpu in greedy_usage(site).gpus] == seen
 
 

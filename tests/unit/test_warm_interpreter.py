@@ -5,8 +5,8 @@ import pytest
 from trial_keeper.host import warm_interpreter
 
 
-@pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"])
-def test_an_open_nvidia_device_is_reported_as_an_initialised_gpu(device):
+@pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd"])
+def test_an_open_gpu_device_is_reported_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
-from trial_keeper.gpus import Gpus, GpusUnseen, NvmlMissing
+from trial_keeper.gpus import BindingMissing, GpusUnseen, gpus_here
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.programs import foreign_nnictl
 from trial_keeper.settings import SettingValue, read_settings
@@ -192,10 +192,11 @@ def check_nnictl() -> Finding:
 
 def check_gpus() -> Finding:
     """List the visible GPUs. None is no failure: most trials need none."""
-    devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    # The second is that of all AMD GPUs.
+    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]
     try:
-        gpus = Gpus()
-    except NvmlMissing as error:
+        gpus = gpus_here()
+    except BindingMissing as error:
         return _of_text(CheckResult.WARN if devices else CheckResult.SKIP, str(error))
     except GpusUnseen as error:
         return _of_text(CheckResult.FAIL if devices else CheckResult.SKIP, str(error))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from trial_keeper.gpus import Gpus, GpusUnseen
+from trial_keeper.gpus import Gpus, GpusUnseen, gpus_here
 from trial_keeper.processes import ProcessStat, descendants, session_of
 from trial_keeper.wire.messages import AttemptKey, Usage
 
@@ -71,7 +71,7 @@ class UsageSampler:
         if self._is_first_sample:
             self._is_first_sample = False
             with contextlib.suppress(GpusUnseen):
-                self._gpus = Gpus() if self._gpu_indices != () else None
+                self._gpus = gpus_here() if self._gpu_indices != () else None
         began_s = time.thread_time()
         processes = self._processes()
         cpu_s, now_s = self._cpu_s(processes), time.monotonic()

@@ -167,7 +167,7 @@ _USES_CUDA = "initialises CUDA, which does not survive a fork"
 
 
 def _impurity_of(opened: list[str]) -> str | None:
-    if any(target.startswith("/dev/nvidia") for target in opened):
+    if any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in opened):
         return _USES_CUDA
     # Other devices have no shared file offset.
     shared = [target for target in opened if not target.startswith("/dev/")]

@@ -12,14 +12,24 @@ from pathlib import Path
 from nni_manager.errors import UserError
 from nni_manager.training_services.base import ManagedGpu
 from nni_manager.training_services.local.section import LocalSection
-from trial_keeper.gpus import Gpus, GpusUnseen
+from trial_keeper.gpus import Gpus, GpusUnseen, gpus_here
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+# One file for each GPU and each CPU. Source: Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def gpus_of_this_machine() -> tuple[int, ...]:
-    """Returns the indices of the NVIDIA GPUs that the driver shows; empty without a driver."""
-    return tuple(range(len(list(_NVIDIA_GPUS.iterdir())))) if _NVIDIA_GPUS.is_dir() else ()
+    """Returns the indices of the GPUs that NVIDIA's driver shows, or else AMD's; empty without a driver."""
+    count = len(list(_NVIDIA_GPUS.iterdir())) if _NVIDIA_GPUS.is_dir() else 0
+    return tuple(range(count or sum(map(_is_amd_gpu, _AMD_NODES.glob("*/gpu_id")))))
+
+
+def _is_amd_gpu(gpu_id: Path) -> bool:
+    try:
+        return int(gpu_id.read_text()) != 0  # a CPU has 0
+    except (OSError, ValueError):  # another container's GPU cannot be read
+        return False
 
 
 def gpus_in_use() -> frozenset[int]:
@@ -33,7 +43,7 @@ def gpus_in_use() -> frozenset[int]:
 
 @functools.cache
 def _driver() -> Gpus:
-    return Gpus()
+    return gpus_here()
 
 
 def why_unseen() -> str:
