@@ -22,7 +22,10 @@ TIMEOUT_S = 40.0
 _CONNECT_TIMEOUT_S = 5.0
 _PIECE_BYTES = 64 * 1024
 _FROM_BROWSER = ("accept", "accept-encoding", "content-type", "if-none-match")
-_FROM_MANAGER = ("content-type", "content-encoding", "content-disposition", "cache-control", "etag", "vary")
+_FROM_MANAGER = (
+    *("content-type", "content-encoding", "content-disposition", "cache-control", "etag", "vary"),
+    "x-accel-buffering",
+)
 
 
 class Forwarding:

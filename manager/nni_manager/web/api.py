@@ -169,7 +169,10 @@ class ManagerApi:
         # count; nothing is awaited before it is called.
         self._live.followers += 1
         stream = self._live.follow(since, may_window=may_window)
-        return _Follower(self._live, streamed(request, stream, "text/event-stream"))
+        response = streamed(request, stream, "text/event-stream")
+        # nginx would hold events back until its buffer is full.
+        response.headers["X-Accel-Buffering"] = "no"
+        return _Follower(self._live, response)
 
     async def description(self, _: Request) -> Response:
         """This description."""
