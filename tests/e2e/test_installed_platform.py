@@ -52,7 +52,9 @@ def platforms(place, path=""):
 
 def test_an_experiment_on_an_installed_platform_stays_readable_after_the_package_is_removed(place):
     site = installed_example()
-    built_in = dict.fromkeys(("local", "openpai", "frameworkcontroller", "kubeflow", "slurm"), "built in")
+    built_in = dict.fromkeys(
+        ("local", "openpai", "frameworkcontroller", "kubeflow", "slurm", "remote"), "built in"
+    )
     assert platforms(place, site) == built_in | {"nice": "trial-keeper-nice 1.0"}
     created = nnictl(
         place, "create", "config.yml", "--foreground", "--port", str(free_port_pair()), path=site

@@ -30,6 +30,8 @@ EXEMPT = {
 }
 NAMES = re.compile(
     r"(?i:openpai|kubernetes|kubeflow|frameworkcontroller|slurm)|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"
+    # Other uses of the word are not names of the platform.
+    r"|^remote$|(?i:machine_?list|remote_?(?:machine|section|config))"
 )
 
 

@@ -117,6 +117,15 @@ def test_an_archive_contains_no_login_and_loading_requires_a_new_login(saved, mo
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
 
 
+def test_an_archive_contains_no_password_of_machines(saved):
+    machine = {"host": "a.example", "user": "ada", "password": "a-password", "ssh_passphrase": "a-passphrase"}
+    with tarfile.open(saved(training_service="remote", remote={"machines": [machine]})) as packed:
+        database = packed.extractfile("experiment.sqlite").read()
+    assert b"a.example" in database
+    assert b"a-password" not in database
+    assert b"a-passphrase" not in database
+
+
 def test_a_kubernetes_experiment_is_loaded_into_the_shared_storage(saved, move, capsys):
     storage = ["ClaimStorage", {"path": "/none", "name": "nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}

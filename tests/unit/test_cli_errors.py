@@ -42,7 +42,7 @@ IN_FILE = {
     "concurrency-word": ("trialConcurrency: 2", "trialConcurrency: two"),
     "duration-with-a-word": ("maxTrialNum: 10", "maxExecDuration: 5 hours"),
     "platform-misspelt": ("Platform: local", "Platform: locl"),
-    "platform-of-nni-only": ("Platform: local", "Platform: remote"),
+    "platform-of-nni-only": ("Platform: local", "Platform: aml"),
     "tuner-misspelt": ("Name: TPE", "Name: TPEE"),
     "tuner-of-nni-only": ("Name: TPE", "Name: PPOTuner"),
     "mode-misspelt": ("optimize_mode: maximize", "optimize_mode: max"),

@@ -178,7 +178,7 @@ def test_a_volume_claim_without_a_path_is_converted_into_another_folder(here):
             "v2_openpai.yml",
             "cannot convert v2_openpai.yml: it already is in NNI's second schema; use it unchanged",
         ),
-        ("v1_remote.yml", "trials are not started over SSH"),
+        ("v1_paiyarn.yml", "OpenPAI on YARN was discontinued"),
         ("v1_local_many_mistakes.yml", "cannot use trialConcurrency: 0 is not a whole number"),
         ("none.yml", "cannot read none.yml: there is no such file"),
     ],

@@ -45,6 +45,7 @@ def test_the_corpus_has_valid_and_invalid_files_of_all_schemas_and_platforms():
         "frameworkcontroller",
         "kubeflow",
         "slurm",
+        "remote",
     }
     assert min(len(ACCEPTED), len(REFUSED)) >= 20
     assert {file.stem for file in config_corpus.FILES} == {

@@ -231,7 +231,7 @@ WRONG_VALUES = {
         "maxTrialNumber: 3": "cannot use maxTrialNumber: it belongs to NNI's second schema; write maxTrialNum here",
         "trainingService: {platform: local}": "it belongs to NNI's second schema, but trainingServicePlatform to the first",
         "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: storage is set per platform",
-        "machineList: []": "cannot use machineList: trials are not started over SSH; run nnictl on that machine",
+        "machineList: []": "cannot use machineList: it applies to another platform; write trainingServicePlatform: remote, or",
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
         "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it, and it is not supported",
         "multiThread: true": "cannot use multiThread: true: NNI deprecated it, and it",
@@ -262,8 +262,8 @@ WRONG_VALUES = {
         "1: x": "cannot use 1: there is no such key here",
     },
     "trainingServicePlatform: local": {
-        "trainingServicePlatform: remote": 'cannot use trainingServicePlatform: "remote": trials are not started over SSH; '
-        "run nnictl on that machine with trainingServicePlatform: local, or use a cluster",
+        "trainingServicePlatform: aml": 'cannot use trainingServicePlatform: "aml": Azure Machine Learning is not supported; '
+        "use a cluster (pai, frameworkcontroller,",
         "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
         "did you mean local?",
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',

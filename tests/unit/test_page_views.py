@@ -27,6 +27,7 @@ from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.training_services.openpai.section import PaiConfig
+from nni_manager.training_services.remote.section import RemoteMachine, RemoteSection
 from nni_manager.web import backend_reads, experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
@@ -76,6 +77,33 @@ def test_configuration_and_profile_contain_no_credentials(played):
     assert document["pai"]["token"] == HIDDEN
     assert document["tuner"]["classArgs"] == {"constant_liar_type": "min"}
     assert shown["searchSpace"] == {"x": {"_type": "uniform", "_value": [0, 1]}}
+
+
+def test_configuration_and_profile_contain_no_passwords_of_machines(played):
+    machines = (
+        RemoteMachine("a.example", 22, "ada", "the-password"),
+        RemoteMachine(
+            "b.example", 2222, "ada", ssh_key_file="/home/ada/key", ssh_passphrase="the-passphrase"
+        ),
+    )
+    config = played.snapshot().config.replace(training_service="remote", cluster=RemoteSection(machines))
+    shown = configuration_view(dataclasses.replace(played.snapshot(), config=config))
+    profile = profile_view(dataclasses.replace(played.snapshot(), config=config.replace(file_schema="v2")))
+    for secret in ("the-password", "the-passphrase"):
+        assert secret in config.to_json()
+        assert secret not in json.dumps([shown, profile])
+        assert secret not in repr(config)
+    first, second = yaml.safe_load(shown["text"])["remote"]["machines"]
+    assert (first["password"], second["sshPassphrase"]) == (HIDDEN, HIDDEN)
+    listed = profile["params"]["trainingService"]["machineList"]
+    assert listed[0] == {
+        "host": "a.example",
+        "port": 22,
+        "user": "ada",
+        "maxTrialNumberPerGpu": 1,
+        "useActiveGpu": False,
+    }
+    assert (listed[1]["port"], listed[1]["sshKeyFile"]) == (2222, "/home/ada/key")
 
 
 def test_the_view_of_a_job_contains_its_keepers_and_times_and_a_link_to_the_cluster(played):

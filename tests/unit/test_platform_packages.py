@@ -269,9 +269,9 @@ def test_a_built_in_platform_takes_precedence_over_an_installed_platform(install
 
 
 def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
-    install("a", provides="remote", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
-    Path("v2.yml").write_text(FILES["v2"].replace("echo", "remote"))
-    assert read_experiment_file(Path("v2.yml")).training_service == "remote"
+    install("a", provides="aml", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
+    Path("v2.yml").write_text(FILES["v2"].replace("echo", "aml"))
+    assert read_experiment_file(Path("v2.yml")).training_service == "aml"
 
 
 def test_the_package_of_every_built_in_platform_is_part_of_the_distribution():

@@ -67,9 +67,9 @@ def test_every_name_of_the_nni_experiment_api_exists_and_is_documented():
 def test_unsupported_class_names_raise_and_misspelled_class_names_cause_a_warning():
     with pytest.raises(
         UnsupportedName,
-        match="cannot import RemoteConfig: this platform is not supported; use local, openpai",
+        match="cannot import AmlConfig: this platform is not supported; use local, openpai",
     ):
-        from nni_manager.experiment import RemoteConfig  # noqa: F401
+        from nni_manager.experiment import AmlConfig  # noqa: F401
     with pytest.warns(UserWarning, match="KubeflowRowConfig is read as KubeflowRoleConfig"):
         from nni_manager.experiment import KubeflowRowConfig
     assert KubeflowRowConfig is KubeflowRoleConfig

@@ -311,8 +311,8 @@ def test_an_unknown_field_raises_when_it_is_set(write, expected):
     ("platform", "expected"),
     [
         (
-            "remote",
-            "cannot run an experiment on 'remote': trials are not started over SSH; use one of local, openpai,",
+            "aml",
+            "cannot run an experiment on 'aml': Azure Machine Learning is not supported; use one of local, openpai,",
         ),
         ("pai", 'the name of OpenPAI is "openpai"; use that'),
         ("localhost", "there is no such platform; use one of local,"),

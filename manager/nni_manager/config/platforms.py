@@ -19,7 +19,8 @@ class PlatformRow:
     """A platform: its names in NNI's second and first schema and for people, and its section of v1 files besides `trial`.
 
     `stored_as` is the key of its section in stored experiments. `key_of_section` is a key that shows which
-    section a line of a v1 file belongs to, if the section's own line is lost. `package` is that of an installed platform, and
+    section a line of a v1 file belongs to, if the section's own line is lost. `may_lack_section`: a v1 file need not have the
+    section. `package` is that of an installed platform, and
     `distribution` the name and version of what installs it; both are empty for a built-in one. `is_absent`: it was installed when
     an experiment was stored, and is not any more.
     """
@@ -30,6 +31,7 @@ class PlatformRow:
     section: str
     stored_as: str
     key_of_section: str | None = None
+    may_lack_section: bool = False
     package: str = ""
     distribution: str = ""
     is_absent: bool = False
@@ -111,7 +113,7 @@ _MODULES = {"FILE": "experiment_file", "SECTION": "section", "platform": "platfo
 PLATFORMS = _Table(
     (row.name, row)
     for row in (
-        PlatformRow("local", "local", "this machine", "localConfig", "local"),
+        PlatformRow("local", "local", "this machine", "localConfig", "local", may_lack_section=True),
         PlatformRow("openpai", "pai", "OpenPAI", "paiConfig", "pai", "userName"),
         PlatformRow(
             "frameworkcontroller",
@@ -122,6 +124,7 @@ PLATFORMS = _Table(
         ),
         PlatformRow("kubeflow", "kubeflow", "Kubeflow", "kubeflowConfig", "kubernetes", "operator"),
         PlatformRow("slurm", "slurm", "Slurm", "slurmConfig", "slurm", "partition"),
+        PlatformRow("remote", "remote", "machines over SSH", "remoteConfig", "remote", may_lack_section=True),
     )
 )
 """The platforms, by their names in the second schema."""
@@ -143,11 +146,6 @@ class UnsupportedPlatform:
 
 
 UNSUPPORTED = {
-    "remote": UnsupportedPlatform(
-        "trials are not started over SSH; run nnictl on that machine with «trainingService.platform: local», or use "
-        + _CLUSTERS,
-        ("machineList", "remoteConfig"),
-    ),
     "paiYarn": UnsupportedPlatform(
         "OpenPAI on YARN was discontinued with OpenPAI 0.14; use «trainingService.platform: openpai»",
         ("paiYarnConfig",),

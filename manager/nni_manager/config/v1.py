@@ -18,8 +18,6 @@ from nni_manager.config.platforms import BY_V1, PLATFORMS, THIS_MACHINE, UNSUPPO
 from nni_manager.config.translation import Translation, put
 
 _PLATFORM = "trainingServicePlatform"
-# The only section that a file need not have.
-_OPTIONAL = PLATFORMS[THIS_MACHINE].section
 # ---- hints for unknown keys that users often write, by dotted path: the reason and the replacement
 
 _ON_ALL = {
@@ -76,11 +74,9 @@ def from_v1(document: Document) -> Document:
 class _FromV1(Translation):
     def __init__(self, document: Document) -> None:
         self.word = table.get(document.value, _PLATFORM)
-        row = BY_V1.get(self.word) if isinstance(self.word, str) else None
-        self.platform, self.section = (
-            (row or PLATFORMS[THIS_MACHINE]).name,
-            (row or PLATFORMS[THIS_MACHINE]).section,
-        )
+        found = BY_V1.get(self.word) if isinstance(self.word, str) else None
+        row = found or PLATFORMS[THIS_MACHINE]
+        self.platform, self.section, self.may_lack_section = row.name, row.section, row.may_lack_section
         self.file = file_of(self.platform)
         self.kind = self.file.kind_in_v1(table.get(document.value, self.section))
         known = table.keys_on(self.platform)
@@ -107,7 +103,8 @@ class _FromV1(Translation):
             put(self.value, (*SERVICE, "platform"), self.platform)
         self.refuse_platform((_PLATFORM,), self.word, BY_V1)
         given = {self.known_name(key, ()) for key in self.document.value}
-        for section in sorted({"trial", self.section} - {_OPTIONAL} - given):
+        needed = {"trial"} if self.may_lack_section else {"trial", self.section}
+        for section in sorted(needed - given):
             why = f"it must be a mapping; write e.g. {self._example((section,))}"
             self.refuse((section,), why, "do without")
             self.refused.add((section,))
@@ -124,7 +121,8 @@ class _FromV1(Translation):
 
     def refuse_section(self, key_path: Keys, here: KeyPath, item: Any) -> None:
         """Refuse a section that is not a mapping, unless it is optional and null."""
-        if item is not None or (len(key_path) == 1 and key_path != (_OPTIONAL,)):
+        is_optional = key_path == (self.section,) and self.may_lack_section
+        if item is not None or (len(key_path) == 1 and not is_optional):
             self.refuse(here, f"{shown(item)} is not a mapping; write e.g. {self._example(key_path)}")
             self.refused.add(key_path)
 

@@ -164,15 +164,12 @@ class _FromV2(Translation):
             return ""
         hint = _all_hints().get(key_of(key_path))
         v2 = {v1: v2 for v2, v1 in table.names_in_v1(self.platform or THIS_MACHINE).items()}.get(key_path)
-        if hint is None and v2 is not None and (len(key_path) == 1 or key_path[0] in table.ALGORITHMS):
+        is_one_key = v2 != SERVICE and (len(key_path) == 1 or key_path[0] in table.ALGORITHMS)
+        if hint is None and v2 is not None and is_one_key:
             put(self.value, v2, item)  # prevents a second diagnostic that the key is missing
             return (
                 f"it belongs to NNI's first schema; write {key_of(v2) if len(key_path) == 1 else v2[-1]} here"
             )
-        if (
-            hint is None
-            and len(key_path) == 1
-            and (key_path[0].endswith("Config") or key_path[0] == "machineList")
-        ):
+        if hint is None and len(key_path) == 1 and key_path[0].endswith("Config"):
             return "it belongs to NNI's first schema; write its keys into trainingService"
         return hint

@@ -35,6 +35,8 @@ with required_extra("nni_manager.experiment"):
         KubeflowRoleConfig,
         LocalConfig,
         OpenpaiConfig,
+        RemoteConfig,
+        RemoteMachineConfig,
         SlurmConfig,
         TrainingServiceConfig,
     )
@@ -59,6 +61,8 @@ __all__ = [
     "LocalConfig",
     "NniManagerError",
     "OpenpaiConfig",
+    "RemoteConfig",
+    "RemoteMachineConfig",
     "RetryableError",
     "RunMode",
     "SearchResult",

@@ -178,7 +178,7 @@ class UnsupportedName(UserError, ImportError):
 
 _PLATFORMS = f"this platform is not supported; use {NAMES}"
 _UNSUPPORTED = dict.fromkeys(
-    ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
+    ("AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
     _PLATFORMS,
 ) | dict.fromkeys(
     ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),

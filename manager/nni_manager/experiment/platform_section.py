@@ -19,7 +19,7 @@ AnySection = TypeVar("AnySection", bound="PlatformSection")
 
 
 class PlatformUnknown(UserError):
-    """cannot run an experiment on this platform; use one of local, openpai, frameworkcontroller, kubeflow, slurm"""
+    """cannot run an experiment on this platform; use one of local, openpai, frameworkcontroller, kubeflow, slurm, remote"""
 
 
 class PlatformSection(ConfigBase):

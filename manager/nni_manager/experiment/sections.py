@@ -23,6 +23,8 @@ __all__ = [
     "KubeflowRoleConfig",
     "LocalConfig",
     "OpenpaiConfig",
+    "RemoteConfig",
+    "RemoteMachineConfig",
     "SlurmConfig",
     "TrainingServiceConfig",
 ]
@@ -70,7 +72,8 @@ class TrainingServiceConfig(PlatformSection):
     trial_command: Run by bash in the code folder.
     trial_gpu_number: GPUs per trial; `0` hides all GPUs from a trial.
     platform: Where trials run: `local` is this machine, `openpai` is OpenPAI (`pai` in the first schema),
-        `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm.
+        `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm, `remote` is machines
+        over SSH.
     reuse_mode: A job runs many trials in sequence, see reuse.
     """
 
@@ -86,7 +89,8 @@ class TrainingServiceConfig(PlatformSection):
     what the machine shows."""
     platform: str | None = None
     """Where trials run: `local` is this machine, `openpai` is OpenPAI (`pai` in the first schema),
-    `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm. Value: a platform."""
+    `frameworkcontroller` is FrameworkController, `kubeflow` is Kubeflow, `slurm` is Slurm, `remote` is machines over
+    SSH. Value: a platform."""
     reuse_mode: bool | None = None
     """A job runs many trials in sequence, see reuse. Default: `True` on a cluster."""
 
@@ -458,6 +462,65 @@ class SlurmConfig(TrainingServiceConfig):
     extra_args: list[str] | None = None
     """Other options of `sbatch`, each in the form `--name=value`. Value: a list of options of sbatch. Since 0.7, not in
     NNI."""
+
+
+@dataclass(kw_only=True)
+class RemoteMachineConfig(ConfigBase):
+    """An item of `machine_list`: a machine, its login, and how trials share its GPUs.
+
+    host: The machine; also a `Host` of `~/.ssh/config`.
+    port: The port of its SSH server.
+    user: Your account on the machine.
+    password: Your password on the machine; it takes precedence over `ssh_key_file`.
+    ssh_key_file: The private key of the login.
+    ssh_passphrase: The passphrase of the private key.
+    gpu_indices: The GPUs to use.
+    max_trial_number_per_gpu: The number of trials that share one GPU.
+    use_active_gpu: Also use GPUs on which other programs compute.
+    python_path: The folder with the `python3` of trials and its trial-keeper; it comes first on PATH.
+    """
+
+    host: str | None = None
+    """The machine; also a `Host` of `~/.ssh/config`. Value: the name or the address of a machine."""
+    port: int | None = None
+    """The port of its SSH server. Value: a whole number from 1 to 65535. Default: that of `~/.ssh/config`, or `22`."""
+    user: str | None = None
+    """Your account on the machine. Value: the name of your account there. Default: that of `~/.ssh/config`, or your
+    name on this machine."""
+    password: str | None = field(default=None, repr=False)
+    """Your password on the machine; it takes precedence over `ssh_key_file`. Value: your password there, in quotes.
+    Default: none."""
+    ssh_key_file: PathOrText | None = None
+    """The private key of the login. Value: the path of a private key. Default: those of `ssh`: the agent's,
+    `~/.ssh/id_rsa` and the like."""
+    ssh_passphrase: str | None = field(default=None, repr=False)
+    """The passphrase of the private key. Value: the passphrase of the key, in quotes. Default: none."""
+    gpu_indices: GpuIndices | None = None
+    """The GPUs to use. Value: GPU numbers separated by commas. Default: all."""
+    max_trial_number_per_gpu: int | None = None
+    """The number of trials that share one GPU. Value: a whole number from 1 to 99999. Default: `1`."""
+    use_active_gpu: bool | None = None
+    """Also use GPUs on which other programs compute. Default: `False`."""
+    python_path: str | None = None
+    """The folder with the `python3` of trials and its trial-keeper; it comes first on PATH. Value: an absolute path of
+    a folder on the machine. Default: the PATH of a shell over SSH."""
+
+
+@dataclass(kw_only=True)
+class RemoteConfig(TrainingServiceConfig):
+    """The training service whose trials run on machines over SSH.
+
+    The other fields are those of `TrainingServiceConfig`.
+
+    machine_list: The machines that run trials.
+    """
+
+    parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
+        "machine_list": RemoteMachineConfig,
+    }
+    platform: str | None = "remote"
+    machine_list: list[RemoteMachineConfig] = field(default_factory=list)
+    """The machines that run trials."""
 
 
 @dataclass(kw_only=True)
