@@ -78,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         case ["doctor"] | ["doctor", "--json"]:
             return _run_doctor(as_json=len(arguments) > 1)
+        case ["serve-machine"]:  # the manager starts it over SSH
+            return _serve_machine()
         case ["ctl", *command]:
             return _run_nnictl(command)
         case [argument] if argument == FORK_SERVER:  # only the manager starts it
@@ -133,6 +135,23 @@ def _run_nnictl(arguments: list[str]) -> int:
     sys.argv[1:] = arguments
     nnictl.main()
     return 0
+
+
+def _serve_machine() -> int:
+    """Answer the requests of a manager on another machine, about jobs on this one."""
+    import importlib
+
+    try:
+        server = importlib.import_module("nni_manager.training_services.remote.machine_server")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("nni_manager"):
+            raise
+        _complain(
+            "cannot serve a manager: this package has no nni_manager; run `pip install trial-keeper` in this Python"
+        )
+        return KeeperUserError.exit_code
+    code: int = server.main()
+    return code
 
 
 def _run_job(environ: Mapping[str, str]) -> int:

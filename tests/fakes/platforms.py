@@ -6,6 +6,7 @@ test with the reason.
 """
 
 import contextlib
+import getpass
 import json
 import os
 import shutil
@@ -31,7 +32,10 @@ from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until, wait_until
 from slurm_here import a_slurm_here
+from ssh_machines import ssh_machines_here
 
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes import render, resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
@@ -44,6 +48,8 @@ from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.openpai.section import PaiConfig
 from nni_manager.training_services.platform import platform_of
+from nni_manager.training_services.remote.render import key_of
+from nni_manager.training_services.remote.section import RemoteMachine, RemoteSection
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.slurm import jobs as slurm_jobs
 from nni_manager.training_services.slurm import service as slurm_service
@@ -77,7 +83,11 @@ class Platform:
     """The exit code of an adopted job that exits with 0."""
     adopted_failure = ""
     """The message about a job that exited with 1 while no manager was running."""
+    never_submitted = JobPresence.RUNNING
+    """The presence of a job that no manager has submitted, while the server is unreachable."""
     memory_message = ""
+    reports_bypass_server = True
+    """False if keepers cannot report while the server is stopped."""
     unreachable = "cannot "
     """Words of the error about a server that cannot be reached."""
 
@@ -112,6 +122,18 @@ class Platform:
             yield service
         finally:
             await service.close()
+
+    def workspace_of(self, experiment):
+        """The workspace that keepers of a whole experiment see."""
+        return experiment.folder.workspace
+
+    def fetch(self, experiment, trial_id, stream):
+        """Copy a stream to this machine, as `nnictl log trial` does."""
+        workspace = experiment.folder.workspace
+        share = platform_of(experiment.config).share(workspace)
+        if share is not None:
+            with contextlib.closing(share):
+                SharedFiles(workspace, share).fetch(trial_id, stream)
 
     async def has_ended(self, count=1):
         await until(lambda: len(self.ends) >= count, f"{count} ends were reported", DEADLINE_S)
@@ -742,6 +764,75 @@ class OnSlurm(Platform):
         self._open.close()
 
 
+class OnRemote(Platform):
+    """A machine with a real sshd on loopback."""
+
+    stopped = (9, ExitReason.KEEPER_LOST)
+    removed, removal_kills = (137, ExitReason.KEEPER_LOST), True
+    reports_bypass_server = False
+    never_submitted = JobPresence.UNKNOWN  # the manager has a record of each start
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        self._open = contextlib.ExitStack()
+        self.site = self._open.enter_context(ssh_machines_here(folder / "site", "one"))
+        (self.machine,) = self.site.machines.values()
+        for variable, value in self.site.variables.items():
+            monkeypatch.setenv(variable, value)
+        from nni_manager.training_services.remote import client
+
+        monkeypatch.setattr(client, "_FIRST_RETRY_S", POLL_S)
+        monkeypatch.setattr(client, "_LONGEST_RETRY_S", POLL_S)
+        self._section = RemoteSection((RemoteMachine("127.0.0.1", self.machine.port, getpass.getuser()),))
+        self.storage = (
+            self.machine.home / ".cache" / "trial-keeper" / key_of(self._section.machines[0])
+        ).resolve()
+        self.storage.mkdir(parents=True)
+        self._jobs = folder / "jobs"
+        self._jobs.mkdir()
+
+    def service(self, on_job_ended):
+        from nni_manager.training_services.remote.service import RemoteService
+
+        places = SimpleNamespace(workspace=Workspace(self.folder / "here" / "EXPT"), jobs=self._jobs)
+        return RemoteService(self._section, places, None, on_job_ended)
+
+    def workspace_of(self, experiment):
+        return Workspace(self.storage / experiment.folder.experiment_id)
+
+    def _live(self, role, job_id="*"):
+        """The pids of shells or keepers of jobs."""
+        files = self.storage.glob(f"*/jobs/{job_id}.json")
+        found = [processes.ProcessIdentity.from_json(json.loads(file.read_bytes())[role]) for file in files]
+        return [each.pid for each in found if each.is_alive]
+
+    def left(self):
+        return self._live("keeper") + self._live("shell")
+
+    def is_terminal(self, job_id):
+        return not self._live("shell", job_id)
+
+    def remove(self, job_id):
+        (keeper,) = self._live("keeper", job_id)
+        os.kill(keeper, signal.SIGKILL)
+
+    def stop_server(self):
+        self.machine.stop()
+
+    def start_server(self):
+        self.machine.start()
+
+    def config(self, reuse=False):
+        return {
+            "trainingServicePlatform": "remote",
+            "machineList": [{"ip": "127.0.0.1", "port": self.machine.port, "username": getpass.getuser()}],
+            "remoteConfig": {"reuse": reuse},
+        }
+
+    def close(self):
+        self._open.close()
+
+
 PLATFORMS = {
     "local": Local,
     "installed": InstalledPlatform,
@@ -749,6 +840,7 @@ PLATFORMS = {
     "openpai-of-this-machine": OpenPaiOfThisMachine,
     **dict.fromkeys(_OPERATORS, OnKubernetes),
     "slurm": OnSlurm,
+    "remote": OnRemote,
 }
 
 

@@ -2,16 +2,26 @@
 
 import itertools
 import os
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from strangers import NOBODY, give_away
 
 from trial_keeper.wire import listener_uid
-from trial_keeper.wire.listener_uid import UntrustedListener, check_peer, client_socket, verify_listener_uid
+from trial_keeper.wire.listener_uid import (
+    UntrustedListener,
+    check_peer,
+    client_socket,
+    connect,
+    verify_address,
+    verify_listener_uid,
+)
 
 AT = [
     ("127.0.0.1", "127.0.0.1"),
@@ -163,3 +173,36 @@ def test_the_client_uid_is_unknown_if_the_kernel_does_not_support_socket_queries
     monkeypatch.setattr(listener_uid, "_NETLINK_SOCK_DIAG", 99)
     with a_listener("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as client:
         assert client_socket(client.getsockname(), listener.getsockname()) is None
+
+
+# ---- Unix sockets
+
+
+@pytest.fixture
+def unix_address(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(tempfile.mkdtemp(dir="/tmp"))  # the path of a test's own folder may be too long
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        yield f"unix:{folder}/socket"
+    shutil.rmtree(folder)
+
+
+def test_a_unix_socket_belongs_to_the_owner_of_its_file(unix_address):
+    verify_address(unix_address)
+    with connect(unix_address, 5.0) as connection:
+        assert connection.family == socket.AF_UNIX
+
+
+def test_a_unix_socket_of_another_user_is_not_trusted(unix_address, monkeypatch):
+    monkeypatch.setattr(os, "lstat", lambda path: SimpleNamespace(st_uid=NOBODY))
+    with pytest.raises(UntrustedListener, match=f"uid {NOBODY}"):
+        verify_address(unix_address)
+    verify_address(unix_address, [NOBODY])
+
+
+def test_an_absent_unix_socket_has_no_listener(tmp_path):
+    with pytest.raises(ConnectionRefusedError):
+        verify_address(f"unix:{tmp_path}/socket")
+    with pytest.raises(FileNotFoundError):
+        connect(f"unix:{tmp_path}/socket", 5.0)

@@ -27,7 +27,7 @@ from trial_keeper.programs import foreign_nnictl
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.documents import ManagerDocument
-from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
+from trial_keeper.wire.listener_uid import UNIX, UntrustedListener, connect, host_and_port, verify_address
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.safe_open import UnsafePath
@@ -339,6 +339,8 @@ def check_version(manager: str, *, is_asked: bool) -> Finding:
 
 def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Resolve the manager's host name."""
+    if address.startswith(UNIX):
+        return _skip(f"{address} needs no name resolution")
     host, port = host_and_port(address)
     try:
         numbers = sorted(
@@ -358,7 +360,7 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Connect to the manager's address."""
     began_s = time.monotonic()
     try:
-        with socket.create_connection(host_and_port(address), timeout=MAX_STEP_S):
+        with connect(address, MAX_STEP_S):
             return _ok(f"connected to {address} in {1000 * (time.monotonic() - began_s):.1f} ms")
     except ConnectionRefusedError:
         return _fail(
@@ -415,7 +417,7 @@ def check_service(
         # The connection itself reports an address without a listener.
         with contextlib.suppress(ConnectionRefusedError):
             try:
-                verify_listener_uid(*host_and_port(address), [manager_uid])
+                verify_address(address, [manager_uid])
             except UntrustedListener as error:
                 return _fail(str(error), "run `nnictl resume`, which starts the manager on a port of its own")
     job_id, token = str(values["job_id"]), str(values["token"])

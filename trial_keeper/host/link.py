@@ -18,7 +18,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
+from trial_keeper.wire.listener_uid import UntrustedListener, verify_address
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -261,7 +261,7 @@ class ManagerLink:
                 await within(CONNECT_TIMEOUT_S, _connected(channel, address, document.certificate))
                 if document.certificate is None:
                     # Without a certificate only the uid shows that the manager still owns this port.
-                    verify_listener_uid(*host_and_port(address), [manager_uid])
+                    verify_address(address, [manager_uid])
                 await self._exchange(channel, outgoing)
             except TimeoutError:
                 return LinkLost(f"{address} does not respond within {CONNECT_TIMEOUT_S:g} s")

@@ -1,9 +1,8 @@
 """Verifies that the server at an address is the manager: it has the certificate that manager.json names."""
 
-import socket
 import ssl
 
-from trial_keeper.wire.listener_uid import host_and_port
+from trial_keeper.wire.listener_uid import connect
 from trial_keeper.wire.metadata import MANAGER_NAME
 
 # The certificate has this name instead of the address, which may change. Source: grpc_types.h.
@@ -11,7 +10,7 @@ TLS_OPTIONS = [("grpc.ssl_target_name_override", MANAGER_NAME)]
 
 
 def verify_certificate(address: str, certificate: str, timeout_s: float) -> str | None:
-    """Verify the server at HOST:PORT. Returns the problem as text; None if it owns the certificate.
+    """Verify the server at HOST:PORT, or at a Unix socket. Returns the problem as text; None if it owns the certificate.
 
     Raises:
         OSError: no server responds.
@@ -22,7 +21,7 @@ def verify_certificate(address: str, certificate: str, timeout_s: float) -> str 
         context.set_alpn_protocols(["h2"])
     except (ssl.SSLError, ValueError) as error:
         return f"cannot read the certificate in manager.json: {error}"
-    with socket.create_connection(host_and_port(address), timeout=timeout_s) as connection:
+    with connect(address, timeout_s) as connection:
         try:
             with context.wrap_socket(connection, server_hostname=MANAGER_NAME):
                 return None

@@ -18,7 +18,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: the manager that owns the experiment, and its addresses (HOST:PORT; keepers try them in turn).
+    """manager.json: the manager that owns the experiment, and its addresses, which keepers try in turn: HOST:PORT or unix:PATH.
 
     `certificate` is the manager's own, as PEM: keepers then use TLS and accept no other certificate. None on loopback.
     """

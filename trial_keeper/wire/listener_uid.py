@@ -38,6 +38,47 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+UNIX = "unix:"
+"""The start of an address that is the path of a socket on this machine."""
+
+
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """Return a connection to HOST:PORT, or to a Unix socket.
+
+    Raises:
+        OSError: no server responds.
+    """
+    if not address.startswith(UNIX):
+        return socket.create_connection(host_and_port(address), timeout=timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address.removeprefix(UNIX))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def verify_address(address: str, others: Iterable[int] = ()) -> None:
+    """Verify like `verify_listener_uid` the listener at HOST:PORT, or the owner of a Unix socket.
+
+    Raises:
+        UntrustedListener, ConnectionRefusedError: as for `verify_listener_uid`.
+    """
+    if not address.startswith(UNIX):
+        verify_listener_uid(*host_and_port(address), others)
+        return
+    try:
+        owner = os.lstat(address.removeprefix(UNIX)).st_uid
+    except OSError as error:
+        raise ConnectionRefusedError(f"no program listens at {address}") from error
+    if owner not in {os.geteuid(), _ROOT, *others}:
+        raise UntrustedListener(
+            f"another user of this machine (uid {owner}) owns {address}, so it is not trusted"
+        )
+
+
 def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> None:
     """Verify that the listener at this address belongs to this user, to root or to one of `others`.
 

@@ -72,6 +72,7 @@ class WorkspaceWriter:
         Raises:
             OSError, RetryableError: the storage does not work at present.
         """
+        self.service.note_trial(job.job_id, trial.trial_id)
         checkpoints: list[Checkpoint] = []
         if trial.continues or trial.retries or trial.registered.registered:
             signer = self.admission.signer_of(trial)

@@ -7,8 +7,9 @@ by environment, by ancestry, and by the session of a found process.
 import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from trial_keeper import processes
@@ -18,6 +19,8 @@ from trial_keeper.wire.workspace import MARKER, Workspace
 
 logger = logging.getLogger(__name__)
 
+# Within this time after SIGCONT, a frozen keeper ends its trial.
+_WAKES_TIMEOUT_S = 2.0
 Predicate = Callable[[dict[str, str]], bool]
 """A test of a process's environment."""
 
@@ -58,6 +61,45 @@ def reap_orphans(is_leftover: Predicate, is_guard: Predicate = lambda _: False) 
             logger.warning("cannot end processes %s; end them as their user", sorted(left))
             return
         processes.wait_for_ends(left, time.monotonic() + _SCAN_INTERVAL_S)
+
+
+def kill_keeper(pid: int, workspace: Workspace, job_id: str) -> None:
+    """Kill a keeper that ignores SIGTERM, with its descendants, its trial's sessions, and its guard. Blocks for some seconds.
+
+    While the keeper lives, everything it started is its descendant.
+    """
+    keeper = processes.ProcessIdentity.of(pid)
+    processes.wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
+    if keeper is not None and keeper.is_alive:
+        sessions = {processes.session_of(each) for each in (pid, *processes.descendants((pid,)))} - {None}
+        # The keeper is killed last: orphans that it adopted would lose their last known ancestor.
+        processes.end_below(pid)
+        processes.end_all(
+            lambda: [each for each in processes.all_pids() if processes.session_of(each) in sessions]
+        )
+    reap_orphans(partial(is_keeper_of, workspace, job_id))
+
+
+def reap_job(workspace: Workspace, job_id: str, trial_ids: Collection[str]) -> None:
+    """Kill the remaining processes of the trials of a job, and of its killed keeper, and wait until they have ended."""
+    folders = tuple(str(workspace.trial(trial_id).path) + os.sep for trial_id in trial_ids)
+    warm = workspace.warm_marker(job_id)
+
+    def is_of_trial(environ: dict[str, str]) -> bool:
+        marker = environ.get(MARKER, "")
+        return marker == warm or marker.startswith(folders)
+
+    is_guard = partial(is_keeper_of, workspace, job_id)
+    # A stopped guard gets SIGCONT: it also knows processes by their sessions, which `reap_orphans` does not.
+    for pid in processes.pids_where(is_guard):
+        processes.is_sent(pid, signal.SIGCONT)
+    reap_orphans(is_of_trial, is_guard)
+
+
+def is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
+    """True for the initial environment of a keeper of this job, or of its guard."""
+    settings = settings_in(environ)
+    return settings is not None and settings.job_id == job_id and settings.workspace == str(workspace.root)
 
 
 def processes_of(workspace: Workspace) -> list[int]:

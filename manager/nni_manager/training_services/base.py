@@ -131,6 +131,9 @@ class TrainingService(ABC):
         """
         return Placement(None, None)
 
+    def note_trial(self, job_id: str, trial_id: str) -> None:  # noqa: B027 - all jobs see the same storage
+        """Called before the manager writes the files of a trial that will run in this job."""
+
     def release(self, job_id: str) -> None:  # noqa: B027 - as for reserve
         """Release the reservation of `reserve`: the job will not be submitted."""
 

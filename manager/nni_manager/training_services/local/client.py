@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import RetryableError
 from nni_manager.startup import open_files
 from nni_manager.store.torn_files import read_state
-from nni_manager.support.leftovers import reap_orphans, settings_in
+from nni_manager.support.leftovers import is_keeper_of, kill_keeper, reap_job
 from nni_manager.training_services.base import JobEnded, JobPresence, ManagedGpu, Placement, TrainingService
 from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.local.gpus import GpuShares, gpus_in_use, gpus_of_this_machine
@@ -31,15 +30,13 @@ from trial_keeper.wire.documents import TrialDocument
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file
-from trial_keeper.wire.workspace import MARKER, Workspace
+from trial_keeper.wire.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
 _LOG_TAIL_BYTES = 2000
 # Source: proc_sys_kernel(5), pid_max.
 _MAX_PID = 1 << 22
-# Within this time after SIGCONT, a frozen keeper ends its trial.
-_WAKES_TIMEOUT_S = 2.0
 # The interval between looks at the GPUs that other programs use.
 _GPU_POLL_S = 2.0
 # The fork server reports an exit code within a millisecond.
@@ -190,8 +187,7 @@ class LocalTrainingService(TrainingService):
     async def kill(self, job_id: str) -> None:
         """Send SIGTERM once more, then SIGKILL to the keeper and everything it started."""
         if await self.stop(job_id):
-            belongs = partial(_is_keeper_of, self._workspace, job_id)
-            await asyncio.to_thread(_kill_keeper, self._pids[job_id], belongs)
+            await asyncio.to_thread(kill_keeper, self._pids[job_id], self._workspace, job_id)
 
     def removal_command(self, job_id: str) -> str:
         """A kill command for the keeper's process. The keeper's orphan guard ends its descendants."""
@@ -203,7 +199,7 @@ class LocalTrainingService(TrainingService):
         if stored is None:
             # The earlier manager may have crashed before writing the file, or used another format.
             keepers = await asyncio.to_thread(
-                processes.pids_where, partial(_is_keeper_of, self._workspace, job_id)
+                processes.pids_where, partial(is_keeper_of, self._workspace, job_id)
             )
             # The oldest process is the keeper: its guard is a child with the same environment.
             identity = min(
@@ -250,17 +246,7 @@ class LocalTrainingService(TrainingService):
 
     async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
         """Kill the remaining processes of the trials and of a killed keeper: without a container, nothing else ends them."""
-        folders = tuple(str(self._workspace.trial(trial_id).path) + os.sep for trial_id in trial_ids)
-        warm = self._workspace.warm_marker(job_id)
-
-        def is_of_trial(environ: dict[str, str]) -> bool:
-            marker = environ.get(MARKER, "")
-            return marker == warm or marker.startswith(folders)
-
-        is_guard = partial(_is_keeper_of, self._workspace, job_id)
-        # A stopped guard gets SIGCONT: it also knows processes by their sessions, which `reap_orphans` does not.
-        await asyncio.to_thread(_wake_where, is_guard)
-        await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
+        await asyncio.to_thread(reap_job, self._workspace, job_id, trial_ids)
 
     async def close(self) -> None:
         """Stop watching, and end the fork server. Keepers continue."""
@@ -341,30 +327,3 @@ def _why_pending(count: int, others: Collection[int]) -> str:
 def _resolve_unknown(exit_code: "asyncio.Future[int | None]") -> None:
     if not exit_code.done():
         exit_code.set_result(None)
-
-
-def _wake_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
-    for pid in processes.pids_where(is_wanted):
-        processes.is_sent(pid, signal.SIGCONT)
-
-
-def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
-    """Kill a keeper that ignores SIGTERM, with its descendants, its trial's sessions, and its guard. Blocks for some seconds.
-
-    `belongs`: true for the keeper's own environment. While the keeper lives, everything it started is its descendant.
-    """
-    keeper = processes.ProcessIdentity.of(pid)
-    processes.wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
-    if keeper is not None and keeper.is_alive:
-        sessions = {processes.session_of(each) for each in (pid, *processes.descendants((pid,)))} - {None}
-        # The keeper is killed last: orphans that it adopted would lose their last known ancestor.
-        processes.end_below(pid)
-        processes.end_all(
-            lambda: [each for each in processes.all_pids() if processes.session_of(each) in sessions]
-        )
-    reap_orphans(belongs)
-
-
-def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
-    settings = settings_in(environ)
-    return settings is not None and settings.job_id == job_id and settings.workspace == str(workspace.root)

@@ -1,0 +1,247 @@
+"""One SSH connection to a machine, with the program that answers on it. Runs on the loop of an `SshThread`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import asyncssh
+
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
+from nni_manager.training_services.remote import frames
+from nni_manager.training_services.remote.render import NO_KEEPER, server_command, ssh_command
+from nni_manager.training_services.remote.section import DEFAULT_PORT, RemoteMachine
+from trial_keeper import __version__
+from trial_keeper.wire.versions import versions_agree
+
+# asyncssh logs each connection and each channel.
+asyncssh.set_log_level(logging.WARNING)
+
+_CONNECT_TIMEOUT_S = 15.0
+# A login shell may load much, and a Python on NFS needs seconds to start.
+_START_TIMEOUT_S = 60.0
+# 45 s of silence end a connection: a machine that is only busy answers, as sshd does so itself.
+_KEEP_ALIVE_S = 15
+_MAX_MISSED = 3
+# A disk that hangs, a driver that starts, or processes that die slowly. What waits longer is reported and tried again.
+REQUEST_TIMEOUT_S = 120.0
+_MAX_PREFIX_BYTES = 1 << 20
+_STDERR_BYTES = 2000
+
+
+class MachineAway(ClusterUnavailable):
+    """cannot reach a machine over SSH now; its jobs continue, and the connection is tried again"""
+
+
+class RequestFailed(ClusterUnavailable):
+    """cannot carry out a request on a machine; see its message"""
+
+
+class Connection:
+    """A machine that answers."""
+
+    def __init__(
+        self,
+        machine: RemoteMachine,
+        ssh: asyncssh.SSHClientConnection,
+        on_event: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.machine, self.ssh = machine, ssh
+        self.hello: dict[str, Any] = {}
+        self._on_event = on_event
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[frames.Frame]] = {}
+        self._process: asyncssh.SSHClientProcess[bytes] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self.lost = asyncio.Event()
+        """Set at the end of the connection."""
+
+    async def start(self) -> None:
+        """Start the program on the machine, and check its version.
+
+        Raises:
+            UserError: it is not there, or has another version.
+            MachineAway: it does not start.
+        """
+        where = self.machine.address
+        self._process = process = await self.ssh.create_process(server_command(self.machine), encoding=None)
+        try:
+            await asyncio.wait_for(process.stdout.readuntil(frames.START), _START_TIMEOUT_S)
+            self.hello = (await asyncio.wait_for(self._read(), _START_TIMEOUT_S)).header
+        except (asyncio.IncompleteReadError, frames.FrameInvalid) as error:
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(process.wait_closed(), _CONNECT_TIMEOUT_S)
+            if process.returncode == NO_KEEPER:
+                raise UserError(
+                    f"cannot run trials on {where}: it has no trial-keeper on PATH; run `pip install "
+                    f"trial-keeper=={__version__}` there, or set pythonPath to the bin folder of the Python that has it"
+                ) from error
+            said = (await process.stderr.read(_STDERR_BYTES)).decode(errors="replace").strip()
+            raise RequestFailed(
+                f"cannot run trials on {where}: `trial-keeper serve-machine` ends at once: {said or 'it prints nothing'}; run "
+                f"`{ssh_command(self.machine, 'trial-keeper --version')}`, and install trial-keeper {__version__} there"
+            ) from error
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise MachineAway(
+                f"cannot start trial-keeper on {where} within {_START_TIMEOUT_S:.0f} s; check the machine's load and disks"
+            ) from error
+        found = str(self.hello.get("version"))
+        if not versions_agree(__version__, found):
+            raise UserError(
+                f"cannot run trials on {where}: its trial-keeper is {found}, and the manager is {__version__}; run "
+                f"`pip install trial-keeper=={__version__}` there ({self.hello.get('python')})"
+            )
+        self._reading = asyncio.ensure_future(self._read_all())
+
+    async def request(self, name: str, body: bytes = b"", **arguments: Any) -> frames.Frame:
+        """The answer to a request.
+
+        Raises:
+            RequestFailed: the machine cannot do it; has its words.
+            MachineAway: the connection has ended, or there is no answer in time. It may have been done.
+        """
+        if self._process is None or self.lost.is_set():
+            raise MachineAway(f"cannot reach {self.machine.address}: the connection has ended")
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with self._writing:
+                header = {"number": number, "request": name, **arguments}
+                self._process.stdin.write(frames.encode(header, body))
+                await self._process.stdin.drain()
+            frame: frames.Frame = await asyncio.wait_for(answer, REQUEST_TIMEOUT_S)
+        except (TimeoutError, asyncio.TimeoutError, OSError, asyncssh.Error) as error:
+            raise MachineAway(f"cannot get an answer of {self.machine.address}: {_words(error)}") from error
+        finally:
+            self._answers.pop(number, None)
+        if "error" in frame.header:
+            raise RequestFailed(
+                f"cannot {name} on {self.machine.address}: {frame.header['error']}; free memory, disk space or processes there"
+            )
+        return frame
+
+    async def close(self) -> None:
+        """End the connection, and with it the program; jobs continue."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end()
+        self.ssh.close()
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError, OSError, asyncssh.Error):
+            await asyncio.wait_for(self.ssh.wait_closed(), _CONNECT_TIMEOUT_S)
+
+    async def _read(self) -> frames.Frame:
+        assert self._process is not None
+        source = self._process.stdout
+        header_bytes, body_bytes = frames.lengths_of(await source.readexactly(frames.LENGTHS.size))
+        header = frames.header_of(await source.readexactly(header_bytes))
+        return frames.Frame(header, await source.readexactly(body_bytes) if body_bytes else b"")
+
+    async def _read_all(self) -> None:
+        try:
+            while True:
+                frame = await self._read()
+                number = frame.header.get("number")
+                if number is None:
+                    self._on_event(frame.header)
+                elif number in self._answers and not self._answers[number].done():
+                    self._answers[number].set_result(frame)
+        except (asyncio.IncompleteReadError, OSError, asyncssh.Error, frames.FrameInvalid):
+            pass  # of which `lost` tells
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.lost.set()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(
+                    MachineAway(f"cannot reach {self.machine.address}: the connection has ended")
+                )
+
+
+async def connect(machine: RemoteMachine, on_event: Callable[[dict[str, Any]], None]) -> Connection:
+    """A machine that answers.
+
+    Raises:
+        UserError: the machine is not trusted, refuses the login, or cannot run trials.
+        RetryableError: it cannot be reached now.
+    """
+    try:
+        options = await asyncio.to_thread(_options, machine)
+        ssh = await asyncssh.connect(machine.host, options=options)
+    except (asyncssh.Error, OSError, ValueError) as error:
+        raise error_of(machine, error) from error
+    connection = Connection(machine, ssh, on_event)
+    try:
+        await connection.start()
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, asyncssh.Error | OSError):
+            raise error_of(machine, error) from error
+        raise
+    return connection
+
+
+def _options(machine: RemoteMachine) -> asyncssh.SSHClientConnectionOptions:
+    given: dict[str, Any] = {
+        "port": None if machine.port == DEFAULT_PORT else machine.port,
+        "username": machine.user,
+        "password": machine.password,
+        "client_keys": None if machine.ssh_key_file is None else [machine.ssh_key_file],
+        "passphrase": machine.ssh_passphrase,
+        # As NNI does; and a server refuses further tries after a few keys of the agent.
+        "preferred_auth": None if machine.password is None else "password,keyboard-interactive,publickey",
+    }
+    options = asyncssh.SSHClientConnectionOptions(
+        host=machine.host,
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        login_timeout=_CONNECT_TIMEOUT_S,
+        # What ~/.ssh/config may have for sessions of people.
+        request_pty=False,
+        agent_forwarding=False,
+        keepalive_interval=_KEEP_ALIVE_S,
+        keepalive_count_max=_MAX_MISSED,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    if options.known_hosts is None:  # asyncssh would accept any key
+        raise UserError(
+            f"cannot trust {machine.address}: UserKnownHostsFile is none in the configuration of ssh; remove that line"
+        )
+    return options
+
+
+def error_of(machine: RemoteMachine, error: Exception) -> NniManagerError:
+    """The error for people, with the remedy."""
+    where = machine.address
+    log_in = ssh_command(machine, "true")
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        port = "" if machine.port == DEFAULT_PORT else f"-p {machine.port} "
+        return UserError(
+            f"cannot trust {where}: its host key is not the one in ~/.ssh/known_hosts, or there is none; run `{log_in}` once and "
+            f"compare the key that it shows (or `ssh-keyscan {port}{machine.host} >> ~/.ssh/known_hosts` in a network you trust)"
+        )
+    if isinstance(error, asyncssh.PermissionDenied):
+        return Unauthenticated(
+            f"cannot log in to {where}: {error.reason}; check user, sshKeyFile or password, and that `{log_in}` works"
+        )
+    if isinstance(error, asyncssh.KeyEncryptionError):
+        return UserError(
+            f"cannot use sshKeyFile {machine.ssh_key_file} for {where}: {error}; correct sshPassphrase, or use ssh-agent"
+        )
+    if isinstance(error, asyncssh.KeyImportError | asyncssh.ConfigParseError | FileNotFoundError):
+        return UserError(f"cannot log in to {where}: {_words(error)}; correct sshKeyFile, or ~/.ssh/config")
+    return MachineAway(f"cannot reach {where} over SSH: {_words(error)}; check that `{log_in}` works")
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError | asyncio.TimeoutError) and not str(error):
+        return "it does not answer in time"
+    if isinstance(error, asyncssh.DisconnectError):
+        return error.reason
+    return str(error) or type(error).__name__

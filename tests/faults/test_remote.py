@@ -1,0 +1,289 @@
+"""Connections, sshd, machines and the manager fail while trials run: no result is lost or stored twice, and nothing is left."""
+
+import contextlib
+import getpass
+import json
+import sys
+from collections import Counter
+
+import pytest
+from deadlines import DEADLINE_S
+from real_experiment import values, wait_until
+from ssh_machines import ssh_machines_here
+
+from nni_manager.training_services.platform import platform_of
+from trial_keeper import processes
+
+pytestmark = pytest.mark.timeout(400)
+
+# A trial waits until a file with its number exists. `ran` has a line for each start of a trial.
+GATED = """
+import os, time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+with open("{folder}/ran", "a") as ran:
+    ran.write(f"{{nni.get_sequence_id()}} {{os.environ['MACHINE']}}\\n")
+nni.report_intermediate_result(x / 2)
+while not os.path.exists(f"{folder}/{{nni.get_sequence_id()}}"):
+    time.sleep(0.02)
+nni.report_final_result(x)
+"""
+
+
+class Place:
+    """An experiment on two machines."""
+
+    def __init__(self, folder, site, experiment):
+        self.folder, self.site, self.experiment = folder, site, experiment
+
+    def ran(self):
+        """The number and the machine of each start of a trial."""
+        return [tuple(line.split()) for line in (self.folder / "ran").read_text().splitlines()]
+
+    def machine_of(self, number):
+        return self.site.machines[dict(self.ran())[str(number)]]
+
+    def has_started(self, *numbers):
+        wait_until(lambda: {each for each, _ in self.ran()} >= {*map(str, numbers)}, f"trials {numbers} run")
+        wait_until(lambda: self.experiment.row_count() >= len(self.ran()), "their results are stored")
+
+    def open(self, *numbers):
+        for number in numbers:
+            (self.folder / str(number)).touch()
+
+    def trials(self):
+        return self.experiment.get("/trials")
+
+    def statuses(self):
+        return [trial["status"] for trial in self.trials()]
+
+    def has(self, number, status):
+        wait_until(lambda: self.statuses()[number] == status, f"trial {number} is {status}")
+
+    def problem(self):
+        return self.experiment.summary()["problem"]
+
+    def has_no_problem(self):
+        wait_until(lambda: not self.problem(), "the problem is over")
+
+    def left(self):
+        """The processes of jobs on all machines."""
+        return processes.pids_where(
+            lambda environ: any(
+                "/home/.cache/trial-keeper/" in environ.get(name, "")
+                and environ[name].startswith(str(self.folder))
+                for name in ("TRIAL_KEEPER_WORKSPACE", "NNI_SYS_DIR")
+            )
+        )
+
+    def is_done(self, *statuses):
+        self.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
+        assert self.statuses() == [*statuses]
+        for trial in self.trials():
+            x = trial["parameters"]["x"]
+            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
+            assert values(self.experiment.rows(trial["id"])) == expected
+        wait_until(lambda: not self.left(), "no process of a job is left")
+
+    def each_ran_once(self):
+        assert {*Counter(number for number, _ in self.ran()).values()} == {1}
+
+
+@pytest.fixture
+def place(tmp_path, a_real_experiment):
+    """Makes an experiment on two machines, whose manager runs."""
+    with contextlib.ExitStack() as stack:
+
+        def make(reuse=False, train=GATED, conf="", gpus=0, gpus_in_use=0, **config):
+            site = stack.enter_context(ssh_machines_here(tmp_path, "one", "two", conf=conf))
+            for machine in site.machines.values():
+                machine.set_gpus(gpus, in_use=gpus_in_use)
+            (tmp_path / "ran").touch()
+            machines = [
+                {"ip": "127.0.0.1", "port": each.port, "username": getpass.getuser()}
+                for each in site.machines.values()
+            ]
+            experiment = a_real_experiment(
+                train.format(folder=tmp_path),
+                environ=site.variables,
+                trainingServicePlatform="remote",
+                machineList=machines,
+                remoteConfig={"reuse": reuse},
+                **config,
+            )
+            stack.callback(experiment.close)
+            experiment.start()
+            return Place(tmp_path, site, experiment)
+
+        yield make
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_trials_go_on_while_connections_are_cut(place, reuse):
+    place = place(reuse, trialConcurrency=2, maxTrialNum=4)
+    place.has_started(0, 1)
+    assert {machine for _, machine in place.ran()} == {"one", "two"}
+    for machine in place.site.machines.values():
+        machine.cut()
+    place.open(0, 1)
+    place.has_started(2, 3)
+    place.has_no_problem()
+    for machine in place.site.machines.values():
+        machine.cut()
+    place.open(2, 3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    place.each_ran_once()
+
+
+def test_trials_of_other_machines_go_on_while_one_is_away_which_keeps_its_own(place):
+    place = place(trialConcurrency=2, maxTrialNum=4)
+    place.has_started(0, 1)
+    away = place.machine_of(1)
+    away.stop()
+    wait_until(lambda: f"127.0.0.1:{away.port} over SSH" in place.problem(), "the problem is shown")
+    place.open(0, 1, 2)
+    place.has_started(2)
+    place.has(2, "SUCCEEDED")
+    assert place.statuses()[:2] == ["SUCCEEDED", "RUNNING"]
+    assert place.machine_of(2) is place.machine_of(0)
+    away.start()
+    place.has(1, "SUCCEEDED")
+    place.open(3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    place.has_no_problem()
+    place.each_ran_once()
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_killed_manager_is_resumed_and_takes_over_the_trials(place, reuse):
+    place = place(reuse, trialConcurrency=2, maxTrialNum=4)
+    place.has_started(0, 1)
+    place.experiment.kill_manager()
+    place.open(0)
+    place.experiment.start()
+    place.has(0, "SUCCEEDED")
+    place.open(1, 2, 3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    place.each_ran_once()
+
+
+def test_a_manager_resumes_while_a_machine_is_away(place):
+    place = place(trialConcurrency=2, maxTrialNum=3)
+    place.has_started(0, 1)
+    away = place.machine_of(0)
+    place.experiment.kill_manager()
+    away.stop()
+    place.open(0, 1)
+    place.experiment.start()
+    place.has(1, "SUCCEEDED")
+    assert place.statuses()[0] == "RUNNING"
+    place.has_started(2)
+    away.start()
+    place.has(0, "SUCCEEDED")
+    place.open(2)
+    place.is_done(*["SUCCEEDED"] * 3)
+    place.each_ran_once()
+
+
+def test_jobs_of_a_machine_that_was_restarted_are_lost_and_tried_again(place):
+    place = place(trialConcurrency=2, maxTrialNum=2, maxTrialRetry=1)
+    place.has_started(0, 1)
+    machine = place.machine_of(0)
+    machine.stop()
+    processes.end_all(machine.processes)
+    for file in machine.home.glob(".cache/trial-keeper/*/*/jobs/*.json"):
+        document = json.loads(file.read_bytes())
+        for role in ("keeper", "shell"):
+            document[role]["boot_id"] = "an-earlier-boot"
+        file.write_text(json.dumps(document))
+        file.with_suffix(".exit").unlink(missing_ok=True)
+    machine.start()
+    wait_until(lambda: len(place.ran()) == 3, "the trial runs again")
+    place.open(0, 1)
+    place.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
+    assert place.statuses() == ["SUCCEEDED"] * 2
+    assert (
+        "has been restarted" in place.trials()[0]["warning"] + place.experiment.folder.manager_log.read_text()
+    )
+
+
+def test_a_killed_keeper_leaves_nothing(place):
+    place = place(trialConcurrency=1, maxTrialNum=1)
+    place.has_started(0)
+    (file,) = place.machine_of(0).home.glob(".cache/trial-keeper/*/*/jobs/*.json")
+    processes.kill(json.loads(file.read_bytes())["keeper"]["pid"])
+    place.is_done("FAILED")
+
+
+def test_an_ended_manager_leaves_no_program_and_a_deleted_experiment_no_folder(place):
+    place = place(trialConcurrency=2, maxTrialNum=2)
+    place.open(0, 1)
+    place.is_done(*["SUCCEEDED"] * 2)
+    place.experiment.close()
+    wait_until(lambda: not place.site.processes(), "nothing runs on the machines")
+
+
+def test_a_reader_of_files_does_not_disturb_the_manager(place, monkeypatch):
+    place = place(trialConcurrency=1, maxTrialNum=1)
+    place.has_started(0)
+    before = sorted(place.site.processes())
+    monkeypatch.setenv("HOME", str(place.site.home))
+    workspace = place.experiment.folder.workspace
+    with contextlib.closing(platform_of(place.experiment.config).share(workspace)) as share:
+        (attempt,) = share.folders_in(workspace.trial(place.trials()[0]["id"]).attempts)
+        assert attempt
+    wait_until(lambda: sorted(place.site.processes()) == before, "only the reader's own program has ended")
+    place.open(0)
+    place.is_done("SUCCEEDED")
+    assert "the connection was lost" not in place.experiment.folder.manager_log.read_text()
+
+
+def test_without_a_tunnel_results_are_read_as_files(place):
+    place = place(trialConcurrency=2, maxTrialNum=2, conf="AllowStreamLocalForwarding no\n")
+    place.has_started(0, 1)
+    assert "allow it with AllowStreamLocalForwarding" in place.experiment.folder.manager_log.read_text()
+    place.open(0, 1)
+    place.is_done("SUCCEEDED", "SUCCEEDED")
+
+
+# Each trial reports its GPUs, and waits.
+ON_GPUS = GATED.replace("os.environ['MACHINE']", "os.environ['MACHINE'] + os.environ['CUDA_VISIBLE_DEVICES']")
+
+
+def test_trials_share_the_gpus_of_all_machines_and_the_others_say_that_they_wait(place):
+    place = place(train=ON_GPUS, gpus=2, trialConcurrency=5, maxTrialNum=6, **with_gpus(1))
+    place.has_started(0, 1, 2, 3)
+    assert sorted(where for _, where in place.ran()) == ["one0", "one1", "two0", "two1"]
+    wait_until(
+        lambda: "waits for a GPU, which other trials have" in place.trials()[4]["message"],
+        "the trial says what it waits for",
+    )
+    place.site.machines["one"].cut()
+    place.experiment.kill_manager()
+    place.experiment.start()
+    place.open(0)
+    place.has_started(4)
+    assert dict(place.ran())["4"] == dict(place.ran())["0"]
+    place.open(1, 2, 3, 4, 5)
+    place.is_done(*["SUCCEEDED"] * 6)
+    place.each_ran_once()
+
+
+def test_gpus_of_other_programs_are_left_out(place):
+    place = place(train=ON_GPUS, gpus=2, gpus_in_use=1, trialConcurrency=4, maxTrialNum=4, **with_gpus(1))
+    place.has_started(0, 1)
+    assert sorted(where for _, where in place.ran()) == ["one1", "two1"]
+    wait_until(
+        lambda: "other programs compute on GPUs of" in place.trials()[2]["message"],
+        "the trial says what it waits for",
+    )
+    for machine in place.site.machines.values():
+        machine.set_gpus(2)
+    place.has_started(2, 3)
+    assert sorted(where for _, where in place.ran()) == ["one0", "one1", "two0", "two1"]
+    place.open(*range(4))
+    place.is_done(*["SUCCEEDED"] * 4)
+
+
+def with_gpus(count):
+    return {"trial": {"command": f"{sys.executable} train.py", "codeDir": ".", "gpuNum": count}}

@@ -1,0 +1,90 @@
+"""Connections to machines that hang: jobs are started once, and their ends are reported once."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from deadlines import DEADLINE_S
+from platforms import a_platform
+from real_experiment import until
+
+from nni_manager.errors import RetryableError
+from nni_manager.training_services.remote import connection
+
+EXITS_AS_WRITTEN = """\
+STARTED
+echo >> "$TRIAL_KEEPER_WORKSPACE/starts"
+while [ ! -s "$TRIAL_KEEPER_WORKSPACE/code" ]; do sleep 0.02; done
+exit "$(cat "$TRIAL_KEEPER_WORKSPACE/code")"
+"""
+
+
+@pytest.fixture
+def platform(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_KEEP_ALIVE_S", 0.3)
+    with a_platform("remote", tmp_path, monkeypatch) as platform:
+        platform.runs(EXITS_AS_WRITTEN)
+        yield platform
+
+
+async def submit_again(service, settings):
+    """Submit a job until the machine answers."""
+    while True:
+        try:
+            await service.submit(settings)
+        except RetryableError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+def thaw(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_connection_that_hangs_is_replaced(platform):
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        frozen = platform.machine.freeze()
+        await until(lambda: service.problem, "the connection is given up", DEADLINE_S)
+        assert "its machine is away, where it continues" in service.warning("trial1")
+        await until(lambda: not service.problem, "there is another one", DEADLINE_S)
+        assert service.warning("trial1") == ""
+        thaw(frozen)
+        platform.file("code").write_text("5")
+        assert (await platform.has_ended()).exit_code == 5
+        await platform.is_clean()
+    assert len(platform.ends) == 1
+
+
+async def test_a_start_that_was_not_answered_is_repeated_on_the_same_machine_and_runs_once(platform):
+    async with platform.manager() as service:
+        await service.reserve("trial1")
+        frozen = platform.machine.freeze()
+        with pytest.raises(RetryableError, match="cannot reach"):
+            await service.submit(platform.settings())
+        service.release("trial1")
+        thaw(frozen)  # what was sent may arrive now
+        await service.reserve("trial1")
+        await asyncio.wait_for(submit_again(service, platform.settings()), DEADLINE_S)
+        await platform.has_started()
+        platform.file("code").write_text("0")
+        await platform.has_ended()
+        assert platform.file("starts").read_text() == "\n"
+    assert len(platform.ends) == 1
+
+
+async def test_a_job_whose_start_was_not_answered_can_be_stopped(platform):
+    async with platform.manager() as service:
+        await service.reserve("trial1")
+        platform.machine.freeze()
+        with pytest.raises(RetryableError):
+            await service.submit(platform.settings())
+        assert await service.stop("trial1")
+        end = await platform.has_ended()
+        assert "was stopped before it was created" in end.message
+        await platform.is_clean()
+    assert len(platform.ends) == 1
