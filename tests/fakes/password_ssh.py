@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
+from deadlines import DEADLINE_S
 from ssh_machines import make_key
 
 
@@ -37,7 +38,12 @@ def a_password_machine(folder: Path, home: Path, path: str, password: str) -> It
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
+    running: set[asyncio.Task[None]] = set()
+
     async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
         environ = os.environ | {"HOME": str(home), "PATH": path, "MACHINE": "password"}
         child = await asyncio.create_subprocess_shell(
             process.command or "true",
@@ -52,6 +58,9 @@ def a_password_machine(folder: Path, home: Path, path: str, password: str) -> It
             {waiting, asyncio.ensure_future(process.wait_closed())}, return_when="FIRST_COMPLETED"
         )
         process.exit(child.returncode or 0)
+        # The end of the connection is the end of the program's input.
+        if child.stdin is not None:
+            child.stdin.close()
         await waiting
 
     async def listen() -> asyncssh.SSHAcceptor:
@@ -63,13 +72,18 @@ def a_password_machine(folder: Path, home: Path, path: str, password: str) -> It
             encoding=None,
         )
 
+    async def close() -> None:
+        acceptor.close()
+        if running:
+            await asyncio.wait(running, timeout=DEADLINE_S)
+
     acceptor = asyncio.run_coroutine_threadsafe(listen(), loop).result()
     port = acceptor.get_port()
     kind, key, *_ = (folder / "password_host_key.pub").read_text().split()
     try:
         yield port, f"[127.0.0.1]:{port} {kind} {key}\n"
     finally:
-        loop.call_soon_threadsafe(acceptor.close)
+        asyncio.run_coroutine_threadsafe(close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
