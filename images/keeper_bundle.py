@@ -41,8 +41,18 @@ _SOURCES = (
     "manager",
     "docs",
 )
-# nnictl and the SDK stay out: the manager writes nni_sdk into the workspace.
-_NOT_FOR_KEEPERS = ("nni_manager", "nni_sdk", "nni", "pip")
+# The SDK stays out: the manager writes nni_sdk into the workspace.
+_NOT_FOR_KEEPERS = ("nni_sdk", "nni", "pip")
+# What serves a manager on a machine that is reached over SSH; the rest of nnictl stays out.
+_SERVER = "nni_manager.training_services.remote.machine_server"
+_OF_SERVER = (
+    *("__init__.py", "support/__init__.py", "support/leftovers.py"),
+    *("training_services/__init__.py", "training_services/remote/__init__.py"),
+    *(
+        f"training_services/remote/{name}.py"
+        for name in ("frames", "gpu_query", "machine_jobs", "machine_server")
+    ),
+)
 # Python cannot import extension modules from a zip file; they lie beside it under their full names.
 _MAIN = """\
 import sys
@@ -170,6 +180,9 @@ def _for_cpython(folder: Path, minor: int, machine: str, keeper: Path) -> Path:
         shutil.unpack_archive(wheel, folder, "zip")
     for name in _NOT_FOR_KEEPERS:
         shutil.rmtree(folder / name, ignore_errors=True)
+    for path in (folder / "nni_manager").rglob("*"):
+        if path.is_file() and path.relative_to(folder / "nni_manager").as_posix() not in _OF_SERVER:
+            path.unlink()
     for path in folder.glob("*.dist-info"):
         shutil.rmtree(path)
     (folder / "extensions").mkdir()
@@ -239,7 +252,7 @@ def _frozen(scratch: Path, keeper: Path) -> Path:
     _pip("install", _FREEZER, python=python)
     script.write_text(_FROZEN_MAIN)
     # The interpreter of a warm start runs one of the keeper's files with the image's Python.
-    modules = ("--collect-all=trial_keeper", "--hidden-import=grpc", "--exclude-module=nni_manager")
+    modules = ("--collect-all=trial_keeper", "--hidden-import=grpc", f"--hidden-import={_SERVER}")
     folders = ("--distpath", scratch / "dist", "--workpath", scratch / "work", "--specpath", scratch)
     command = (python, "-m", "PyInstaller", "--log-level=ERROR", "--onedir", "--name=trial-keeper")
     subprocess.run([*command, *modules, *folders, script], check=True)

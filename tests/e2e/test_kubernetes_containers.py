@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bash_trial import TRAIN_SH
 from deadlines import DEADLINE_S
 from kube_containers import ContainerPod, specification
 from kube_place import Place, our_cluster, output_of, trials_of, worker_role
@@ -66,20 +67,6 @@ def test_an_experiment_runs_in_podman_containers_created_from_its_pods(podman, t
         assert len(made) == 2
         pods = podman.run("podman", "pod", "ps", "--format", "{{.Name}}").split()
         assert not set(made) & set(pods), "no pod may be left on this machine"
-
-
-# A trial for images without Python: what nni_sdk writes, written by bash. The results depend on the parameter alone.
-TRAIN_SH = """
-x=$(sed -n 's/.*"x": \\([0-9.e-]*\\).*/\\1/p' "$NNI_SYS_DIR/parameter.cfg")
-report() {
-  local record
-  record=$(printf '{"parameter_id": "%s", "trial_job_id": "%s", "type": "%s", "sequence": %s, "value": "%s"}' \\
-    "$NNI_TRIAL_SEQ_ID" "$NNI_TRIAL_JOB_ID" "$1" "$2" "$3")
-  printf 'ME%06d%s\\n' $((${#record} + 1)) "$record" >> "$NNI_SYS_DIR/.nni/metrics"
-}
-for step in 0 1 2; do report PERIODICAL "$step" "${step}${x#0}"; done
-report FINAL 0 "$x"
-"""
 
 
 @pytest.mark.containers

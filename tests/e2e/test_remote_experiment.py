@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bash_trial import TRAIN_SH
 from deadlines import scaled_s
 from free_ports import free_port_pair
 from password_ssh import a_password_machine
+from real_containers import podman_of_tests
 from real_experiment import wait_until
 from ssh_machines import make_key, ssh_machines_here
 from user_home import BIN, environ_of, left_in
@@ -178,6 +180,41 @@ def test_a_machine_without_trial_keeper_is_refused_with_the_command_that_install
     said = refused(nnictl)
     assert f"127.0.0.1:{machine.port}: it has no trial-keeper on PATH" in said
     assert f"pip install trial-keeper=={__version__}" in said
+
+
+def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl, tmp_path):
+    """One machine has another Python than the manager, and the other has none."""
+    without_python = tmp_path / "without-python"
+    without_python.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if not program.name.startswith(("python", "trial-keeper")):
+            (without_python / program.name).symlink_to(program)
+    one, two = site.machines.values()
+    one.set_path("/usr/bin:/bin")
+    two.set_path(str(without_python))
+    (work / "digits" / "train.sh").write_text(TRAIN_SH)
+    (work / "digits" / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    environ = {"PYTHONPATH": str(podman_of_tests().bundle())}
+
+    def with_bundle(*arguments):
+        return nnictl(*arguments, **environ)
+
+    write(work, {"platform": "local"}, trialCommand="bash train.sh")
+    _, here = run(nnictl)
+    write(work, remote(site), trialCommand="bash train.sh")
+    _, there = run(with_bundle)
+    assert [each["status"] for each in there] == ["SUCCEEDED"] * 4
+    assert results(there) == results(here)
+    kept = [each.home / ".cache" / "trial-keeper" / "bundle" for each in (one, two)]
+    own, frozen = (next(folder.iterdir()) for folder in kept)
+    assert (own / "keeper" / "libraries.zip").is_file()
+    assert (frozen / "keeper" / "_internal").is_dir()
+    # It is sent once, and what was unpacked is used again.
+    inodes = own.stat().st_ino, frozen.stat().st_ino
+    run(with_bundle)
+    assert (own.stat().st_ino, frozen.stat().st_ino) == inodes
+    assert [len([*folder.iterdir()]) for folder in kept] == [1, 1]
+    assert not site.processes()
 
 
 def test_python_path_finds_trial_keeper(site, work, nnictl):

@@ -139,6 +139,8 @@ class Podman:
             REPOSITORY / "images" / "keeper_bundle.py",
             REPOSITORY / "images" / "requirements" / "keeper.txt",
             *sorted((REPOSITORY / "trial_keeper").rglob("*.py")),
+            *sorted((REPOSITORY / "manager/nni_manager/training_services/remote").glob("*.py")),
+            REPOSITORY / "manager/nni_manager/support/leftovers.py",
         ]
         with self._locked():
             installed = self.folder / f"bundle-{_digest(sources)}"

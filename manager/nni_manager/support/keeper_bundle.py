@@ -43,6 +43,12 @@ class KeeperBundle:
     glibc: str
     is_preferred: bool = False
 
+    @property
+    def requirement(self) -> str:
+        """What a container or a machine needs, as text."""
+        machines = " or ".join(sorted({name.partition("-")[2] for name in self.digests}))
+        return f"{machines}, and CPython 3.10 to 3.14 with libstdc++, or glibc {self.glibc} or later with tar and gzip"
+
     def archive(self, name: str) -> Path:
         """The path of an archive in the package."""
         return self.folder / f"{name}.tar.gz"

@@ -47,8 +47,6 @@ fi""")
 
 def _functions(bundle: KeeperBundle) -> str:
     """The functions of bash that look for an own keeper whose version agrees, and for one in the bundle."""
-    digests = "\n".join(f"    {name}) echo {digest} ;;" for name, digest in sorted(bundle.digests.items()))
-    machines = " or ".join(sorted({name.partition("-")[2] for name in bundle.digests}))
     return f"""\
 has_own_keeper() {{
   if [ -x {KEEPER_IN_IMAGES} ]; then
@@ -57,11 +55,7 @@ has_own_keeper() {{
     [[ $(trial-keeper --version 2> /dev/null) = "trial-keeper {_MAJOR_MINOR}."* ]]
   fi
 }}
-digest_of() {{
-  case $1 in
-{digests}
-  esac
-}}
+{choice_snippet(bundle)}
 # Unpacks archive $1, with the command in the other arguments, into a new folder where programs may run: `folder`.
 unpack() {{
   local digest archive parent
@@ -85,22 +79,40 @@ untar() {{
   tar -xzf "$1" -C "$2"
 }}
 find_in_bundle() {{
-  local python version machine
-  machine=$(uname -m)
-  for python in python3 python; do
-    version=$("$python" -I -S -c '{_PROBE}' 2> /dev/null) || continue
-    [ -n "$(digest_of "$version-$machine")" ] || continue
-    unpack "$version-$machine" "$python" -I -S -m tarfile -e
+  local name python
+  if choose_archive && [ -n "$python" ]; then
+    unpack "$name" "$python" -I -S -m tarfile -e
     keeper=("$python" -I -S "$folder")
     return
-  done
-  if [ -n "$(digest_of "frozen-$machine")" ] && type tar gzip > /dev/null 2>&1; then
-    unpack "frozen-$machine" untar
+  elif choose_archive; then
+    unpack "$name" untar
     keeper=("$folder/trial-keeper")
     "${{keeper[@]}}" --version > /dev/null 2>&1 && return
     rm -rf "$folder"
   fi
-  echo "trial-keeper: cannot run the keeper's bundle in this container: it needs {machines}, and CPython 3.10 to 3.14 with" \\
-    "libstdc++, or glibc {bundle.glibc} or later with tar and gzip" >&2
+  echo "trial-keeper: cannot run the keeper's bundle in this container: it needs {bundle.requirement}" >&2
   return 1
+}}"""
+
+
+def choice_snippet(bundle: KeeperBundle) -> str:
+    """Lines of bash that define `digest_of ARCHIVE`, and `choose_archive`.
+
+    The latter sets `name` to the archive that fits, and `python` to the interpreter that runs it, empty for a frozen keeper.
+    It fails if no archive fits.
+    """
+    digests = "\n".join(f"    {name}) echo {digest} ;;" for name, digest in sorted(bundle.digests.items()))
+    return f"""\
+digest_of() {{
+  case $1 in
+{digests}
+  esac
+}}
+choose_archive() {{
+  for python in python3 python; do
+    name=$("$python" -I -S -c '{_PROBE}' 2> /dev/null)-$(uname -m)
+    [ -z "$(digest_of "$name")" ] || return 0
+  done
+  python='' name=frozen-$(uname -m)
+  [ -n "$(digest_of "$name")" ] && type tar gzip > /dev/null 2>&1
 }}"""

@@ -12,8 +12,10 @@ from typing import Any
 import asyncssh
 
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.support.keeper_bundle import bundle_for
 from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
 from nni_manager.training_services.remote import frames
+from nni_manager.training_services.remote.bundle import install
 from nni_manager.training_services.remote.render import NO_KEEPER, server_command, ssh_command
 from nni_manager.training_services.remote.section import DEFAULT_PORT, RemoteMachine
 from trial_keeper import __version__
@@ -42,6 +44,10 @@ class RequestFailed(ClusterUnavailable):
     """cannot carry out a request on a machine; see its message"""
 
 
+class KeeperMissing(UserError):
+    """cannot run trials on a machine without a trial-keeper of the manager's version; install it there"""
+
+
 class Connection:
     """A machine that answers."""
 
@@ -50,8 +56,10 @@ class Connection:
         machine: RemoteMachine,
         ssh: asyncssh.SSHClientConnection,
         on_event: Callable[[dict[str, Any]], None],
+        folder: str = "",
     ) -> None:
-        self.machine, self.ssh = machine, ssh
+        """`folder`: that of an unpacked bundle, see `render.server_command`."""
+        self.machine, self.ssh, self._folder = machine, ssh, folder
         self.hello: dict[str, Any] = {}
         self._on_event = on_event
         self._numbers = itertools.count()
@@ -66,11 +74,13 @@ class Connection:
         """Start the program on the machine, and check its version.
 
         Raises:
-            UserError: it is not there, or has another version.
+            KeeperMissing: it is not there, or has another version.
             MachineAway: it does not start.
         """
         where = self.machine.address
-        self._process = process = await self.ssh.create_process(server_command(self.machine), encoding=None)
+        self._process = process = await self.ssh.create_process(
+            server_command(self.machine, self._folder), encoding=None
+        )
         try:
             await asyncio.wait_for(process.stdout.readuntil(frames.START), _START_TIMEOUT_S)
             self.hello = (await asyncio.wait_for(self._read(), _START_TIMEOUT_S)).header
@@ -78,9 +88,10 @@ class Connection:
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(process.wait_closed(), _CONNECT_TIMEOUT_S)
             if process.returncode == NO_KEEPER:
-                raise UserError(
+                raise KeeperMissing(
                     f"cannot run trials on {where}: it has no trial-keeper on PATH; run `pip install "
-                    f"trial-keeper=={__version__}` there, or set pythonPath to the bin folder of the Python that has it"
+                    f"trial-keeper=={__version__}` there, set pythonPath to the bin folder of the Python that has it, or install "
+                    "trial-keeper-bundle in nnictl's Python"
                 ) from error
             said = (await process.stderr.read(_STDERR_BYTES)).decode(errors="replace").strip()
             raise RequestFailed(
@@ -93,7 +104,7 @@ class Connection:
             ) from error
         found = str(self.hello.get("version"))
         if not versions_agree(__version__, found):
-            raise UserError(
+            raise KeeperMissing(
                 f"cannot run trials on {where}: its trial-keeper is {found}, and the manager is {__version__}; run "
                 f"`pip install trial-keeper=={__version__}` there ({self.hello.get('python')})"
             )
@@ -179,7 +190,13 @@ async def connect(machine: RemoteMachine, on_event: Callable[[dict[str, Any]], N
         raise error_of(machine, error) from error
     connection = Connection(machine, ssh, on_event)
     try:
-        await connection.start()
+        try:
+            await connection.start()
+        except KeeperMissing:
+            if (bundle := bundle_for("auto")) is None:
+                raise
+            connection = Connection(machine, ssh, on_event, await install(ssh, machine, bundle))
+            await connection.start()
     except BaseException as error:
         await connection.close()
         if isinstance(error, asyncssh.Error | OSError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import shlex
 
+from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle
 from nni_manager.training_services.remote.section import DEFAULT_PORT, RemoteMachine
-from nni_manager.training_services.run_script import keeper_lookup_snippet
+from nni_manager.training_services.run_script import choice_snippet, keeper_lookup_snippet
 
 NO_KEEPER = 127
 """The exit code of `server_command` if the machine has no trial-keeper. Source: bash(1), command not found."""
@@ -22,10 +23,14 @@ def path_prefix(machine: RemoteMachine) -> str:
     return "" if machine.python_path is None else f'export PATH={_expanded(machine.python_path)}:"$PATH"; '
 
 
-def server_command(machine: RemoteMachine) -> str:
-    """The command that serves the manager on the machine. Any login shell can run it."""
+def server_command(machine: RemoteMachine, folder: str = "") -> str:
+    """The command that serves the manager on the machine. Any login shell can run it.
+
+    `folder`: that of an unpacked bundle, whose keeper precedes any other.
+    """
+    first = folder and f'export PATH={folder}:"$PATH"; '
     return _in_bash(
-        f"{path_prefix(machine)}command -v trial-keeper > /dev/null || exit {NO_KEEPER}; exec trial-keeper serve-machine"
+        f"{path_prefix(machine)}{first}command -v trial-keeper > /dev/null || exit {NO_KEEPER}; exec trial-keeper serve-machine"
     )
 
 
@@ -39,6 +44,58 @@ def ssh_command(machine: RemoteMachine, command: str) -> str:
 def folder_of(machine: RemoteMachine, experiment_id: str) -> str:
     """The experiment's folder on the machine, for people."""
     return f"~/.cache/trial-keeper/{key_of(machine)}/{experiment_id}"
+
+
+_BUNDLES = '"$HOME"/.cache/trial-keeper/bundle'
+
+
+def bundle_folder(digest: str) -> str:
+    """The folder with the `trial-keeper` of an unpacked archive, for bash on the machine."""
+    return f"{_BUNDLES}/{digest[:DIGEST_CHARACTERS]}"
+
+
+def bundle_probe(machine: RemoteMachine, bundle: KeeperBundle) -> str:
+    """The command that prints the name of the archive that fits the machine, then `yes` if it is unpacked there, else `no`.
+
+    It prints nothing if none fits.
+    """
+    return _in_bash(f"""{path_prefix(machine)}
+{choice_snippet(bundle)}
+choose_archive || exit 0
+digest=$(digest_of "$name")
+if [ -x {_BUNDLES}/"${{digest:0:{DIGEST_CHARACTERS}}}"/trial-keeper ]; then echo "$name" yes; else echo "$name" no; fi""")
+
+
+def bundle_installation(machine: RemoteMachine, bundle: KeeperBundle, name: str) -> str:
+    """The command that reads the archive from stdin, and unpacks it unless its digest is another."""
+    digest = bundle.digests[name]
+    return _in_bash(f"""{path_prefix(machine)}
+set -e
+umask 077
+{choice_snippet(bundle)}
+choose_archive
+target={bundle_folder(digest)}
+mkdir -p {_BUNDLES}
+new=$(mktemp -d {_BUNDLES}/new.XXXXXXXX)
+trap 'rm -rf "$new"' EXIT
+cat > "$new/archive"
+if [ "$(sha256sum "$new/archive" | cut -d ' ' -f 1)" != {digest} ]; then
+  echo 'the archive was damaged on the way' >&2
+  exit 1
+fi
+mkdir "$new/keeper"
+if [ -n "$python" ]; then
+  "$python" -I -S -m tarfile -e "$new/archive" "$new/keeper" > /dev/null
+  "$python" -I -S "$new/keeper" --version > /dev/null
+  printf '#!/bin/bash\nexec %q -I -S %q "$@"\n' "$(command -v "$python")" "$target/keeper" > "$new/trial-keeper"
+else
+  tar -xzf "$new/archive" -C "$new/keeper"
+  "$new/keeper/trial-keeper" --version > /dev/null
+  printf '#!/bin/bash\nexec %q "$@"\n' "$target/keeper/trial-keeper" > "$new/trial-keeper"
+fi
+rm "$new/archive"
+chmod 755 "$new" "$new/trial-keeper"
+mv -T "$new" "$target" 2> /dev/null || [ -x "$target/trial-keeper" ]""")
 
 
 def run_script() -> str:
