@@ -9,10 +9,14 @@ import time
 from pathlib import Path
 from statistics import median
 
+from table import Row, render
+
+# The shared helpers are in tests/fakes.
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
 from deadlines import DEADLINE_S
 from fake_manager import Site
 from real_containers import podman_of_tests
-from table import Row, render
 
 from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.support.keeper_bundle import bundle_for
