@@ -6,20 +6,19 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from bash_trial import TRAIN_SH
-from deadlines import scaled_s
 from free_ports import free_port_pair
 from password_ssh import a_password_machine
 from real_containers import podman_of_tests
 from real_experiment import wait_until
 from ssh_machines import make_key, ssh_machines_here
-from user_home import BIN, environ_of, left_in
+from user_home import BIN, left_in, run_nnictl
 
+from nni_manager.training_services.remote import frames
 from trial_keeper import __version__
 from trial_keeper.wire.documents import ManagerDocument
 
@@ -46,16 +45,7 @@ def work(site):
 @pytest.fixture
 def nnictl(site, work):
     def run(*arguments, **environ):
-        return subprocess.run(
-            [BIN / "nnictl", *arguments],
-            cwd=work,
-            env=environ_of(work) | site.variables | environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=scaled_s(240),
-            check=False,
-        )
+        return run_nnictl(work, site.variables | environ, *arguments)
 
     return run
 
@@ -183,7 +173,7 @@ def test_a_machine_without_trial_keeper_is_refused_with_the_command_that_install
 
 
 def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl, tmp_path):
-    """One machine has another Python than the manager, and the other has none."""
+    """One machine has another Python than the manager and an old keeper, and the other has neither."""
     without_python = tmp_path / "without-python"
     without_python.mkdir()
     for program in Path("/usr/bin").iterdir():
@@ -191,6 +181,10 @@ def test_machines_without_trial_keeper_run_that_of_the_bundle(site, work, nnictl
             (without_python / program.name).symlink_to(program)
     one, two = site.machines.values()
     one.set_path("/usr/bin:/bin")
+    # The keeper that is there is of another version.
+    (tmp_path / "hello").write_bytes(frames.START + frames.encode({"version": "0.1.0", "python": "old"}))
+    (one.bin / "trial-keeper").write_text(f"#!/bin/bash\ncat {tmp_path / 'hello'}\nexec cat > /dev/null\n")
+    (one.bin / "trial-keeper").chmod(0o755)
     two.set_path(str(without_python))
     (work / "digits" / "train.sh").write_text(TRAIN_SH)
     (work / "digits" / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')

@@ -3,15 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from deadlines import scaled_s
 from free_ports import free_port_pair
 from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here
-from user_home import BIN, environ_of, left_in
+from user_home import environ_of, left_in, run_nnictl
 
 ROOT = Path(__file__).parents[2]
 FILE = "digits/config_slurm.yml"
@@ -39,16 +37,7 @@ def work(tmp_path):
 @pytest.fixture
 def nnictl(slurm, work):
     def run(*arguments, **environ):
-        return subprocess.run(
-            [BIN / "nnictl", *arguments],
-            cwd=work,
-            env=environ_of(work) | slurm.variables | environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=scaled_s(240),
-            check=False,
-        )
+        return run_nnictl(work, slurm.variables | environ, *arguments)
 
     return run
 

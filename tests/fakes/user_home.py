@@ -6,10 +6,12 @@ Nothing here is a fake; several tests share it. A test's folder lies in its home
 import contextlib
 import os
 import select
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+from deadlines import scaled_s
 
 BIN = Path(sys.executable).parent
 
@@ -45,3 +47,17 @@ def environ_of(folder: Path) -> dict[str, str]:
         "XDG_STATE_HOME": str(folder.parent / "state"),
         "PATH": f"{BIN}:{os.environ['PATH']}",
     }
+
+
+def run_nnictl(folder: Path, variables: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run nnictl in this folder to its end. `variables`: further ones of the environment."""
+    return subprocess.run(
+        [BIN / "nnictl", *arguments],
+        cwd=folder,
+        env=environ_of(folder) | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled_s(240),
+        check=False,
+    )

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 from deadlines import DEADLINE_S
-from real_experiment import values, wait_until
+from gated_trials import GatedExperiment, gated
+from real_experiment import wait_until
 from ssh_machines import ssh_machines_here
 
 from nni_manager.training_services.platform import platform_of
@@ -16,52 +17,25 @@ from trial_keeper import processes
 
 pytestmark = pytest.mark.timeout(400)
 
-# A trial waits until a file with its number exists. `ran` has a line for each start of a trial.
-GATED = """
-import os, time
-import nni_sdk as nni
-x = nni.get_next_parameter()["x"]
-with open("{folder}/ran", "a") as ran:
-    ran.write(f"{{nni.get_sequence_id()}} {{os.environ['MACHINE']}}\\n")
-nni.report_intermediate_result(x / 2)
-while not os.path.exists(f"{folder}/{{nni.get_sequence_id()}}"):
-    time.sleep(0.02)
-nni.report_final_result(x)
-"""
+GATED = gated("MACHINE")
 
 
-class Place:
+class Place(GatedExperiment):
     """An experiment on two machines."""
 
     def __init__(self, folder, site, experiment):
-        self.folder, self.site, self.experiment = folder, site, experiment
-
-    def ran(self):
-        """The number and the machine of each start of a trial."""
-        return [tuple(line.split()) for line in (self.folder / "ran").read_text().splitlines()]
+        super().__init__(folder, experiment)
+        self.site = site
 
     def machine_of(self, number):
         return self.site.machines[dict(self.ran())[str(number)]]
 
     def has_started(self, *numbers):
         wait_until(lambda: {each for each, _ in self.ran()} >= {*map(str, numbers)}, f"trials {numbers} run")
-        wait_until(lambda: self.experiment.row_count() >= len(self.ran()), "their results are stored")
-
-    def open(self, *numbers):
-        for number in numbers:
-            (self.folder / str(number)).touch()
-
-    def trials(self):
-        return self.experiment.get("/trials")
-
-    def statuses(self):
-        return [trial["status"] for trial in self.trials()]
+        self.are_stored(len(self.ran()))
 
     def has(self, number, status):
         wait_until(lambda: self.statuses()[number] == status, f"trial {number} is {status}")
-
-    def problem(self):
-        return self.experiment.summary()["problem"]
 
     def has_no_problem(self):
         wait_until(lambda: not self.problem(), "the problem is over")
@@ -77,12 +51,7 @@ class Place:
         )
 
     def is_done(self, *statuses):
-        self.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
-        assert self.statuses() == [*statuses]
-        for trial in self.trials():
-            x = trial["parameters"]["x"]
-            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
-            assert values(self.experiment.rows(trial["id"])) == expected
+        self.has_ended(*statuses)
         wait_until(lambda: not self.left(), "no process of a job is left")
 
     def each_ran_once(self):

@@ -7,68 +7,37 @@ import sys
 from collections import Counter
 
 import pytest
-from deadlines import DEADLINE_S, scaled_s
-from real_experiment import values, wait_until
+from deadlines import scaled_s
+from gated_trials import GatedExperiment, gated
+from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here
 
 from trial_keeper import processes
 
 pytestmark = pytest.mark.timeout(400)
 
-# A trial waits until a file with its number exists. `ran` has a line for each start of a trial.
-GATED = """
-import os, time
-import nni_sdk as nni
-x = nni.get_next_parameter()["x"]
-with open("{folder}/ran", "a") as ran:
-    ran.write(f"{{nni.get_sequence_id()}} {{os.environ['SLURMD_NODENAME']}}\\n")
-nni.report_intermediate_result(x / 2)
-while not os.path.exists(f"{folder}/{{nni.get_sequence_id()}}"):
-    time.sleep(0.02)
-nni.report_final_result(x)
-"""
+GATED = gated("SLURMD_NODENAME")
 
 
-class Place:
+class Place(GatedExperiment):
     """An experiment on a cluster."""
 
     def __init__(self, folder, slurm, experiment):
-        self.folder, self.slurm, self.experiment = folder, slurm, experiment
-
-    def ran(self):
-        """The number and the node of each start of a trial."""
-        return [tuple(line.split()) for line in (self.folder / "ran").read_text().splitlines()]
+        super().__init__(folder, experiment)
+        self.slurm = slurm
 
     def has_started(self, count):
         wait_until(lambda: len(self.ran()) >= count, f"trials have started {count} times")
         running = len({number for number, _ in self.ran()})
-        wait_until(lambda: self.experiment.row_count() >= running, "their results are stored")
-
-    def open(self, *numbers):
-        for number in numbers:
-            (self.folder / str(number)).touch()
+        self.are_stored(running)
 
     def log(self):
         """The manager's log."""
         return self.experiment.folder.manager_log.read_text()
 
-    def trials(self):
-        return self.experiment.get("/trials")
-
-    def statuses(self):
-        return [trial["status"] for trial in self.trials()]
-
-    def problem(self):
-        return self.experiment.summary()["problem"]
-
     def is_done(self, *statuses, is_listed=False):
         """`is_listed`: slurmctld may still list a job that has ended."""
-        self.experiment.wait_for_status("DONE", is_stored=True, timeout_s=DEADLINE_S)
-        assert self.statuses() == [*statuses]
-        for trial in self.trials():
-            x = trial["parameters"]["x"]
-            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
-            assert values(self.experiment.rows(trial["id"])) == expected
+        self.has_ended(*statuses)
         wait_until(lambda: is_listed or not self.slurm.live(), "no job is left")
         workspace = str(self.experiment.folder.workspace.root)
         wait_until(

@@ -104,6 +104,7 @@ class Connection:
             ) from error
         found = str(self.hello.get("version"))
         if not versions_agree(__version__, found):
+            process.close()  # the program ends with its input
             raise KeeperMissing(
                 f"cannot run trials on {where}: its trial-keeper is {found}, and the manager is {__version__}; run "
                 f"`pip install trial-keeper=={__version__}` there ({self.hello.get('python')})"
