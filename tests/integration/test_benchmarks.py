@@ -1,12 +1,93 @@
-"""The program of `make bench`, without a measurement."""
+"""The measurements of `make bench` that need many keepers run with few keepers, and Ray Tune runs with few trials.
+
+The tests do not check the measured values.
+"""
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
+import pytest
 from deadlines import DEADLINE_S
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+NO_RAY = "Ray Tune is not installed: make peers"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("module", "measurement", "short"),
+    [
+        ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 300}),
+        ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
+        # With this many trials, even a fast manager has unfinished trials at the next poll.
+        ("bench_many_keepers", "cost_of_trials", {"marks": (10, 300), "share": 290}),
+        ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
+        ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
+        ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
+        ("bench_search", "search", {"trials": 3, "rounds": 1}),
+        ("bench_outage", "catching_up", {"records": 300, "log_bytes": 100_000}),
+        ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),
+        (
+            "bench_neighbours",
+            "neighbours",
+            {"alone_s": 0.5, "beside_s": 0.5, "kinds": ["10 million reports"]},
+        ),
+        ("bench_callbacks", "callback_cost", {"rounds": 5, "turns": 1}),
+        (
+            "bench_checkpoints",
+            "checkpoint_cost",
+            {"large_bytes": 1 << 20, "small_rounds": 2, "large_rounds": 1},
+        ),
+        ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
+    ],
+)
+def test_every_measurement_runs_with_few_keepers_and_returns_measured_rows(
+    benchmark_module, module, measurement, short
+):
+    rows = getattr(benchmark_module(module), measurement)(**short)
+    assert rows
+    assert all(row.measured and row.floor for row in rows)
+
+
+@pytest.mark.peer
+def test_ray_tune_is_measured_with_and_without_records_and_leaves_no_process(benchmark_module):
+    ray_tune = benchmark_module("bench_turnaround").ray_tune
+    with tempfile.TemporaryDirectory() as folder:  # a short path, because Ray's socket names are limited
+        (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
+        if ray == NO_RAY:
+            pytest.skip(ray)
+        assert ray.recording_ms > 0
+        assert ray.unrecorded_ms > 0
+        assert not [each for each in psutil.process_iter() if folder in " ".join(cmdline(each))]
+
+
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "holds_alone", "holds_beside_ray"),
+    [(5.9, True, True), (9.4, False, True), (9.6, False, False)],
+)
+def test_the_goal_of_a_warm_trial_is_6_ms_or_95_percent_of_ray_tune(
+    benchmark_module, ours_ms, holds_alone, holds_beside_ray
+):
+    bench = benchmark_module("bench_turnaround")
+    beside = bench.warm_row("trials", ours_ms, 2.0, bench.RayTune(recording_ms=10.0, unrecorded_ms=5.0))
+    assert beside.holds == holds_beside_ray
+    assert beside.floor == "fork 2.0 ms, Ray Tune 10.0 ms (5.0 without its records)"
+    assert beside.ratio == f"{ours_ms / 2:.1f} x the fork, {ours_ms / 10:.2f} x Ray Tune ({ours_ms / 5:.2f})"
+    assert beside.goal == "<= 6 ms, or <= 0.95 x Ray Tune"
+    alone = bench.warm_row("trials", ours_ms, 2.0, NO_RAY)
+    assert alone.holds == holds_alone
+    assert (alone.floor, alone.goal) == (f"fork 2.0 ms; {NO_RAY}", "<= 6 ms")
 
 
 def test_the_help_page_of_make_bench_describes_each_measurement():
