@@ -110,6 +110,13 @@ def pytest_collection_finish() -> None:
 
 
 # The longest files start first. Otherwise one worker would run containers for minutes after the others have finished.
+# Tests that mostly wait leave the processors to the tests of the other workers.
+WITH_LONG_WAITS = (
+    "faults/test_kubernetes_remains.py",
+    "faults/test_slurm.py",
+    "faults/test_stop_converges.py",
+    "faults/test_lost_lease.py",
+)
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITH_CONTAINERS = (
     "test_container_jobs.py",
@@ -121,8 +128,8 @@ WITH_CONTAINERS = (
 
 
 class ByFile(LoadScopeScheduling):
-    """Groups the tests of a file, and all tests with containers, into one process each, in the order of
-    FOLDERS.
+    """Groups the tests of a file, and all tests with containers, into one process each. Long waits come first, then FOLDERS
+    in their order.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -137,6 +144,8 @@ class ByFile(LoadScopeScheduling):
 
 
 def _place(scope: str) -> int:
+    if scope.endswith(WITH_LONG_WAITS):
+        return -1
     return next((place for place, folder in enumerate(FOLDERS) if f"tests/{folder}" in scope), len(FOLDERS))
 
 
