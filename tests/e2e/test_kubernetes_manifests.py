@@ -1,5 +1,6 @@
 """The manifests of deploy/kubernetes are valid, their rights are sufficient and needed, and their command and probes work."""
 
+import functools
 import json
 import os
 import re
@@ -16,11 +17,12 @@ import yaml
 from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from kube_api import KubeApi
+from kube_containers import ContainerPod
+from kube_deployments import serve
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
 from kube_place import Place, our_cluster, worker_role
-from kube_store import ACCOUNTS, JOBS, Kind
+from kube_store import ACCOUNTS, JOBS, NAMESPACES, PODS, SECRETS
 from nginx import nginx
-from real_containers import Container, podman_of_tests, why_not_here
 from real_experiment import wait_until
 from user_home import BIN, environ_of
 
@@ -37,13 +39,6 @@ MODELS = {
     "Service": "V1Service",
     "Ingress": "V1Ingress",
 }
-KINDS = [
-    Kind("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),
-    Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", has_status=False),
-    Kind("apps", "v1", "deployments", "Deployment"),
-    Kind("", "v1", "services", "Service"),
-    Kind("networking.k8s.io", "v1", "ingresses", "Ingress"),
-]
 ACCOUNT_TOKEN = "token-of-the-service-account"
 TRAIN = """\
 import nni_sdk
@@ -141,13 +136,6 @@ def kubectl(kubeconfig, *arguments):
     )
 
 
-def serve(store):
-    """Let the fake server store the kinds of the manifests."""
-    for kind in KINDS:
-        store.kinds[kind.group, kind.plural] = kind
-        store._objects[kind] = {}
-
-
 # ---- rights
 
 
@@ -165,23 +153,28 @@ def used():
     return set()
 
 
+def grant(api, used):
+    """Give the service account the rights of the Role and no others. What it uses is added to `used`."""
+    api.tokens.add(ACCOUNT_TOKEN)
+    all_may = api.may
+
+    def may(token, verb, plural):
+        if token != ACCOUNT_TOKEN:
+            return all_may(token, verb, plural)
+        used.add((verb, plural))
+        return (verb, plural) in RIGHTS
+
+    api.may = may
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch, used):
+def place(tmp_path, used):
     """An experiment on the fake cluster, whose manager has the rights of the Role and no others."""
     with our_cluster(tmp_path) as around:
         api = around.double.api
         kubeconfig = tmp_path / "kubeconfig-of-account"
         kubeconfig.write_text(api.kubeconfig(ACCOUNT_TOKEN))
-        api.tokens.add(ACCOUNT_TOKEN)
-        all_may = api.may
-
-        def may(token, verb, plural):
-            if token != ACCOUNT_TOKEN:
-                return all_may(token, verb, plural)
-            used.add((verb, plural))
-            return (verb, plural) in RIGHTS
-
-        monkeypatch.setattr(api, "may", may)
+        grant(api, used)
         made = Place(tmp_path, around, TRAIN)
         made.environ = {"KUBECONFIG": str(kubeconfig)}
         made.config |= {"maxTrialNum": 1, "trialConcurrency": 1}
@@ -286,79 +279,145 @@ def test_the_command_and_the_probes_of_the_deployment_work_behind_an_ingress(tmp
     assert (process.returncode, errors) == (0, "")
 
 
-@pytest.fixture
-def started(tmp_path):
-    """Starts the container of the Deployment in podman, as the pod's security context and volumes say, on a free port."""
-    if reason := why_not_here():
-        pytest.skip(reason)
-    podman, containers = podman_of_tests(), []
-    spec = document("Deployment")["spec"]["template"]["spec"]
-    context, own = spec["securityContext"], container()["securityContext"]
-    assert (own["readOnlyRootFilesystem"], own["allowPrivilegeEscalation"]) == (True, False)
-    options = [
-        f"--user={context['runAsUser']}:{context['runAsGroup']}",
-        "--read-only",
-        "--read-only-tmpfs=false",
-    ]
-    options += [
-        "--security-opt=no-new-privileges",
-        *(f"--cap-drop={each}" for each in own["capabilities"]["drop"]),
-    ]
-    options += [f"--env={each['name']}={each['value']}" for each in container()["env"]]
-    for mount in container()["volumeMounts"]:
-        folder = tmp_path / mount["name"]
-        folder.mkdir()
-        os.chown(folder, 0, context["fsGroup"])
-        folder.chmod(0o2775)
-        options.append(f"--volume={folder}:{mount['mountPath']}")
-
-    def start(port):
-        arguments = [str(port) if each == "8070" else each for each in container()["args"]]
-        containers.append(Container(podman, tmp_path, *options, podman.image("manager"), *arguments))
-        return containers[-1], podman
-
-    yield start
-    for each in containers:
-        each.remove()
+# ---- the Deployment
 
 
-def test_the_container_serves_and_runs_experiments_with_the_security_context_of_the_deployment(
-    started, tmp_path
-):
-    port = free_port_pair()
-    web, podman = started(port)
-    probe = container()["readinessProbe"]["httpGet"]
-    url = f"https://127.0.0.1:{port}"
-    wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the container is ready")
+TRAIN_AT_GATE = """\
+import os, pathlib, time
+import nni_sdk
+folder = pathlib.Path(os.environ["NNI_SYS_DIR"])
+(folder / "started").touch()
+while not (folder / "go").exists():
+    time.sleep(0.02)
+nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
+"""
 
-    # As `kubectl exec` in the documentation.
-    printed = podman.run("podman", "exec", web.name, "/opt/trial-keeper/bin/nnictl", "web", "--json")
-    assert f"{url}/lab" in json.loads(printed)["urls"]
-    (tmp_path / "storage/train.py").write_text(TRAIN)
-    config = {
+
+def experiment_in_the_namespace(image):
+    """An experiment file for the manager's pod, with the storage that docs/deployment.md describes."""
+    return {
         "searchSpace": {"x": {"_type": "uniform", "_value": [0, 1]}},
-        "trialCommand": "python3 train.py",
         "trialConcurrency": 1,
         "maxTrialNumber": 1,
-        "trainingService": {"platform": "local"},
+        "tuner": {"name": "Random"},
+        "trainingService": {
+            "platform": "kubeflow",
+            "operator": "job",
+            "storage": {"storageType": "pvc", "claimName": "trial-keeper-storage", "path": "/mnt/nni"},
+            "worker": {
+                "replicas": 1,
+                "cpuNumber": 1,
+                "memorySize": "256mb",
+                "dockerImage": image,
+                "command": "python3 train.py",
+            },
+        },
     }
-    (tmp_path / "storage/config.yml").write_text(json.dumps(config))
-    token = json.loads((tmp_path / "state/.local/state/trial-keeper/web/view-process.json").read_text())[
-        "token"
-    ]
-    headers = {"Authorization": f"Bearer {token}"}
-    body = json.dumps({"config": "/mnt/nni/config.yml"}).encode()
-    code, text = answer_of(f"{url}/lab/api/v1/nni/all", body, **headers)
-    assert code == 200, text
+
+
+@pytest.fixture
+def deployed(podman, tmp_path):
+    """The manifests on the fake cluster, whose pods are real containers: the cluster, and the port of the page."""
+    if shutil.which("catatonit") is None:
+        pytest.skip("catatonit not installed: podman makes no pods without it")
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed (Debian: kubernetes-client)")
+    account = tmp_path / "account"
+    account.mkdir()
+    address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+    runs = functools.partial(ContainerPod, podman, accounts={"trial-keeper": (account, address)})
+    with our_cluster(tmp_path, runs) as around:
+        api, store, node = around.double.api, around.double.store, around.double.node
+        serve(store)
+        grant(api, set())
+        address["KUBERNETES_SERVICE_PORT"] = str(api.port)
+        for name, text in {
+            "token": ACCOUNT_TOKEN,
+            "ca.crt": api._certificate.certificate_pem,
+            "namespace": "lab",
+        }.items():
+            (account / name).write_text(text)
+        store.create(NAMESPACES, "", {"metadata": {"name": "lab"}})
+        spec = document("Deployment")["spec"]["template"]["spec"]
+        for volume in spec["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                # As a kubelet does for fsGroup.
+                node.exports[claim["claimName"]] = folder = tmp_path / claim["claimName"]
+                folder.mkdir()
+                os.chown(folder, 0, spec["securityContext"]["fsGroup"])
+                folder.chmod(0o2775)
+        # All containers of the tests share the machine's ports.
+        port, manifests = free_port_pair(), tmp_path / "manifests.yaml"
+        text = "\n---\n".join(path.read_text() for path in sorted(FOLDER.glob("*.yaml")))
+        text = text.replace(container()["image"], podman.image("manager")).replace("8070", str(port))
+        manifests.write_text(text)
+        done = kubectl(
+            around.kubeconfig, "apply", "--validate=false", "--namespace=lab", "--filename", manifests
+        )
+        assert done.returncode == 0, done.stderr
+        yield around, f"https://127.0.0.1:{port}"
+        done = kubectl(around.kubeconfig, "delete", "--namespace=lab", "--filename", manifests)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(1000)
+def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_after_a_restart(
+    deployed, podman, tmp_path
+):
+    around, url = deployed
+    store = around.double.store
+    probe = container()["readinessProbe"]["httpGet"]
+    wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the pod is ready")
+
+    # As `kubectl exec` in the documentation.
+    of_manager = f"ancestor={podman.image('manager')}"
+    (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_manager).split()
+    printed = podman.run("podman", "exec", name, "/opt/trial-keeper/bin/nnictl", "web", "--json")
+    assert f"{url}/lab" in json.loads(printed)["urls"]
+
+    storage = tmp_path / "trial-keeper-storage"
+    (storage / "train.py").write_text(TRAIN_AT_GATE)
+    (storage / "config.yml").write_text(json.dumps(experiment_in_the_namespace(podman.image("keeper"))))
+    process = tmp_path / "trial-keeper-state/.local/state/trial-keeper/web/view-process.json"
+
+    def call(path="", body=None):
+        headers = {"Authorization": f"Bearer {json.loads(process.read_text())['token']}"}
+        code, text = answer_of(f"{url}/lab/api/v1/nni/all{path}", body, **headers)
+        assert code == 200, text
+        return json.loads(text)
 
     def line():
-        (found,) = json.loads(answer_of(f"{url}/lab/api/v1/nni/all", **headers)[1])
+        (found,) = call()
         return found
 
+    def web_pod():
+        return [
+            each["metadata"]["uid"] for each in store.list(PODS, "lab", "app.kubernetes.io/name=trial-keeper")
+        ]
+
+    call(body=json.dumps({"config": "/mnt/nni/config.yml"}).encode())
+    wait_until(lambda: list(storage.glob("*/**/started")), "the trial runs")
+    (started,) = storage.glob("*/**/started")
+    before = web_pod()
+
+    done = kubectl(
+        around.kubeconfig,
+        "delete",
+        "pod",
+        "--namespace=lab",
+        "--selector=app.kubernetes.io/name=trial-keeper",
+    )
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: len(web_pod()) == 1 and web_pod() != before, "the Deployment has a new pod")
+    wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the new pod is ready")
+    started.with_name("go").touch()
+    call(f"/{line()['id']}/resume", b"{}")
     wait_until(lambda: line()["status"] == "DONE", "the experiment is done")
-    assert 0 <= line()["bestValue"] <= 1
-    web.signal("TERM")
-    assert web.wait() == 0, web.stderr
+    assert (line()["succeededCount"], 0 <= line()["bestValue"] <= 1) == (1, True), line()
+    wait_until(
+        lambda: not store.list(JOBS, "lab") and not store.list(SECRETS, "lab"), "the trial's job is deleted"
+    )
 
 
 def answer_of(url, body=None, **headers):

@@ -364,7 +364,8 @@ class _Answering(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _route(self, path):
-        api, token = self.server.api, self.headers.get("Authorization", "").removeprefix("Bearer ")
+        # The official client writes `bearer` for the service account of a pod. The scheme is case-insensitive (RFC 9110).
+        api, token = self.server.api, self.headers.get("Authorization", "").partition(" ")[2]
         # The watch is registered before the login is checked, so that a change of logins also closes this watch.
         self._epoch = api.watch_epoch
         match = _PATH.fullmatch(path)

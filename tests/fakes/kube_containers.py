@@ -12,19 +12,32 @@ import subprocess
 from kube_kubelet import Pod, expanded
 from real_containers import STEP_TIMEOUT_S
 
+ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+_OF_EACH_CONTAINER = ("runAsUser", "runAsGroup", "runAsNonRoot")
+
 
 class ContainerPod(Pod):
-    """A pod that podman runs. `Kubelet` creates it from (node, pod); see functools.partial."""
+    """A pod that podman runs. `Kubelet` creates it from (node, pod); see functools.partial.
 
-    def __init__(self, podman, node, pod):
+    `accounts`: for the name of a service account, the folder with its login, and the variables with the API server's address.
+    """
+
+    def __init__(self, podman, node, pod, *, accounts=None):
         super().__init__(node, pod)
         self._podman = podman
         self._made = []
+        self._account = (accounts or {}).get(pod["spec"].get("serviceAccountName"))
 
     def _start(self, plans):
         name = f"trial-keeper-test-{secrets.token_hex(4)}"
         file = self._node.folder / f"{name}.json"
-        file.write_text(json.dumps(specification(name, plans)))
+        if self._account is not None:
+            folder, address = self._account
+            plans = [
+                (container, mounts | {ACCOUNT_PATH: folder}, variables | address)
+                for container, mounts, variables in plans
+            ]
+        file.write_text(json.dumps(specification(name, plans, self._pod["spec"])))
         self._made.append(name)
         self._podman.run("podman", "play", "kube", "--quiet", str(file))
         started = [
@@ -41,8 +54,10 @@ class ContainerPod(Pod):
             self._podman.run("podman", "pod", "rm", "--force", "--ignore", "--time", "0", name)
 
 
-def specification(name, plans):
-    """A pod specification for podman without references. JSON is YAML."""
+def specification(name, plans, spec=None):
+    """A pod specification for podman without references. JSON is YAML. `spec`: that of the pod, which concerns all containers."""
+    spec = spec or {}
+    user = {key: value for key, value in spec.get("securityContext", {}).items() if key in _OF_EACH_CONTAINER}
     containers, volumes = [], {}
     for container, mounts, variables in plans:
         kept = {key: container[key] for key in ("name", "image")}
@@ -54,6 +69,7 @@ def specification(name, plans):
             kept.setdefault("volumeMounts", []).append({"name": source, "mountPath": path})
         kept["env"] = [{"name": each, "value": value} for each, value in variables.items()]
         kept["resources"] = {"limits": container.get("resources", {}).get("limits", {})}
+        kept["securityContext"] = user | container.get("securityContext", {})
         containers.append(kept)
     return {
         "apiVersion": "v1",
@@ -61,6 +77,7 @@ def specification(name, plans):
         "metadata": {"name": name},
         "spec": {
             "hostNetwork": True,
+            "shareProcessNamespace": spec.get("shareProcessNamespace", False),
             "restartPolicy": "Never",
             "containers": containers,
             "volumes": [{"name": each, "hostPath": {"path": folder}} for folder, each in volumes.items()],
