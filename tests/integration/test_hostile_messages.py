@@ -21,8 +21,10 @@ from trial_keeper.wire.messages import (
     GpuUsage,
     Hello,
     Idle,
+    KeeperMessage,
     Stream,
     TrialEnded,
+    TrialRevoked,
     TrialStarted,
     Usage,
 )
@@ -57,13 +59,13 @@ def messages(own, other):
         st.sampled_from([0, 0, 1, 2, 10**26 - 1]).map(attempt_id),
         st.sampled_from([TASK, TASK, TASK, "main-1"]),
     )
-    return st.one_of(
-        st.builds(
+    strategies = {
+        Hello: st.builds(
             Hello, st.just(__version__), st.just("TESTEXPT"), st.sampled_from([own, other]), st.just(TASK)
         ),
-        st.builds(Chunk, keys, STREAMS, SIZES, DATA),
-        st.builds(TrialStarted, keys, TIMES),
-        st.builds(
+        Chunk: st.builds(Chunk, keys, STREAMS, SIZES, DATA),
+        TrialStarted: st.builds(TrialStarted, keys, TIMES),
+        TrialEnded: st.builds(
             TrialEnded,
             keys,
             st.sampled_from(ExitReason),
@@ -73,7 +75,7 @@ def messages(own, other):
             OFFSETS,
             st.text(max_size=5),
         ),
-        st.builds(
+        Usage: st.builds(
             Usage,
             keys,
             st.sampled_from([0.0, -1.0, 1e308]),
@@ -81,8 +83,11 @@ def messages(own, other):
             SIZES,
             st.just((GpuUsage(7, 1e308, MAX_SIZE),)),
         ),
-        st.just(Idle()),
-    )
+        Idle: st.just(Idle()),
+        TrialRevoked: st.builds(TrialRevoked, st.sampled_from([own, other, "nobody"])),
+    }
+    assert strategies.keys() == set(KeeperMessage.__args__), "add a strategy for the new message"
+    return st.one_of(*strategies.values())
 
 
 @settings(suppress_health_check=list(HealthCheck))

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from nni_manager.config.platforms import PLATFORMS
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "manager" / "nni_manager"
 _SERVICES = PRODUCT / "training_services"
@@ -28,9 +30,11 @@ EXEMPT = {
     "experiment/config.py": "NNI's classes of the Python API",
     "experiment/sections.py": "NNI's classes of the Python API",
 }
+# These words have other uses, too.
+_AMBIGUOUS = {"local", "remote"}
+_NAMES = "|".join([*(PLATFORMS.keys() - _AMBIGUOUS), "kubernetes"])
 NAMES = re.compile(
-    r"(?i:openpai|kubernetes|kubeflow|frameworkcontroller|slurm)|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"
-    # Other uses of the word are not names of the platform.
+    rf"(?i:{_NAMES})|(?<![a-zA-Z])(?:pai|PAI|Pai)(?![a-z])|(?<=[a-z])Pai(?![a-z])"
     r"|^remote$|(?i:machine_?list|remote_?(?:machine|section|config))"
 )
 

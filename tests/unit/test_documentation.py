@@ -30,11 +30,13 @@ def test_every_nnictl_command_is_in_the_nnictl_page_and_the_changelog(command):
     mention = (
         rf"`nnictl openpai …`.*`{name}`" if group == ["openpai"] else rf"^\| `nnictl {' '.join(command)}\b"
     )
-    assert re.search(mention, text_of("docs/nnictl.md"), re.MULTILINE)
+    words = " ".join(command)
+    is_listed = re.search(mention, text_of("docs/nnictl.md"), re.MULTILINE)
+    assert is_listed, f"add a row that starts with `nnictl {words}` to docs/nnictl.md"
     # The changelog mentions the commands of a group together, e.g. as `trial ls|kill`.
-    assert re.search(
-        rf"`{' '.join(group)} [\w|]*\b{name}\b" if group else rf"`{name}`", text_of("CHANGELOG.md")
-    )
+    mention = rf"`{' '.join(group)} [\w|]*\b{name}\b" if group else rf"`{name}`"
+    is_in_changelog = re.search(mention, text_of("CHANGELOG.md"))
+    assert is_in_changelog, f"name the command `{words}`, without nnictl, in CHANGELOG.md"
 
 
 def test_the_documentation_marks_every_key_without_effect():

@@ -88,14 +88,14 @@ from nni_manager.config.experiment_schema import ExperimentKeys, ServiceKeys
 from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import line, mapping
 
-class EchoServiceKeys(ServiceKeys):
+class TestbedServiceKeys(ServiceKeys):
     greeting: str = line("a greeting", "hello")
 
-class EchoExperimentKeys(ExperimentKeys):
-    training_service: EchoServiceKeys = mapping("{platform: echo}", v1="echoConfig")
+class TestbedExperimentKeys(ExperimentKeys):
+    training_service: TestbedServiceKeys = mapping("{platform: testbed}", v1="testbedConfig")
 
 class FILE(PlatformFile):
-    schema = EchoExperimentKeys
+    schema = TestbedExperimentKeys
 """
 PLATFORM = """
 from nni_manager.training_services.local.platform import LocalPlatform
@@ -103,18 +103,18 @@ from nni_manager.training_services.platform import PlatformCheck
 
 class platform(LocalPlatform):
     def check(self):
-        return PlatformCheck(f"echo, which says {self.config.cluster.greeting}")
+        return PlatformCheck(f"testbed, which says {self.config.cluster.greeting}")
 """
 FILES = {
     "v1": """\
 authorName: ada
 experimentName: digits
 trialConcurrency: 1
-trainingServicePlatform: echo
+trainingServicePlatform: testbed
 searchSpacePath: space.json
 tuner: {builtinTunerName: Random}
 trial: {command: "true", codeDir: ., gpuNum: 2}
-echoConfig: {greeting: hi}
+testbedConfig: {greeting: hi}
 """,
     "v2": """\
 experimentName: digits
@@ -123,15 +123,15 @@ searchSpaceFile: space.json
 tuner: {name: Random}
 trialCommand: "true"
 trialGpuNumber: 2
-trainingService: {platform: echo, greeting: hi, reuseMode: false}
+trainingService: {platform: testbed, greeting: hi, reuseMode: false}
 """,
 }
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with experiment files. The platform `echo` is a package and a row in the platform table."""
-    package = tmp_path / "services" / "echo"
+    """A folder with experiment files. The platform `testbed` is a package and a row in the platform table."""
+    package = tmp_path / "services" / "testbed"
     package.mkdir(parents=True)
     for module, text in {
         "section": SECTION,
@@ -141,9 +141,9 @@ def folder(tmp_path, monkeypatch):
         (package / f"{module}.py").write_text(text)
     (package / "__init__.py").touch()
     monkeypatch.setattr(training_services, "__path__", [*training_services.__path__, str(package.parent)])
-    row = PlatformRow("echo", "echo", "Echo", "echoConfig", "echo")
-    monkeypatch.setitem(PLATFORMS, "echo", row)
-    monkeypatch.setitem(BY_V1, "echo", row)
+    row = PlatformRow("testbed", "testbed", "Testbed", "testbedConfig", "testbed")
+    monkeypatch.setitem(PLATFORMS, "testbed", row)
+    monkeypatch.setitem(BY_V1, "testbed", row)
     monkeypatch.chdir(tmp_path)
     Path("space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
     for name, text in FILES.items():
@@ -156,7 +156,7 @@ def test_a_package_and_a_table_row_are_sufficient_to_add_a_platform(folder):
     Path("converted.yml").write_text(convert(folder / "v1.yml", folder).text)
     configs["converted"] = read_experiment_file(folder / "converted.yml")
     written = ExperimentConfig(
-        "echo", search_space_file="space.json", trial_command="true", trial_gpu_number=2
+        "testbed", search_space_file="space.json", trial_command="true", trial_gpu_number=2
     )
     written.trial_concurrency, written.tuner.name, written.training_service.greeting = 1, "Random", "hi"
     configs["python"] = written.checked()
@@ -166,20 +166,20 @@ def test_a_package_and_a_table_row_are_sufficient_to_add_a_platform(folder):
             "true",
             2,
         ), name
-        assert json.loads(config.to_json())["echo"] == {"greeting": "hi"}, name
+        assert json.loads(config.to_json())["testbed"] == {"greeting": "hi"}, name
         stored = ExperimentSpec.from_json(config.to_json())
         assert stored == config, name
-        assert platform_of(stored).check().where == "echo, which says hi", name
+        assert platform_of(stored).check().where == "testbed, which says hi", name
 
 
 def test_an_unknown_key_of_a_platform_section_is_refused_with_a_suggestion(folder):
     (folder / "v1.yml").write_text(FILES["v1"].replace("greeting: hi", "greting: hi"))
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(folder / "v1.yml")
-    assert "cannot use echoConfig.greting: there is no such key here; did you mean greeting?" in str(
+    assert "cannot use testbedConfig.greting: there is no such key here; did you mean greeting?" in str(
         caught.value
     )
-    assert "cannot do without echoConfig.greeting: it must be a greeting" in str(caught.value)
+    assert "cannot do without testbedConfig.greeting: it must be a greeting" in str(caught.value)
 
 
 # ---- platforms of installed packages
@@ -194,11 +194,11 @@ def install(tmp_path, monkeypatch):
     for name, text in FILES.items():
         Path(f"{name}.yml").write_text(text)
 
-    def make(distribution, provides="echo", **modules):
+    def make(distribution, provides="testbed", **modules):
         package = f"package_of_{distribution}"
         (tmp_path / package).mkdir()
         for module, text in ({"__init__": ""} | modules).items():
-            own = text.replace("nni_manager.training_services.echo", package)
+            own = text.replace("nni_manager.training_services.testbed", package)
             (tmp_path / package / f"{module}.py").write_text(own)
         metadata = tmp_path / f"{distribution}-1.2.dist-info"
         metadata.mkdir()
@@ -213,14 +213,14 @@ def install(tmp_path, monkeypatch):
 
 def test_a_platform_of_an_installed_package_is_read_in_both_schemas_and_stored(install):
     package = install("a", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
-    assert [(row.name, row.distribution) for row in installed_platforms()] == [("echo", "a 1.2")]
+    assert [(row.name, row.distribution) for row in installed_platforms()] == [("testbed", "a 1.2")]
     assert package not in sys.modules
     for name in FILES:
         config = read_experiment_file(Path(f"{name}.yml"))
         stored = ExperimentSpec.from_json(config.to_json())
         assert stored == config
-        assert platform_of(stored).check().where == "echo, which says hi"
-        assert json.loads(config.to_json())["echoConfig"] == {"greeting": "hi"}
+        assert platform_of(stored).check().where == "testbed, which says hi"
+        assert json.loads(config.to_json())["testbedConfig"] == {"greeting": "hi"}
 
 
 def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent(install, monkeypatch):
@@ -229,12 +229,12 @@ def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(Path.cwd())])
     stored = ExperimentSpec.from_json(text)
     assert stored.to_json() == text
-    assert json.loads(stored.without_secrets().to_json())["echoConfig"] == {"greeting": "(hidden)"}
+    assert json.loads(stored.without_secrets().to_json())["testbedConfig"] == {"greeting": "(hidden)"}
     with pytest.raises(
-        PlatformUnusable, match="cannot use platform echo: no package in this Python provides it"
+        PlatformUnusable, match="cannot use platform testbed: no package in this Python provides it"
     ):
         platform_of(stored)
-    with pytest.raises(ConfigInvalid, match=r'"echo" is not a platform; .*, or install the package'):
+    with pytest.raises(ConfigInvalid, match=r'"testbed" is not a platform; .*, or install the package'):
         read_experiment_file(Path("v2.yml"))
 
 
@@ -249,7 +249,7 @@ def test_an_experiment_is_shown_but_cannot_run_if_its_platform_package_is_absent
 )
 def test_a_platform_package_that_fails_to_import_is_reported_with_its_error(install, broken, error):
     install("a", **broken)
-    message = rf"cannot use platform echo: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
+    message = rf"cannot use platform testbed: FILE of package_of_a.experiment_file, from a 1.2: {error}.*; update that package"
     with pytest.raises(PlatformUnusable, match=message):
         read_experiment_file(Path("v2.yml"))
 
@@ -257,20 +257,20 @@ def test_a_platform_package_that_fails_to_import_is_reported_with_its_error(inst
 def test_a_platform_provided_by_two_packages_is_refused(install):
     install("a")
     install("b")
-    message = r"cannot choose platform echo: a 1\.2 and b 1\.2 provide it; uninstall one of them"
+    message = r"cannot choose platform testbed: a 1\.2 and b 1\.2 provide it; uninstall one of them"
     with pytest.raises(PlatformUnusable, match=message):
         read_experiment_file(Path("v2.yml"))
 
 
 def test_a_built_in_platform_takes_precedence_over_an_installed_platform(install):
     install("a", provides="local", __init__="1 / 0")
-    Path("v2.yml").write_text(FILES["v2"].replace("platform: echo, greeting: hi", "platform: local"))
+    Path("v2.yml").write_text(FILES["v2"].replace("platform: testbed, greeting: hi", "platform: local"))
     assert read_experiment_file(Path("v2.yml")).training_service == "local"
 
 
 def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
     install("a", provides="aml", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
-    Path("v2.yml").write_text(FILES["v2"].replace("echo", "aml"))
+    Path("v2.yml").write_text(FILES["v2"].replace("testbed", "aml"))
     assert read_experiment_file(Path("v2.yml")).training_service == "aml"
 
 

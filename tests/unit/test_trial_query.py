@@ -79,7 +79,8 @@ def test_a_query_returns_the_same_trials_as_the_web_page(case: dict[str, Any]) -
 
 
 def test_the_test_cases_of_the_page_cover_each_column_and_each_operator() -> None:
-    assert {case["column"] for case in CASES["queries"]} > set(COLUMNS)
+    sorted_by = {case["column"] for case in CASES["queries"]}
+    assert sorted_by > set(COLUMNS), "add a query that sorts by the column to tests/page/queries.json"
     conditions = [each for case in CASES["queries"] for each in query_of(case).conditions]
     compared = {each.operator for each in conditions if isinstance(each, Comparison)}
     assert compared == set("=≠<≤>≥") | {"contains"}

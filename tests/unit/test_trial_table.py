@@ -101,8 +101,12 @@ def test_trials_without_a_value_in_the_sort_column_come_last(column, ascending, 
     assert numbers(trial_table.sorted_by(TRIALS, column, is_descending=True)) == descending
 
 
+def test_each_built_in_column_has_a_cell():
+    assert trial_table._KEYS.keys() <= trial_table._cells(TRIALS[0]).keys()
+
+
 def test_an_unknown_column_is_refused_with_a_list_of_known_columns():
-    known = "no., trial, state, value, time, started, ended, tags, note, parameters, lr"
+    known = ", ".join((*trial_table._KEYS, "lr"))
     with pytest.raises(UserError, match=f"cannot use --columns 'units': .*; write one of {known}$"):
         trial_table.columns_of("no.,units", TRIALS)
     with pytest.raises(UserError, match=f"cannot use --sort 'units': .*; write one of {known}$"):

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trial_keeper.wire import convert
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.convert import (
@@ -160,9 +161,22 @@ def test_every_message_of_the_protocol_has_a_hypothesis_strategy_in_this_file() 
     def cases(message: type) -> int:
         return len(message.DESCRIPTOR.oneofs_by_name["message"].fields)
 
-    assert KEEPER_MESSAGES.keys() == set(m.KeeperMessage.__args__)
-    assert MANAGER_MESSAGES.keys() == set(m.ManagerMessage.__args__)
-    assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (7, 6)
+    assert KEEPER_MESSAGES.keys() == set(m.KeeperMessage.__args__), "add a strategy to KEEPER_MESSAGES"
+    assert MANAGER_MESSAGES.keys() == set(m.ManagerMessage.__args__), "add a strategy to MANAGER_MESSAGES"
+    to_do = "add the message to the oneof of the .proto, or its class to the union in wire/messages.py"
+    assert cases(pb.ConnectRequest) == len(KEEPER_MESSAGES), to_do
+    assert cases(pb.ConnectResponse) == len(MANAGER_MESSAGES), to_do
+
+
+@pytest.mark.parametrize("kind", m.KeeperMessage.__args__, ids=lambda kind: kind.__name__)
+def test_each_text_of_a_keeper_is_validated(kind: type) -> None:
+    converters = dict(convert._FIELDS[kind])
+    unchecked = [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.type in (str, "str") and converters[each.name] is convert._unchanged
+    ]
+    assert unchecked == [], f"add an entry for {kind.__name__} to _FIELDS_FROM_PB of wire/convert.py"
 
 
 def test_each_stream_number_of_the_protocol_maps_to_one_stream() -> None:

@@ -50,7 +50,7 @@ class KeeperSession(ConnectedKeeper):
             OffsetGap: bytes are missing; the keeper must reconnect.
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
-        if not isinstance(message, Hello | messages.Idle | messages.TrialRevoked):
+        if hasattr(message, "key"):
             self._reported_keys.add(message.key)
         if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)
