@@ -1,4 +1,4 @@
-"""The keeper of the bundle: its size, and a whole job with it beside the same job with an installed keeper."""
+"""The keeper of the bundle: its size, and a whole job with it compared with the same job with an installed keeper."""
 
 import os
 import shutil

@@ -16,7 +16,7 @@ _PEERS = _HERE.parents[1] / ".venv/peers/callbacks"
 
 
 def callback_cost(rounds: int = 200, turns: int = 9) -> list[Row]:
-    """What our callback adds to a round, beside Optuna's and W&B's if `make peers` has installed them."""
+    """What our callback adds to a round, compared with Optuna's and W&B's if `make peers` has installed them."""
     has_peers = (_PEERS / ".installed").exists()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(

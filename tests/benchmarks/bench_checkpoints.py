@@ -1,4 +1,4 @@
-"""The cost of `save_checkpoint` and `load_checkpoint`, beside a bare write, fsync and rename of the same bytes."""
+"""The cost of `save_checkpoint` and `load_checkpoint`, compared with a bare write, fsync and rename of the same bytes."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _SMALL_ROUNDS, _LARGE_ROUNDS = 100, 7
 def checkpoint_cost(
     large_bytes: int = LARGE_BYTES, small_rounds: int = _SMALL_ROUNDS, large_rounds: int = _LARGE_ROUNDS
 ) -> list[Row]:
-    """Median time to save and to load a checkpoint of one file, beside bare calls in the same folder, in turns."""
+    """Median time to save and to load a checkpoint of one file, compared with bare calls in the same folder, in turns."""
     # Saving a small checkpoint syncs four times (content, folder, manifest, and the manifest's folder), so it may take 5 times as
     # long as the bare write, which syncs once.
     return _rows(SMALL_BYTES, small_rounds, goal=5.0) + _rows(large_bytes, large_rounds, goal=2.0)

@@ -31,14 +31,14 @@ MAX_START_S = 300.0
 
 
 def report_to_row() -> list[Row]:
-    """Time from a report until another connection sees its row, with several keepers at once; beside one
+    """Time from a report until another connection sees its row, with several keepers at once; compared with one
     bare commit.
     """
     return delays(KEEPERS, REPORTS, REPORT_INTERVAL_S)
 
 
 def report_to_row_of_many() -> list[Row]:
-    """The same with 64 real keeper processes, whose trials report twice a second."""
+    """Time from a report to its row with 64 real keeper processes, whose trials report twice a second."""
     return delays(MANY_KEEPERS, MANY_REPORTS, MANY_REPORT_INTERVAL_S)
 
 
@@ -90,7 +90,7 @@ def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
 
 
 def report_to_row_in_a_flood() -> list[Row]:
-    """The same for one keeper whose trial floods its stdout and has its logs collected."""
+    """Time from a report to its row for one keeper that collects the logs of a trial that floods its stdout."""
     flood = f"import os\nwhile True: os.write(1, {bytes(80) + b'x'!r})"
     train = (
         "import subprocess, sys, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
@@ -154,7 +154,7 @@ def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
 
 
 def at_rest() -> list[Row]:
-    """The resources of a keeper with a silent trial, beside an idle interpreter that has imported gRPC."""
+    """The resources of a keeper with a silent trial, compared with an idle interpreter that has imported gRPC."""
     train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(Path(folder), train, trialConcurrency=1, maxTrialNum=1)

@@ -29,7 +29,7 @@ SAYS_WHEN = "date +%s.%N"
 
 
 def submission() -> list[Row]:
-    """Time from a submission to the first line of a single job, and the time per job of a hundred; beside
+    """Time from a submission to the first line of a single job, and the time per job of a hundred; compared with
     bare processes.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -43,7 +43,7 @@ SAMPLES = 5
 
 
 def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[Row]:
-    """Records per second that become durable when all keepers (doubles) send as fast as they can; beside a
+    """Records per second that become durable when all keepers (doubles) send as fast as they can; compared with a
     bare server.
     """
     with tempfile.TemporaryDirectory() as folder, _a_manager(Path(folder), keepers) as manager:

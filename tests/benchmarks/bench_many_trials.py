@@ -26,7 +26,7 @@ ROUNDS = 9
 
 
 def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
-    """Median wall time of `nnictl trial ls` on an experiment of 10,000 trials, beside an idle interpreter."""
+    """Median wall time of `nnictl trial ls` on an experiment of 10,000 trials, compared with an idle interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = _an_experiment(Path(folder), trials)
         environ = os.environ | {"XDG_STATE_HOME": f"{folder}/state", "COLUMNS": "120"}
@@ -55,7 +55,7 @@ def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
 
 
 def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
-    """Median time of TPE's next suggestion after 1,000 trials, beside Optuna's own sampler with as many,
+    """Median time of TPE's next suggestion after 1,000 trials, compared with Optuna's own sampler with as many,
     in turns.
     """
     space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}

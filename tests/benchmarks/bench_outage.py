@@ -93,8 +93,9 @@ def _wait_for_keepers(experiment: RealExperiment, keepers: int) -> None:
 
 
 def catching_up(records: int = RECORDS, log_bytes: int = LOG_BYTES) -> list[Row]:
-    """The rate at which a keeper delivers what its trial wrote without a manager; beside a bare server,
-    and a durable copy.
+    """How fast a keeper delivers what its trial wrote during an outage of the manager.
+
+    Metrics are compared with a bare gRPC server, logs with a durable copy of a file.
     """
     with tempfile.TemporaryDirectory() as folder:
         metrics_mb_s = _caught_up_mb_s(Path(folder), Stream.METRICS, REPORTS.format(records=records))

@@ -1,4 +1,4 @@
-"""The cost of the SDK for a training process: one report beside a bare write of the same bytes, and its
+"""The cost of the SDK for a training process: one report compared with a bare write of the same bytes, and its
 import.
 """
 
@@ -157,7 +157,7 @@ def import_cost() -> list[Row]:
 
 
 def decode_cost() -> list[Row]:
-    """Records per second that the manager decodes on one core, beside parsing only their JSON.
+    """Records per second that the manager decodes on one core, compared with parsing only their JSON.
 
     Both with the manager's garbage collection: that of Python's defaults takes half of the time.
     """

@@ -23,7 +23,7 @@ _MANAGER_GOAL_MB = 300.0
 
 
 def sleeping_trials(trials: int = TRIALS) -> list[Row]:
-    """Proportional set size (PSS) of all processes while 500 trials sleep, beside that of their commands alone."""
+    """Proportional set size (PSS) of all processes while 500 trials sleep, compared with that of their commands alone."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(
             Path(folder),

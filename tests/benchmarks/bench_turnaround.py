@@ -1,4 +1,4 @@
-"""The delay between two trials, with the real manager; beside bare processes, bare forks, and Ray Tune."""
+"""The delay between two trials, with the real manager; compared with bare processes, bare forks, and Ray Tune."""
 
 import itertools
 import os

@@ -109,8 +109,8 @@ def complete(tuners: Sequence[str], seeds: int, processes: int) -> list[str]:
 
 
 def main() -> int:
-    """Run what is missing and print the table; return 1 if a search failed."""
-    parser = argparse.ArgumentParser(description="Auto beside optimisers of other projects.")
+    """Run the searches that have no stored result, and print the table; return 1 if a search failed."""
+    parser = argparse.ArgumentParser(description="Compares Auto with optimisers of other projects.")
     parser.add_argument("peers", nargs="*", help=f"of {', '.join(PEERS.values())}; without any, all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)

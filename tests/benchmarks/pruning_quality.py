@@ -1,5 +1,5 @@
-"""What pruned trials teach TPE: the best value that TPE with MedianPruner finds, beside Optuna's own loop and beside a TPE that
-learns nothing from pruned trials. Each gets the same number of steps.
+"""What pruned trials teach TPE: the best value that TPE with MedianPruner finds, compared with Optuna's own loop, and
+with a TPE that learns nothing from pruned trials. Each gets the same number of steps.
 
 A trial's loss falls along a learning curve to the value of a function; how fast depends on one of the parameters.
 """
@@ -76,7 +76,7 @@ def of_optuna(seed: int) -> float:
 
 
 def quality_with_pruning(seeds: int, chance: float) -> list[Row]:
-    """One row: ours beside Optuna's, and what it would be if pruned trials taught nothing."""
+    """One row: ours compared with Optuna's, and what it would be if pruned trials taught nothing."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     ours, theirs, untaught = (
         _values(of, seeds) for of in (of_tuner, of_optuna, partial(of_tuner, teaches=False))

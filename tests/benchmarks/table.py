@@ -1,4 +1,4 @@
-"""The table of measurements: each beside its floor from the same run, and its goal."""
+"""The table of measurements: each compared with its floor from the same run, and its goal."""
 
 import re
 from dataclasses import dataclass

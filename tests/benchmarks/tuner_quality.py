@@ -1,8 +1,8 @@
-"""`make quality-functions`: the best value that tuners find within 100 trials, beside Optuna's own samplers called
+"""`make quality-functions`: the best value that tuners find within 100 trials, compared with Optuna's own samplers called
 directly.
 
 A tuner that wraps an Optuna sampler must be no worse: the median of its seeds is not above, or the difference
-is within chance. A tuner without such a sampler must be better than random search, and is shown beside
+is within chance. A tuner without such a sampler must be better than random search, and is shown compared with
 Optuna's TPE. A tuner that divides a budget has that of 100 whole trials.
 """
 

@@ -100,7 +100,7 @@ class Visit:
         return int(self.evaluate("document.getElementsByTagName('*').length"))
 
     def faults_for_assistive_technology(self, rules: Sequence[str] = ()) -> list[str]:
-        """Serious findings of axe-core, by all of its rules or by these: one line each."""
+        """Serious and critical findings of axe-core, one line each. `rules`: the rules to check; all if empty."""
         import axe_playwright_python
 
         if self.evaluate("typeof axe") == "undefined":

@@ -32,7 +32,7 @@ def commands(*lines, instances=1, name="job", **top):
 
 
 def roles(name="job", top=None, **by_name):
-    """The text of a job with these roles: their commands, or a dict of changed fields."""
+    """The text of a job with these roles. Each value is a list of commands, or a dict of fields that replace defaults."""
     base = a_job()["taskRoles"]["worker"]
     made = {
         role: {**base, "instances": 1, **(it if isinstance(it, dict) else {"commands": it})}

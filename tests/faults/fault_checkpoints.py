@@ -71,8 +71,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The start of one attempt. `earlier`: the previous attempts of the trial. `reports_of` returns the reports of each run
-    of an attempt.
+    """How one attempt started: from the checkpoint `loaded`, or without a checkpoint if that is None.
+
+    `earlier`: the previous attempts of the trial. `reports_of` returns the reports of each run of an attempt.
     """
 
     storage: Workspace

@@ -98,8 +98,8 @@ def test_another_user_of_the_shared_storage_changes_no_result_and_delays_no_tria
     a_real_experiment, tmp_path, open_way, monkeypatch, kind, umask
 ):
     config, told = KINDS[kind]
-    # More trials are needed, because the first trial and trials that start before the interpreter has imported its modules are
-    # not forked.
+    # With warmImports, the first trial and trials that start before the imports finish are not forked. So this kind needs more
+    # trials.
     trial_count = max(TRIALS, 4) if kind == "warm" else TRIALS
     storage, gates, modules = tmp_path / "storage", tmp_path / "gates", tmp_path / "modules"
     for folder in (storage, gates, modules):

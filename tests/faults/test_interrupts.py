@@ -92,7 +92,7 @@ def test_an_early_interrupt_of_nnictl_create_leaves_no_process_and_no_experiment
 
 @pytest.mark.timeout(amount(300, 3600))
 @pytest.mark.parametrize("foreground", [("--foreground",), ()], ids=["foreground", "background"])
-def test_an_interrupted_nnictl_create_leaves_no_process_or_names_the_running_experiment(place, foreground):
+def test_an_interrupted_nnictl_create_ends_all_processes_or_prints_the_stop_command(place, foreground):
     (place / "train.py").write_text(TRAIN)
     began_s = time.monotonic()
     whole = nnictl(place, "create", "config.yml", *foreground)

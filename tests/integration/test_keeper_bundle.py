@@ -179,7 +179,7 @@ def test_without_any_folder_for_programs_the_error_names_all_that_were_tried(con
     )
 
 
-def test_archives_are_written_once(container):
+def test_a_keeper_archive_is_written_once(container):
     container.write()
     stored = container.workspace.keeper / container.bundle.stored_name(FROZEN)
     before = stored.stat().st_ino

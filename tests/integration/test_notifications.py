@@ -322,7 +322,9 @@ def test_a_delivered_notification_does_not_hide_the_problem_of_another_recipient
         ),
     ],
 )
-def test_a_refused_email_is_a_problem_with_a_remedy(a_real_experiment, host, login, email, why):
+def test_an_undeliverable_email_is_reported_as_a_problem_with_a_remedy(
+    a_real_experiment, host, login, email, why
+):
     with a_mail_server(host) as (mails, port):
         notify = [{"email": email, "smtp": f"smtp://{login}{host}:{port}"}]
         experiment = an_experiment(a_real_experiment, [0.5], notify)

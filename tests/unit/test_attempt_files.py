@@ -1,4 +1,4 @@
-"""The keeper's access to a trial: documents of the manager, new attempts, and growing streams."""
+"""How a keeper reads the manager's documents of a trial, starts attempts, and reads growing streams."""
 
 import errno
 import os

@@ -53,7 +53,7 @@ def test_every_notation_of_a_time_limit_is_passed_on_in_quotes(tmp_path, limit):
         ("time: 60", "the key of a time limit is timeLimit"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_reason(tmp_path, key, words):
+def test_an_invalid_slurm_option_is_refused_with_a_reason(tmp_path, key, words):
     with pytest.raises(ConfigInvalid) as raised:
         read(tmp_path, key)
     assert words in str(raised.value)

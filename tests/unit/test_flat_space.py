@@ -172,7 +172,7 @@ def leaves(value):
     return {"": value} if is_number else {json.dumps(value): 0}
 
 
-def test_positions_from_0_to_1_yield_parameters_of_the_search_space():
+def test_a_coordinate_from_0_to_1_yields_a_value_of_its_distribution():
     raw = kernels(("linear", {"C": C}), ("rbf", {"C": C, "gamma": GAMMA}))
     flat = flattened(raw)
     for position in (0.0, 0.5, 1.0):

@@ -91,7 +91,7 @@ def test_the_notice_before_a_short_time_limit_is_short(limit, notice_s):
     assert render.notice_s(limit) == notice_s
 
 
-def test_a_job_has_the_users_environment_without_that_of_a_job_around_the_manager():
+def test_a_job_inherits_no_variables_of_the_slurm_job_that_runs_the_manager():
     outside = {
         "PATH": "/bin",
         "SBATCH_ACCOUNT": "vision",
