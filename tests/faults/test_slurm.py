@@ -31,6 +31,11 @@ class Place(GatedExperiment):
         running = len({number for number, _ in self.ran()})
         self.are_stored(running)
 
+    def second_waits(self):
+        """True if the manager knows that the second trial's job waits in Slurm's queue."""
+        trials = self.trials()
+        return len(trials) == 2 and trials[1]["id"] in self.experiment.summary()["clusterMessages"]
+
     def log(self):
         """The manager's log."""
         return self.experiment.folder.manager_log.read_text()
@@ -91,7 +96,8 @@ def test_a_job_that_slurmctld_has_lost_before_it_started_is_submitted_again(plac
     place.slurm.save_state()
     shutil.copytree(state, place.folder / "state")
     place.open(0)
-    wait_until(lambda: "PENDING" in place.slurm.states().values(), "the second job waits")
+    # The manager has the id of the second job, so it will not submit the job again by itself.
+    wait_until(place.second_waits, "the second job waits for a node")
     place.slurm.stop_controller(signal.SIGKILL)
     # slurmctld saves its state every few seconds: this is what the disk has if it is killed before.
     shutil.rmtree(state)
