@@ -454,6 +454,7 @@ def test_trials_wait_with_the_quota_error_as_message_and_start_when_the_error_en
     platform, quota, monkeypatch
 ):
     monkeypatch.setattr(job_submission, "FIRST_RESUBMIT_S", 0.05)
+    monkeypatch.setattr(submission_gate, "RETRY_S", 0.05)
     platform.answer_submissions(quota, 1000)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
 
@@ -475,7 +476,7 @@ def test_trials_wait_with_the_quota_error_as_message_and_start_when_the_error_en
 
 @pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller"], indirect=True)
 def test_an_expired_login_suspends_submissions_until_the_login_is_renewed(platform, monkeypatch):
-    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.2)
+    monkeypatch.setattr(submission_gate, "RETRY_S", 0.2)
     experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
     platform.expire_login()
 

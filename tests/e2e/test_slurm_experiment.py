@@ -3,16 +3,23 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from amounts import IS_THOROUGH
 from free_ports import free_port_pair
 from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here
 from user_home import environ_of, left_in, run_nnictl
 
+from nni_manager.engine.submission_gate import MOST_AT_ONCE, RETRY_S
+from nni_manager.training_services.slurm.service import POLL_S
+
 ROOT = Path(__file__).parents[2]
 FILE = "digits/config_slurm.yml"
+# The thorough form takes about ten minutes.
+JOBS, MAX_SUBMIT_JOBS = (1000, 100) if IS_THOROUGH else (24, 6)
 LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 WAITING = {"not started yet: Resources", "not started yet: Priority"}
 
@@ -162,3 +169,51 @@ def test_create_warns_of_a_limit_of_submitted_jobs_and_trials_wait_for_it(work, 
     assert LIMIT in re.sub(r"\s+", " ", done.stdout + done.stderr)
     (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
     assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"]
+
+
+def counting(folder, command, then=""):
+    """A program in place of a command of Slurm that writes the time of each call to a file; returns the file."""
+    calls = folder / f"{command}-calls"
+    program = folder / command
+    program.write_text(f'#!/bin/bash\ndate +%s.%N >> {calls}\n{then}\nexec {shutil.which(command)} "$@"\n')
+    program.chmod(0o755)
+    calls.touch()
+    return calls
+
+
+@pytest.mark.timeout(3000 if IS_THOROUGH else 400)
+def test_jobs_above_the_limit_of_submitted_jobs_follow_with_few_refusals_and_one_squeue_per_poll(
+    work, nnictl, tmp_path
+):
+    """Slurm's MaxSubmitJobs needs accounting, so a program in place of sbatch counts the user's jobs."""
+    write(
+        work,
+        ("maxTrialNumber: 20", f"maxTrialNumber: {JOBS}"),
+        ("trialConcurrency: 2", f"trialConcurrency: {JOBS}"),
+        ("reuseMode: true", "reuseMode: false"),
+        ("trialCommand: python3 train.py", "trialCommand: 'true'"),
+    )
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    refused = programs / "refused"
+    refused.touch()
+    submitted = counting(
+        programs,
+        "sbatch",
+        f'[ "$({shutil.which("squeue")} --noheader | wc -l)" -lt {MAX_SUBMIT_JOBS} ] || {{ echo >> {refused};'
+        f' echo "sbatch: error: Batch job submission failed: {LIMIT}" >&2; exit 1; }}',
+    )
+    polled = counting(programs, "squeue")
+    path = f"{programs}:{environ_of(work)['PATH']}"
+    began_s = time.monotonic()
+    done = create(lambda *arguments: nnictl(*arguments, PATH=path), "--foreground")
+    took_s = time.monotonic() - began_s
+    assert f"none of {JOBS} trials has a value" in done.stderr, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"] * JOBS
+    counts = {each.name: len(each.read_text().splitlines()) for each in (submitted, refused, polled)}
+    # One check of the file, one call for each job, and the refused ones.
+    assert counts["sbatch-calls"] == JOBS + 1 + counts["refused"]
+    assert 0 < counts["refused"] <= MOST_AT_ONCE + took_s / RETRY_S, counts
+    # The end of the experiment polls more often.
+    assert counts["squeue-calls"] <= took_s / POLL_S + 30, counts

@@ -1,86 +1,156 @@
-"""Admission of submissions while the cluster refuses the login."""
+"""The pace of submissions while the cluster rejects the login, or has a full quota."""
 
 import asyncio
 
+import pytest
 from deadlines import DEADLINE_S
 
 from nni_manager.engine import submission_gate
-from nni_manager.engine.submission_gate import SubmissionGate
+from nni_manager.engine.submission_gate import MOST_AT_ONCE, SubmissionGate
+from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
 
 
 class Cluster:
-    """Refuses the login while `is_valid` is false. Counts all calls, and the maximum of simultaneous calls."""
+    """Has room for `room` jobs, and refuses others with `error`. Counts calls, refusals and simultaneous calls."""
 
-    def __init__(self):
-        self.is_valid = False
-        self.calls = self.most_at_once = self._under_way = 0
+    def __init__(self, room, error):
+        self.room, self.error = room, error
+        self.accepted = []
+        self.refusals = self.most_at_once = self._under_way = 0
         self.was_called = asyncio.Event()
 
-    async def call(self):
-        self.calls += 1
+    async def submit(self, job):
         self._under_way += 1
         self.most_at_once = max(self.most_at_once, self._under_way)
         await asyncio.sleep(0)
         self._under_way -= 1
         self.was_called.set()
-        return self.is_valid
+        if not self.room:
+            self.refusals += 1
+            raise self.error
+        self.room -= 1
+        self.accepted.append(job)
+        return True
+
+    async def refuses_again(self):
+        """Wait for one more refusal."""
+        before = self.refusals
+        while self.refusals == before:
+            self.was_called.clear()
+            await self.was_called.wait()
 
 
-async def submit(gate, cluster):
-    while True:
-        async with gate.admitted():
-            if await cluster.call():
-                gate.resume()
-                return
-            await gate.suspend()
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch):
+    monkeypatch.setattr(submission_gate, "RETRY_S", 0.01)
 
 
 def run(scenario):
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_all_submissions_are_admitted_while_the_login_is_valid():
+def submissions(gate, cluster, count):
+    return [
+        asyncio.ensure_future(gate.submit(lambda job=job: cluster.submit(job), lambda error: None))
+        for job in range(count)
+    ]
+
+
+def test_submissions_run_at_the_same_time_while_the_cluster_accepts_them():
     async def scenario():
-        gate, cluster = SubmissionGate(), Cluster()
-        cluster.is_valid = True
-        await asyncio.gather(*(submit(gate, cluster) for _ in range(10)))
-        assert (cluster.calls, cluster.most_at_once) == (10, 10)
+        gate, cluster = SubmissionGate(), Cluster(1000, None)
+        await asyncio.gather(*submissions(gate, cluster, 100))
+        assert (len(cluster.accepted), cluster.most_at_once, gate.reason) == (100, MOST_AT_ONCE, "")
 
     run(scenario)
 
 
-def test_only_one_submission_at_a_time_retries_a_refused_login(monkeypatch):
-    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
-
+def test_one_submission_at_a_time_tries_a_rejected_login_and_all_follow_when_it_is_valid():
     async def scenario():
-        gate, cluster = SubmissionGate(), Cluster()
-        first = asyncio.ensure_future(submit(gate, cluster))
-        await cluster.was_called.wait()
-        others = [asyncio.ensure_future(submit(gate, cluster)) for _ in range(9)]
-        while cluster.calls < 5:
-            cluster.was_called.clear()
-            await cluster.was_called.wait()
-        assert cluster.most_at_once == 1
-        assert not any(each.done() for each in others)
-        cluster.is_valid = True
-        before = cluster.calls
-        await asyncio.gather(first, *others)
-        assert cluster.calls <= before + 10
+        gate, cluster = SubmissionGate(), Cluster(0, Unauthenticated("log in again"))
+        jobs = submissions(gate, cluster, 100)
+        await cluster.refuses_again()
+        assert gate.reason == "log in again"
+        while cluster.refusals < MOST_AT_ONCE:
+            await cluster.refuses_again()
+        cluster.most_at_once = 0
+        await cluster.refuses_again()
+        await cluster.refuses_again()
+        assert (cluster.most_at_once, cluster.accepted) == (1, [])
+        cluster.room, refusals = 1000, cluster.refusals
+        await asyncio.gather(*jobs)
+        assert (cluster.refusals, gate.reason) == (refusals, "")
+        assert cluster.most_at_once > 1
 
     run(scenario)
 
 
-def test_a_cancelled_submission_passes_the_retry_to_the_next_submission(monkeypatch):
-    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
-
+def test_jobs_above_a_quota_follow_in_their_order_with_one_refusal_per_pause():
     async def scenario():
-        gate, cluster = SubmissionGate(), Cluster()
-        jobs = [asyncio.ensure_future(submit(gate, cluster)) for _ in range(3)]
-        await cluster.was_called.wait()
+        gate, cluster = SubmissionGate(), Cluster(10, QuotaExceeded("at most ten jobs"))
+        jobs = submissions(gate, cluster, 100)
+        for used in range(10, 100, 10):
+            while len(cluster.accepted) < used or cluster.room:
+                await cluster.refuses_again()
+            await cluster.refuses_again()
+            cluster.room = 10
+        await asyncio.gather(*jobs)
+        assert cluster.accepted == [*range(100)]
+        # The first ones were under way when the quota was exceeded. Each of the nine waits sees two refusals.
+        assert cluster.refusals <= MOST_AT_ONCE + 2 * 9
+        assert gate.reason == ""
+
+    run(scenario)
+
+
+def test_a_cancelled_submission_passes_its_turn_to_the_next_one():
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
+        jobs = submissions(gate, cluster, 3)
+        await cluster.refuses_again()
         for job in jobs[:2]:
             job.cancel()
         await asyncio.gather(*jobs[:2], return_exceptions=True)
-        cluster.is_valid = True
+        cluster.room = 1
         await jobs[2]
+        assert cluster.accepted == [2]
+
+    run(scenario)
+
+
+def test_another_error_is_raised_and_the_next_job_has_its_turn():
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
+
+        async def fails_later():
+            if cluster.refusals:
+                raise OSError("no route")
+            return await cluster.submit("first")
+
+        failing = asyncio.ensure_future(gate.submit(fails_later, lambda error: None))
+        await cluster.refuses_again()
+        (waiting,) = submissions(gate, cluster, 1)
+        cluster.room = 1
+        with pytest.raises(OSError, match="no route"):
+            await failing
+        await waiting
+        assert cluster.accepted == [0]
+
+    run(scenario)
+
+
+def test_a_job_that_is_not_wanted_any_more_does_not_end_the_pauses_of_others():
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
+        waiting = submissions(gate, cluster, 1)
+        await cluster.refuses_again()
+
+        async def unwanted():
+            return False
+
+        stopped = asyncio.ensure_future(gate.submit(unwanted, lambda error: None))
+        cluster.room = 1
+        await asyncio.gather(*waiting, stopped)
+        assert cluster.accepted == [0]
 
     run(scenario)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain import events
@@ -113,7 +114,8 @@ class JobSubmission:
 
     def pending_reason(self, job_id: str) -> str:
         """Why the cluster has not accepted or started the job; empty if unknown."""
-        return self._why_not_accepted.get(job_id) or self.service.pending_reason(job_id)
+        waits_for_others = self._gate.reason if job_id in self._submitting else ""
+        return self._why_not_accepted.get(job_id) or waits_for_others or self.service.pending_reason(job_id)
 
     def note_problem(self, problem: str) -> None:
         """Show a problem until a submission or a dispatch succeeds."""
@@ -127,20 +129,12 @@ class JobSubmission:
         retry_delays_s = delays_s(FIRST_RESUBMIT_S, MAX_RESUBMIT_S)
         try:
             while self._is_wanted(job):
-                async with self._gate.admitted():
-                    try:
-                        if self._is_wanted(job):
-                            await self._submit_once(job)
-                        break
-                    except Unauthenticated as error:
-                        self._why_not_accepted[job.job_id] = str(error)
-                        self.note_problem(f"submission is suspended until the login is valid: {error}")
-                        await self._gate.suspend()
-                        continue
-                    except (RetryableError, OSError) as error:
-                        # Transient: the next job would fail in the same way, so the trial is not failed.
-                        self._why_not_accepted[job.job_id] = str(error)
-                        self.note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
+                try:
+                    await self._gate.submit(partial(self._submit_once, job), partial(self._note_refusal, job))
+                    break
+                except (RetryableError, OSError) as error:
+                    # Transient: the next job would fail in the same way, so the trial is not failed.
+                    self._note_refusal(job, error)
                 await asyncio.sleep(next(retry_delays_s))
         except NniManagerError as error:
             is_refused = isinstance(error, UserError)
@@ -173,7 +167,17 @@ class JobSubmission:
     def _trial_of(self, job: Job) -> Trial | None:
         return None if job.trial_id is None else self.experiment.trials[job.trial_id]
 
-    async def _submit_once(self, job: Job) -> None:
+    def _note_refusal(self, job: Job, error: Exception) -> None:
+        self._why_not_accepted[job.job_id] = str(error)
+        if isinstance(error, Unauthenticated):
+            self.note_problem(f"submission is suspended until the login is valid: {error}")
+        else:
+            self.note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
+
+    async def _submit_once(self, job: Job) -> bool:
+        """True if the job exists then, False if it is not wanted any more."""
+        if not self._is_wanted(job):
+            return False
         if (saved := self.runtime.last_save) is not None:
             await asyncio.shield(saved)  # a job must not exist before it is stored
         is_submitted = False
@@ -188,12 +192,12 @@ class JobSubmission:
                 self.experiment.transports.track(job.job_id, time.monotonic())
                 await self.service.submit(self._settings(job))
                 is_submitted = True
-                self._gate.resume()
                 self.runtime.post(events.JobAccepted(job.job_id))
                 self.problem = ""
         finally:
             if not is_submitted:
                 self.service.release(job.job_id)
+        return is_submitted
 
     def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(
