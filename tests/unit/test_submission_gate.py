@@ -19,7 +19,11 @@ class Cluster:
         self.refusals = self.most_at_once = self._under_way = 0
         self.was_called = asyncio.Event()
 
-    async def submit(self, job):
+    async def submit(self, job, slot):
+        async with slot:
+            return await self._answer(job)
+
+    async def _answer(self, job):
         self._under_way += 1
         self.most_at_once = max(self.most_at_once, self._under_way)
         await asyncio.sleep(0)
@@ -51,7 +55,9 @@ def run(scenario):
 
 def submissions(gate, cluster, count):
     return [
-        asyncio.ensure_future(gate.submit(lambda job=job: cluster.submit(job), lambda error: None))
+        asyncio.ensure_future(
+            gate.submit(lambda slot, job=job: cluster.submit(job, slot), lambda error: None)
+        )
         for job in range(count)
     ]
 
@@ -122,10 +128,10 @@ def test_another_error_is_raised_and_the_next_job_has_its_turn():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster(0, QuotaExceeded("no room"))
 
-        async def fails_later():
+        async def fails_later(slot):
             if cluster.refusals:
                 raise OSError("no route")
-            return await cluster.submit("first")
+            return await cluster.submit("first", slot)
 
         failing = asyncio.ensure_future(gate.submit(fails_later, lambda error: None))
         await cluster.refuses_again()
@@ -145,7 +151,7 @@ def test_a_job_that_is_not_wanted_any_more_does_not_end_the_pauses_of_others():
         waiting = submissions(gate, cluster, 1)
         await cluster.refuses_again()
 
-        async def unwanted():
+        async def unwanted(slot):
             return False
 
         stopped = asyncio.ensure_future(gate.submit(unwanted, lambda error: None))

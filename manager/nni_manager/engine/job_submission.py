@@ -19,7 +19,7 @@ from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from nni_manager.engine.job_recovery import JobRecovery
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.runtime import Runtime
-from nni_manager.engine.submission_gate import SubmissionGate
+from nni_manager.engine.submission_gate import Slot, SubmissionGate
 from nni_manager.engine.workspace_writer import WorkspaceWriter
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.support.backoff import delays_s
@@ -174,7 +174,7 @@ class JobSubmission:
         else:
             self.note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
 
-    async def _submit_once(self, job: Job) -> bool:
+    async def _submit_once(self, job: Job, slot: Slot) -> bool:
         """True if the job exists then, False if it is not wanted any more."""
         if not self._is_wanted(job):
             return False
@@ -186,14 +186,15 @@ class JobSubmission:
             trial = self._trial_of(job)
             if trial is not None:
                 await self.writer.write_trial(job, trial)
-            if self._is_wanted(job):
-                # From here on the job may exist, so only the training service can stop it.
-                self._submitting.pop(job.job_id, None)
-                self.experiment.transports.track(job.job_id, time.monotonic())
-                await self.service.submit(self._settings(job))
-                is_submitted = True
-                self.runtime.post(events.JobAccepted(job.job_id))
-                self.problem = ""
+            async with slot:
+                if self._is_wanted(job):
+                    # From here on the job may exist, so only the training service can stop it.
+                    self._submitting.pop(job.job_id, None)
+                    self.experiment.transports.track(job.job_id, time.monotonic())
+                    await self.service.submit(self._settings(job))
+                    is_submitted = True
+                    self.runtime.post(events.JobAccepted(job.job_id))
+                    self.problem = ""
         finally:
             if not is_submitted:
                 self.service.release(job.job_id)

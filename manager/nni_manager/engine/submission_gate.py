@@ -5,7 +5,9 @@ wait in their order.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
 
@@ -14,9 +16,18 @@ RETRY_S = 5.0
 # Before the first refusal is known, at most so many jobs are refused. Training services call clusters with fewer threads.
 MOST_AT_ONCE = 32
 
+Slot = AbstractAsyncContextManager[None]
+Attempt = Callable[[Slot], Awaitable[bool]]
+"""Submits a job, with the call of the cluster within the slot. Returns False if the job is not wanted any more."""
+OnRefused = Callable[[Unauthenticated | QuotaExceeded], None]
+
+
+class _Closed(Exception):
+    """The cluster has refused another job while this one waited for a slot."""
+
 
 class SubmissionGate:
-    """Admits up to MOST_AT_ONCE jobs while the cluster accepts jobs, otherwise one job at a time."""
+    """Admits up to MOST_AT_ONCE calls while the cluster accepts jobs, otherwise one job at a time."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -28,19 +39,15 @@ class SubmissionGate:
         self._not_before_s = 0.0
         """When the next job may be tried, by the loop's clock."""
 
-    async def submit(
-        self,
-        attempt: Callable[[], Awaitable[bool]],
-        on_refused: Callable[[Unauthenticated | QuotaExceeded], None],
-    ) -> None:
-        """Run `attempt` until it submits the job. `attempt` returns False if the job is not wanted any more.
+    async def submit(self, attempt: Attempt, on_refused: OnRefused) -> None:
+        """Run `attempt` until the cluster accepts the job, or the job is not wanted any more.
 
-        Other errors of `attempt` are raised.
+        Errors of `attempt` other than a refusal are raised.
         """
         while True:
             if not self.reason:
-                async with self._slots:
-                    if not self.reason and await self._try(attempt, on_refused):
+                with contextlib.suppress(_Closed):
+                    if await self._try(attempt, self._slot(), on_refused):
                         return
             self._waiting += 1
             try:
@@ -50,19 +57,22 @@ class SubmissionGate:
             try:
                 while self.reason:
                     await asyncio.sleep(self._not_before_s - asyncio.get_running_loop().time())
-                    if await self._try(attempt, on_refused):
+                    if await self._try(attempt, contextlib.nullcontext(), on_refused):
                         return
             finally:
                 self._turn.release()
 
-    async def _try(
-        self,
-        attempt: Callable[[], Awaitable[bool]],
-        on_refused: Callable[[Unauthenticated | QuotaExceeded], None],
-    ) -> bool:
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        async with self._slots:
+            if self.reason:
+                raise _Closed
+            yield
+
+    async def _try(self, attempt: Attempt, slot: Slot, on_refused: OnRefused) -> bool:
         """True unless the cluster refuses the job for the present."""
         try:
-            is_accepted = await attempt()
+            is_accepted = await attempt(slot)
         except (Unauthenticated, QuotaExceeded) as error:
             self.reason, self._is_quota = str(error), isinstance(error, QuotaExceeded)
             self._not_before_s = asyncio.get_running_loop().time() + RETRY_S

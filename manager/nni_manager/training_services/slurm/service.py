@@ -17,6 +17,7 @@ from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.slurm import render
 from nni_manager.training_services.slurm.client import Slurm
 from nni_manager.training_services.slurm.jobs import Job, JobFiles, queue_problem
@@ -104,7 +105,7 @@ class SlurmService(TrainingService):
                 job.slurm_id = row.slurm_id
             if not job.slurm_id:
                 await self._submit(job, settings)
-        except UserError:
+        except (UserError, QuotaExceeded):  # sbatch has answered, so the job does not exist
             self._jobs.pop(job.job_id, None)
             raise
         finally:
