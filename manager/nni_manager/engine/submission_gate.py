@@ -30,14 +30,18 @@ class SubmissionGate:
     """Admits up to MOST_AT_ONCE calls while the cluster accepts jobs, otherwise one job at a time."""
 
     def __init__(self) -> None:
-        self.reason = ""
-        """Why one job at a time is admitted; empty: the cluster accepts jobs."""
-        self._is_quota = False
+        self._refusal: Unauthenticated | QuotaExceeded | None = None
+        """The last refusal. None: the cluster accepts jobs."""
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._not_before_s = 0.0
         """When the next job may be tried, by the loop's clock."""
+
+    @property
+    def reason(self) -> str:
+        """Why one job at a time is admitted; empty: the cluster accepts jobs."""
+        return "" if self._refusal is None else str(self._refusal)
 
     async def submit(self, attempt: Attempt, on_refused: OnRefused) -> None:
         """Run `attempt` until the cluster accepts the job, or the job is not wanted any more.
@@ -45,7 +49,7 @@ class SubmissionGate:
         Errors of `attempt` other than a refusal are raised.
         """
         while True:
-            if not self.reason:
+            if self._refusal is None:
                 with contextlib.suppress(_Closed):
                     if await self._try(attempt, self._slot(), on_refused):
                         return
@@ -55,7 +59,7 @@ class SubmissionGate:
             finally:
                 self._waiting -= 1
             try:
-                while self.reason:
+                while self._refusal is not None:
                     await asyncio.sleep(self._not_before_s - asyncio.get_running_loop().time())
                     if await self._try(attempt, contextlib.nullcontext(), on_refused):
                         return
@@ -65,7 +69,7 @@ class SubmissionGate:
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         async with self._slots:
-            if self.reason:
+            if self._refusal is not None:
                 raise _Closed
             yield
 
@@ -74,13 +78,13 @@ class SubmissionGate:
         try:
             is_accepted = await attempt(slot)
         except (Unauthenticated, QuotaExceeded) as error:
-            self.reason, self._is_quota = str(error), isinstance(error, QuotaExceeded)
+            self._refusal = error
             self._not_before_s = asyncio.get_running_loop().time() + RETRY_S
             on_refused(error)
             return False
         if is_accepted:
             self._not_before_s = 0.0
             # A quota with room for one job may have none for the next.
-            if not (self._is_quota and self._waiting):
-                self.reason, self._is_quota = "", False
+            if not (isinstance(self._refusal, QuotaExceeded) and self._waiting):
+                self._refusal = None
         return True
