@@ -373,6 +373,8 @@ def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_aft
     # As `kubectl exec` in the documentation.
     of_manager = f"ancestor={podman.image('manager')}"
     (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_manager).split()
+    who = podman.run("podman", "exec", name, "sh", "-c", "id -u; touch /x 2>/dev/null || echo read-only")
+    assert who == "1000\nread-only\n"
     printed = podman.run("podman", "exec", name, "/opt/trial-keeper/bin/nnictl", "web", "--json")
     assert f"{url}/lab" in json.loads(printed)["urls"]
 
