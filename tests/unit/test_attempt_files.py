@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from attempts import attempt_id
@@ -215,8 +216,8 @@ def test_the_error_for_root_without_write_access_names_the_no_root_squash_option
 
 
 @pytest.fixture
-def tail(folder):
-    tail = Tail(folder)
+def tail(workspace, folder):
+    tail = Tail(folder, workspace.trials)
     yield tail
     tail.close()
 
@@ -273,6 +274,46 @@ def test_a_truncated_file_is_distinguished_from_a_temporarily_unreadable_file(fo
     os.close(tail._descriptors[Stream.STDOUT])
     assert tail.truncated_size(Stream.STDOUT, 6) is None
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def replaced_by_a_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("change", [removed, replaced_by_a_link])
+def test_a_file_that_was_removed_after_a_failed_read_has_size_0_once_the_lag_of_the_storage_is_over(
+    folder, tail, change, monkeypatch
+):
+    append(folder, Stream.METRICS, b"abc")
+    tail.sizes()
+    os.close(tail._descriptors[Stream.METRICS])  # as after a failed read: the file has to be opened again
+    change(folder.stream(Stream.METRICS))
+    for _ in range(2):
+        assert tail.read(Stream.METRICS, 0, 3) == b""
+        assert tail.truncated_size(Stream.METRICS, 3) is None
+    monkeypatch.setattr(attempt_files, "SHARED_STORAGE_LAG_S", 0.0)
+    assert tail.truncated_size(Stream.METRICS, 3) == 0
+    assert tail.changes == {Stream.METRICS: FileChange.REPLACED}
+
+
+def test_a_file_on_storage_that_is_not_mounted_is_not_regarded_as_removed(
+    workspace, folder, tail, quick_storage
+):
+    append(folder, Stream.METRICS, b"abc")
+    tail.sizes()
+    os.close(tail._descriptors[Stream.METRICS])
+    workspace.root.rename(workspace.root.with_name("unmounted"))
+    assert tail.read(Stream.METRICS, 0, 3) == b""
+    assert tail.read(Stream.METRICS, 0, 3) == b""
+    assert tail.truncated_size(Stream.METRICS, 3) is None
+    workspace.root.with_name("unmounted").rename(workspace.root)
+    assert tail.read(Stream.METRICS, 0, 3) == b"abc"
+    assert tail.changes == {}
 
 
 def test_a_file_that_only_grows_is_not_reported_as_changed(folder, tail):

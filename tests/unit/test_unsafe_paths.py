@@ -86,7 +86,7 @@ def test_a_path_that_leads_outside_the_folder_is_refused(folder: Path, path: str
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_a_keeper_sends_no_bytes_if_a_stream_file_was_replaced(folder: Path, obstacle) -> None:
     obstacle(folder)
-    tail = Tail(AttemptFolder(folder))
+    tail = Tail(AttemptFolder(folder), folder.parent)
     assert tail.sizes((Stream.STDOUT,)) == {Stream.STDOUT: 0}
     assert tail.read(Stream.STDOUT, 0, 100) == b""
     assert tail.last_text(Stream.STDOUT, 100) == ""

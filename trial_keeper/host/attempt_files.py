@@ -229,16 +229,18 @@ class Tail:
 
     A file appears not to grow if the storage fails temporarily, or if the file was removed or replaced by a link. A truncation
     is detected by the size. `changes` has the files that were replaced or rewritten; a rewrite is detected if the last bytes that
-    were read have changed.
+    were read have changed. `trials`: the workspace's folder of trials, which exists as long as the storage is mounted.
     """
 
-    def __init__(self, folder: AttemptFolder) -> None:
+    def __init__(self, folder: AttemptFolder, trials: Path) -> None:
         self._folder = folder.path
+        self._trials = trials
         self._paths = {stream: folder.stream(stream) for stream in Stream}
         self._descriptors: dict[Stream, int] = {}
         self._sizes = dict.fromkeys(Stream, 0)
         self._read: dict[Stream, tuple[int, bytes]] = {}
         """Per stream, the end of the last read, and the bytes before that end."""
+        self._missing_since_s: dict[Stream, float] = {}
         self.changes: dict[Stream, FileChange] = {}
 
     def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:
@@ -296,9 +298,24 @@ class Tail:
             return b""
 
     def truncated_size(self, stream: Stream, promised: int) -> int | None:
-        """Return the size of a file with fewer than the `promised` bytes; None if it has more, or cannot be read now."""
+        """Return the size of a file with fewer than the `promised` bytes; None if it has more, or cannot be read now.
+
+        A file that was removed, or replaced by a link, has size 0.
+        """
         size = self._size_now(stream)
+        if size is None and self._is_removed(stream):
+            self.changes.setdefault(stream, FileChange.REPLACED)
+            return 0
         return size if size is not None and size < promised else None
+
+    def _is_removed(self, stream: Stream) -> bool:
+        """True if no file can be opened for longer than the lag of shared storage, although the storage is mounted."""
+        missing_since_s = self._missing_since_s.get(stream)
+        return (
+            missing_since_s is not None
+            and time.monotonic() - missing_since_s > SHARED_STORAGE_LAG_S
+            and self._trials.is_dir()
+        )
 
     def _size_now(self, stream: Stream) -> int | None:
         try:
@@ -323,7 +340,12 @@ class Tail:
     def _descriptor(self, stream: Stream) -> int:
         descriptor = self._descriptors.get(stream)
         if descriptor is None:
-            descriptor = open_beneath(self._folder, self._paths[stream])
+            try:
+                descriptor = open_beneath(self._folder, self._paths[stream])
+            except (FileNotFoundError, UnsafePath):
+                self._missing_since_s.setdefault(stream, time.monotonic())
+                raise
+            self._missing_since_s.pop(stream, None)
             self._descriptors[stream] = descriptor
         return descriptor
 

@@ -79,6 +79,7 @@ class StreamSender:
         if len(data) == chunk.size_bytes:
             self._context.link.send(Chunk(chunk.key, chunk.stream, chunk.offset, data))
         elif (size := tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
+            self._report_changes(chunk.key, tail)  # a removal is a more exact warning than a truncation
             self._context.handle(events.StreamTruncated(chunk.key, chunk.stream, chunk.offset, size))
         else:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.

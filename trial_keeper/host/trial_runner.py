@@ -115,7 +115,8 @@ class TrialRunner:
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
         """Start a trial whose attempt is claimed."""
         self._prepared = {key: (trial, folder)}
-        self._context.log.folders[key], self._streams.tails[key] = folder, Tail(folder)
+        self._context.log.folders[key] = folder
+        self._streams.tails[key] = Tail(folder, self._context.workspace.trials)
         self._context.log.writing(partial(self._offer_checkpoints, trial, key))
         self._context.handle(events.TrialAssigned(key))
 
