@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import logging
+import re
 import secrets
 import shutil
 import signal
@@ -116,6 +117,9 @@ WITH_LONG_WAITS = (
     "faults/test_slurm.py",
     "faults/test_stop_converges.py",
     "faults/test_lost_lease.py",
+    "contract/platform openpai",
+    "contract/platform slurm",
+    "contract/platform installed",
 )
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITH_CONTAINERS = (
@@ -127,12 +131,20 @@ WITH_CONTAINERS = (
 )
 
 
+# The contract of a platform takes minutes, most of them waits. One process for all platforms would end long after the others.
+PLATFORM_WITH_LONG_WAITS = re.compile(
+    r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm|installed)(?!-of-this-machine)\b"
+)
+
+
 class ByFile(LoadScopeScheduling):
-    """Groups the tests of a file, and all tests with containers, into one process each. Long waits come first, then FOLDERS
-    in their order.
+    """Groups the tests of a file, the contract of a platform with long waits, and all tests with containers, into one process
+    each. Long waits come first, then FOLDERS in their order.
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if platform := PLATFORM_WITH_LONG_WAITS.match(nodeid):
+            return f"tests/contract/platform {platform[1]}"
         file = nodeid.partition("::")[0]
         return "tests/e2e" if file.endswith(WITH_CONTAINERS) else file
 

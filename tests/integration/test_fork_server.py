@@ -58,7 +58,11 @@ def fork_servers(of):
     """The fork servers among the children of a process."""
     found = []
     for each in psutil.Process(of).children():
-        with contextlib.suppress(psutil.ZombieProcess):  # Another test may have left a zombie.
+        with contextlib.suppress(
+            psutil.NoSuchProcess
+        ):  # Another test may have left a process that ends now, or a zombie.
+            # The kernel shows an empty command line for a moment after Popen returns.
+            wait_until(each.cmdline, "the process has a command line")
             found += [each] if FORK_SERVER in each.cmdline() else []
     return found
 
