@@ -1,4 +1,4 @@
-"""A hostile page in a real browser on the manager's machine reaches no operation, although programs there need no token."""
+"""A hostile page in a real browser reaches no operation of the manager, whose machine's programs need no token, or of the hub."""
 
 import contextlib
 import threading
@@ -7,42 +7,61 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from browser import chromium, needs_chromium
 from guarded_server import Guarded
+from made_experiment import made_experiment
+from served_hub import served_hub
+
+from nni_manager.hub import api as hub_api
+from nni_manager.store.folders import Registry
 
 pytestmark = [pytest.mark.any_machine, needs_chromium]
 
 # The page starts an attempt after the previous attempt has settled. After the last attempt, the page sets its title.
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>
-const at = "http://HOST:PORT/api/v1/nni";
+const at = "ORIGIN/api/v1/nni", jobs = "JOBS", removed = "REMOVED", body = 'BODY';
 const done = (element, ...names) => new Promise((resolve) => names.forEach((name) => element[name] = resolve));
 const tried = async (path, options) => { try { await fetch(at + path, options); } catch {} };
 async function attack() {
-  await tried("/trial-jobs", { mode: "no-cors" });
-  await tried("/trial-jobs", { mode: "no-cors", credentials: "include", referrerPolicy: "no-referrer" });
-  await tried("/trial-jobs", { mode: "no-cors", method: "POST", body: "{}", headers: { "Content-Type": "text/plain" } });
-  await tried("/trial-jobs", { method: "POST", body: "{}", headers: { "Content-Type": "application/json" } });
-  await tried("/experiment", { method: "DELETE" });
+  await tried(jobs, { mode: "no-cors" });
+  await tried(jobs, { mode: "no-cors", credentials: "include", referrerPolicy: "no-referrer" });
+  await tried(jobs, { mode: "no-cors", method: "POST", body, headers: { "Content-Type": "text/plain" } });
+  await tried(jobs, { method: "POST", body, headers: { "Content-Type": "application/json" } });
+  await tried(removed, { method: "DELETE" });
   for (const tag of ["img", "script", "link"]) {
     const element = document.createElement(tag);
     element.referrerPolicy = "no-referrer";
     if (tag === "link") element.rel = "stylesheet";
-    element[tag === "link" ? "href" : "src"] = at + "/trial-jobs?" + tag;
+    element[tag === "link" ? "href" : "src"] = at + jobs + "?" + tag;
     const ended = done(element, "onload", "onerror");
     document.head.append(element);
     await ended;
   }
   const form = document.createElement("form");
-  Object.assign(form, { action: at + "/trial-jobs", method: "POST", enctype: "text/plain", target: "target" });
+  Object.assign(form, { action: at + jobs, method: "POST", enctype: "text/plain", target: "target" });
   document.body.append(form);
   const framed = done(document.querySelector("iframe"), "onload");
   form.submit();
   await framed;
-  navigator.sendBeacon(at + "/trial-jobs", "{}");
+  navigator.sendBeacon(at + jobs, body);
   const socket = new WebSocket(at.replace("http", "ws"));
   await done(socket, "onerror", "onopen");
   document.title = "tried everything";
 }
 attack();
 </script>"""
+
+
+def attack_on(origin, jobs="/trial-jobs", removed="/experiment", body="{}"):
+    """The page. It requests `jobs` in each way, with this body, and the deletion of `removed`."""
+    page = PAGE
+    for name, value in {"ORIGIN": origin, "JOBS": jobs, "REMOVED": removed, "BODY": body}.items():
+        page = page.replace(name, value)
+    return page
+
+
+def is_attacked(page, url):
+    """Visit the hostile page until it has tried everything."""
+    page.goto(url)
+    page.wait_for_function("document.title === 'tried everything'")
 
 
 @contextlib.contextmanager
@@ -81,11 +100,9 @@ def manager():
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost"])
 def test_requests_from_a_hostile_page_are_refused_before_any_operation_runs(manager, site, target):
-    page = PAGE.replace("HOST:PORT", f"{target}:{manager.port}")
+    page = attack_on(f"http://{target}:{manager.port}")
     with a_site(page) as port, chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser:
-        visiting = browser.new_page()
-        visiting.goto(f"http://{site}:{port}/")
-        visiting.wait_for_function("document.title === 'tried everything'")
+        is_attacked(browser.new_page(), f"http://{site}:{port}/")
     assert manager.done == 0
     # The same server accepts the request of a program that is not a browser.
     assert manager.ask(token=None).status_code == 200
@@ -104,3 +121,32 @@ def test_dns_rebinding_to_the_manager_is_refused(manager):
             )
             assert {*verdicts} <= {400, 401, 403}, host
     assert manager.done == 0
+
+
+@pytest.mark.parametrize("site", ["evil.example", "127.0.0.1"])
+def test_a_hostile_page_cannot_use_the_session_of_a_browser_with_the_hub(tmp_path, monkeypatch, site):
+    commands = []
+
+    async def run(*arguments):
+        commands.append(arguments)
+        return "done"
+
+    monkeypatch.setattr(hub_api, "run_nnictl", run)
+    with (
+        served_hub(tmp_path, monkeypatch) as hub,
+        chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser,
+    ):
+        Registry.of_user().add(made_experiment(tmp_path / "made", 3).folder)
+        body = '{"config": "/hostile.yml"}'
+        page = attack_on(hub.origin, "/all", "/all/TESTEXPT", body)
+        with a_site(page) as port, browser.new_context() as context:
+            own = context.new_page()
+            own.goto(hub.link())
+            own.wait_for_selector("[data-test=experiment-TESTEXPT]")
+            is_attacked(context.new_page(), f"http://{site}:{port}/")
+            assert commands == []
+            # The session works: its own page can do what the hostile page could not.
+            own.reload()
+            own.wait_for_selector("[data-test=experiment-TESTEXPT]")
+        assert hub.ask("POST", "/api/v1/nni/all", data=body).status_code == 200
+        assert commands == [("create", "--config=/hostile.yml")]
