@@ -502,13 +502,13 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
 
 _ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
 # Each operator has the kind, its version, the second role of a job, and other fields of the configuration.
-_OPERATORS = {
-    "frameworkcontroller": (FRAMEWORKS, None, None, {}),
+OPERATORS_OF_KUBEFLOW = {
     "tf-operator": (TF_JOBS, "v1", "ps", {}),
     "pytorch-operator": (PYTORCH_JOBS, "v1", "master", {}),
     "trainjob": (TRAIN_JOBS, "v1alpha1", None, {"runtime": "torch-distributed"}),
     "job": (JOBS, "v1", None, {}),
 }
+_OPERATORS = {"frameworkcontroller": (FRAMEWORKS, None, None, {}), **OPERATORS_OF_KUBEFLOW}
 
 
 class OnKubernetes(Platform):

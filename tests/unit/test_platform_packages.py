@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import platforms as contract
 import pytest
 
 from nni_manager import training_services
@@ -272,6 +273,11 @@ def test_a_package_may_provide_an_nni_platform_that_is_not_built_in(install):
     install("a", provides="aml", section=SECTION, experiment_file=EXPERIMENT_FILE, platform=PLATFORM)
     Path("v2.yml").write_text(FILES["v2"].replace("testbed", "aml"))
     assert read_experiment_file(Path("v2.yml")).training_service == "aml"
+
+
+def test_the_contract_runs_over_every_built_in_platform():
+    covered = {"kubeflow" if name in contract.OPERATORS_OF_KUBEFLOW else name for name in contract.PLATFORMS}
+    assert not {*PLATFORMS} - covered, "add a class to PLATFORMS of tests/fakes/platforms.py"
 
 
 def test_the_package_of_every_built_in_platform_is_part_of_the_distribution():
