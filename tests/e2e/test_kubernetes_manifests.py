@@ -371,8 +371,8 @@ def test_the_deployment_runs_trials_in_other_pods_and_resumes_the_experiment_aft
     wait_until(lambda: answer_of(url + probe["path"]) == (200, "ok\n"), "the pod is ready")
 
     # As `kubectl exec` in the documentation.
-    of_manager = f"ancestor={podman.image('manager')}"
-    (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_manager).split()
+    of_pod = f"name=-{container()['name']}$"
+    (name,) = podman.run("podman", "ps", "--format", "{{.Names}}", "--filter", of_pod).split()
     who = podman.run("podman", "exec", name, "sh", "-c", "id -u; touch /x 2>/dev/null || echo read-only")
     assert who == "1000\nread-only\n"
     printed = podman.run("podman", "exec", name, "/opt/trial-keeper/bin/nnictl", "web", "--json")
