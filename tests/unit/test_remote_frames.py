@@ -59,6 +59,6 @@ def test_python_path_is_first_on_path(tmp_path, python_path, shell):
 
 
 def test_the_command_for_people_names_port_and_user():
-    assert render.ssh_command(RemoteMachine("a"), "true") == "ssh a true"
-    assert render.ssh_command(RemoteMachine("a", 2222, "ada"), "true") == "ssh -p 2222 ada@a true"
+    assert RemoteMachine("a").command("true") == "ssh a true"
+    assert RemoteMachine("a", 2222, "ada").command("true") == "ssh -p 2222 ada@a true"
     assert shlex.split(render.server_command(RemoteMachine("a")))[:3] == ["exec", "bash", "-c"]

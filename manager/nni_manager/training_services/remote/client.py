@@ -17,8 +17,9 @@ import asyncssh
 from nni_manager.errors import NniManagerError
 from nni_manager.support.backoff import delay_s
 from nni_manager.training_services.remote import frames, render
-from nni_manager.training_services.remote.connection import Connection, MachineAway, connect
+from nni_manager.training_services.remote.connection import Connection, connect
 from nni_manager.training_services.remote.section import RemoteMachine
+from nni_manager.training_services.ssh.client import MachineAway
 from trial_keeper.wire.documents import ManagerDocument
 from trial_keeper.wire.listener_uid import UNIX, host_and_port
 from trial_keeper.wire.workspace import Workspace

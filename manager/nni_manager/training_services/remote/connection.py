@@ -5,39 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import asyncssh
 
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import UserError
 from nni_manager.support.keeper_bundle import bundle_for
-from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable
 from nni_manager.training_services.remote import frames
 from nni_manager.training_services.remote.bundle import install
-from nni_manager.training_services.remote.render import NO_KEEPER, server_command, ssh_command
-from nni_manager.training_services.remote.section import DEFAULT_PORT, RemoteMachine
+from nni_manager.training_services.remote.render import NO_KEEPER, server_command
+from nni_manager.training_services.remote.section import RemoteMachine
+from nni_manager.training_services.ssh.client import (
+    CONNECT_TIMEOUT_S,
+    MachineAway,
+    error_of,
+    open_connection,
+    words,
+)
 from trial_keeper import __version__
 from trial_keeper.wire.versions import versions_agree
 
-# asyncssh logs each connection and each channel.
-asyncssh.set_log_level(logging.WARNING)
-
-_CONNECT_TIMEOUT_S = 15.0
 # A login shell may load much, and a Python on NFS needs seconds to start.
 _START_TIMEOUT_S = 60.0
-# 45 s of silence end a connection: a machine that is only busy answers, as sshd does so itself.
-_KEEP_ALIVE_S = 15
-_MAX_MISSED = 3
 # A disk that hangs, a driver that starts, or processes that die slowly. What waits longer is reported and tried again.
 REQUEST_TIMEOUT_S = 120.0
 _MAX_PREFIX_BYTES = 1 << 20
 _STDERR_BYTES = 2000
-
-
-class MachineAway(ClusterUnavailable):
-    """cannot reach a machine over SSH now; its jobs continue, and the connection is tried again"""
 
 
 class RequestFailed(ClusterUnavailable):
@@ -86,7 +81,7 @@ class Connection:
             self.hello = (await asyncio.wait_for(self._read(), _START_TIMEOUT_S)).header
         except (asyncio.IncompleteReadError, frames.FrameInvalid) as error:
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(process.wait_closed(), _CONNECT_TIMEOUT_S)
+                await asyncio.wait_for(process.wait_closed(), CONNECT_TIMEOUT_S)
             if process.returncode == NO_KEEPER:
                 raise KeeperMissing(
                     f"cannot run trials on {where}: it has no trial-keeper on PATH; run `pip install "
@@ -96,7 +91,7 @@ class Connection:
             said = (await process.stderr.read(_STDERR_BYTES)).decode(errors="replace").strip()
             raise RequestFailed(
                 f"cannot run trials on {where}: `trial-keeper serve-machine` ends at once: {said or 'it prints nothing'}; run "
-                f"`{ssh_command(self.machine, 'trial-keeper --version')}`, and install trial-keeper {__version__} there"
+                f"`{self.machine.command('trial-keeper --version')}`, and install trial-keeper {__version__} there"
             ) from error
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise MachineAway(
@@ -129,7 +124,7 @@ class Connection:
                 await self._process.stdin.drain()
             frame: frames.Frame = await asyncio.wait_for(answer, REQUEST_TIMEOUT_S)
         except (TimeoutError, asyncio.TimeoutError, OSError, asyncssh.Error) as error:
-            raise MachineAway(f"cannot get an answer of {self.machine.address}: {_words(error)}") from error
+            raise MachineAway(f"cannot get an answer of {self.machine.address}: {words(error)}") from error
         finally:
             self._answers.pop(number, None)
         if "error" in frame.header:
@@ -145,7 +140,7 @@ class Connection:
         self._end()
         self.ssh.close()
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError, OSError, asyncssh.Error):
-            await asyncio.wait_for(self.ssh.wait_closed(), _CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(self.ssh.wait_closed(), CONNECT_TIMEOUT_S)
 
     async def _read(self) -> frames.Frame:
         assert self._process is not None
@@ -184,11 +179,7 @@ async def connect(machine: RemoteMachine, on_event: Callable[[dict[str, Any]], N
         UserError: the machine is not trusted, refuses the login, or cannot run trials.
         RetryableError: it cannot be reached now.
     """
-    try:
-        options = await asyncio.to_thread(_options, machine)
-        ssh = await asyncssh.connect(machine.host, options=options)
-    except (asyncssh.Error, OSError, ValueError) as error:
-        raise error_of(machine, error) from error
+    ssh = await open_connection(machine)
     connection = Connection(machine, ssh, on_event)
     try:
         try:
@@ -204,62 +195,3 @@ async def connect(machine: RemoteMachine, on_event: Callable[[dict[str, Any]], N
             raise error_of(machine, error) from error
         raise
     return connection
-
-
-def _options(machine: RemoteMachine) -> asyncssh.SSHClientConnectionOptions:
-    given: dict[str, Any] = {
-        "port": None if machine.port == DEFAULT_PORT else machine.port,
-        "username": machine.user,
-        "password": machine.password,
-        "client_keys": None if machine.ssh_key_file is None else [machine.ssh_key_file],
-        "passphrase": machine.ssh_passphrase,
-        # As NNI does; and a server refuses further tries after a few keys of the agent.
-        "preferred_auth": None if machine.password is None else "password,keyboard-interactive,publickey",
-    }
-    options = asyncssh.SSHClientConnectionOptions(
-        host=machine.host,
-        connect_timeout=_CONNECT_TIMEOUT_S,
-        login_timeout=_CONNECT_TIMEOUT_S,
-        # What ~/.ssh/config may have for sessions of people.
-        request_pty=False,
-        agent_forwarding=False,
-        keepalive_interval=_KEEP_ALIVE_S,
-        keepalive_count_max=_MAX_MISSED,
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    if options.known_hosts is None:  # asyncssh would accept any key
-        raise UserError(
-            f"cannot trust {machine.address}: UserKnownHostsFile is none in the configuration of ssh; remove that line"
-        )
-    return options
-
-
-def error_of(machine: RemoteMachine, error: Exception) -> NniManagerError:
-    """The error for people, with the remedy."""
-    where = machine.address
-    log_in = ssh_command(machine, "true")
-    if isinstance(error, asyncssh.HostKeyNotVerifiable):
-        port = "" if machine.port == DEFAULT_PORT else f"-p {machine.port} "
-        return UserError(
-            f"cannot trust {where}: its host key is not the one in ~/.ssh/known_hosts, or there is none; run `{log_in}` once and "
-            f"compare the key that it shows (or `ssh-keyscan {port}{machine.host} >> ~/.ssh/known_hosts` in a network you trust)"
-        )
-    if isinstance(error, asyncssh.PermissionDenied):
-        return Unauthenticated(
-            f"cannot log in to {where}: {error.reason}; check user, sshKeyFile or password, and that `{log_in}` works"
-        )
-    if isinstance(error, asyncssh.KeyEncryptionError):
-        return UserError(
-            f"cannot use sshKeyFile {machine.ssh_key_file} for {where}: {error}; correct sshPassphrase, or use ssh-agent"
-        )
-    if isinstance(error, asyncssh.KeyImportError | asyncssh.ConfigParseError | FileNotFoundError):
-        return UserError(f"cannot log in to {where}: {_words(error)}; correct sshKeyFile, or ~/.ssh/config")
-    return MachineAway(f"cannot reach {where} over SSH: {_words(error)}; check that `{log_in}` works")
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError | asyncio.TimeoutError) and not str(error):
-        return "it does not answer in time"
-    if isinstance(error, asyncssh.DisconnectError):
-        return error.reason
-    return str(error) or type(error).__name__

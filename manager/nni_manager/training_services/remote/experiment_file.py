@@ -28,13 +28,8 @@ from nni_manager.config.schema import (
     text,
     whole,
 )
-from nni_manager.training_services.remote.section import (
-    DEFAULT_PORT,
-    HOST,
-    USER,
-    RemoteMachine,
-    RemoteSection,
-)
+from nni_manager.training_services.remote.section import RemoteMachine, RemoteSection
+from nni_manager.training_services.ssh.login import DEFAULT_PORT, HOST, USER
 
 MACHINES: KeyPath = (*SERVICE, "machineList")
 _EXAMPLE = "[{host: 10.1.1.1, user: ada}]"

@@ -13,6 +13,7 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.platform import LOOPBACK, Platform, PlatformCheck, ServiceFactory
 from nni_manager.training_services.remote.section import RemoteMachine, RemoteSection
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_manager.training_services.ssh.login import require_client
 from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -42,12 +43,7 @@ class RemotePlatform(Platform):
         Raises:
             UserError: it is not, or the tuner does.
         """
-        try:
-            import asyncssh  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(
-                "cannot use platform remote: the SSH client is not installed; run `pip install 'trial-keeper[remote]'`"
-            ) from error
+        require_client("platform remote")
         tuner = self.config.tuner
         if tuner.name == "PBTTuner" and "all_checkpoint_dir" not in (tuner.class_args or {}):
             raise UserError(
@@ -63,7 +59,7 @@ class RemotePlatform(Platform):
             RetryableError: the same, if all may be usable later.
         """
         self.check_offline()
-        from nni_manager.training_services.remote.ssh_thread import SshThread
+        from nni_manager.training_services.ssh.ssh_thread import SshThread
 
         with contextlib.closing(SshThread()) as thread:  # a notebook has a running loop on this thread
             problems = thread.run(self._problems())
@@ -116,8 +112,7 @@ class RemotePlatform(Platform):
 
     def api(self) -> tuple[str, str]:
         """The first machine: the route to it is usually that to the others."""
-        host = self.section.machines[0].host
-        return "the machine", f"ssh://[{host}]" if ":" in host else f"ssh://{host}"
+        return "the machine", self.section.machines[0].url
 
     def address_for_keepers(self) -> str:
         """This machine's address on the route to the first machine; loopback if only ssh knows the way to it.

@@ -9,10 +9,10 @@ from typing import Any
 
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.remote.client import MachineClient
-from nni_manager.training_services.remote.render import folder_of, key_of, ssh_command
+from nni_manager.training_services.remote.render import folder_of, key_of
 from nni_manager.training_services.remote.section import RemoteMachine
-from nni_manager.training_services.remote.ssh_thread import SshThread
 from nni_manager.training_services.share import Share, StorageUnavailable
+from nni_manager.training_services.ssh.ssh_thread import SshThread
 from trial_keeper.wire.workspace import Workspace
 
 
@@ -113,7 +113,7 @@ class RemoteShare(Share):
                 await client.request("remove", key=client.key, experiment_id=path.name)
             except NniManagerError as error:
                 remedy = f"'rm -rf {folder_of(client.machine, path.name)}'"
-                return f"{error}; remove what is left with `{ssh_command(client.machine, remedy)}`"
+                return f"{error}; remove what is left with `{client.machine.command(remedy)}`"
             return ""
 
         async def remove_all() -> list[str]:

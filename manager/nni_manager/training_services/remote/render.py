@@ -6,7 +6,7 @@ import hashlib
 import shlex
 
 from nni_manager.support.keeper_bundle import DIGEST_CHARACTERS, KeeperBundle
-from nni_manager.training_services.remote.section import DEFAULT_PORT, RemoteMachine
+from nni_manager.training_services.remote.section import RemoteMachine
 from nni_manager.training_services.run_script import choice_snippet, keeper_lookup_snippet
 
 NO_KEEPER = 127
@@ -32,13 +32,6 @@ def server_command(machine: RemoteMachine, folder: str = "") -> str:
     return _in_bash(
         f"{path_prefix(machine)}{first}command -v trial-keeper > /dev/null || exit {NO_KEEPER}; exec trial-keeper serve-machine"
     )
-
-
-def ssh_command(machine: RemoteMachine, command: str) -> str:
-    """The call of ssh with which a person runs a command on the machine."""
-    port = "" if machine.port == DEFAULT_PORT else f"-p {machine.port} "
-    user = "" if machine.user is None else f"{machine.user}@"
-    return f"ssh {port}{user}{machine.host} {command}"
 
 
 def folder_of(machine: RemoteMachine, experiment_id: str) -> str:

@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import StringConstraints
+from typing import Any
 
 from nni_manager.config.cluster import ClusterConfig, hidden
-
-DEFAULT_PORT = 22
-# Refused, as by OpenSSH: what a ProxyCommand could pass to a shell, or read as an option. A user may be DOMAIN\user.
-_REFUSED = r"""\s\x00-\x1f\x7f'"`;&<>|(){}$"""
-HOST = rf"^[^-\\{_REFUSED}][^\\{_REFUSED}]*$"
-USER = rf"^[^-\\{_REFUSED}]([^{_REFUSED}]*[^\\{_REFUSED}])?$"
+from nni_manager.training_services.ssh.login import SshLogin
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteMachine:
-    """A machine, its login, and how trials share its GPUs. None: what `~/.ssh/config` says for the host, or the default of ssh.
+class RemoteMachine(SshLogin):
+    """A machine, its login, and how trials share its GPUs.
 
-    Port 22 stands for that as well. With a password there is no key file. `gpu_indices` None means all GPUs.
-    `may_use_active_gpu`: also those on which other programs compute. `python_path` is the folder of the trials' Python there,
-    absolute or below `~/`, the home there.
+    `gpu_indices` None means all GPUs. `may_use_active_gpu`: also those on which other programs compute. `python_path` is the
+    folder of the trials' Python there, absolute or below `~/`, the home there.
     """
 
-    host: Annotated[str, StringConstraints(pattern=HOST)]
-    port: int = DEFAULT_PORT
-    user: Annotated[str, StringConstraints(pattern=USER)] | None = None
-    password: str | None = field(default=None, repr=False)
-    ssh_key_file: str | None = None
-    ssh_passphrase: str | None = field(default=None, repr=False)
     gpu_indices: tuple[int, ...] | None = None
     max_trials_per_gpu: int = 1
     may_use_active_gpu: bool = False
     python_path: str | None = None
-
-    @property
-    def address(self) -> str:
-        """The machine for messages: user, host, and a port that is not 22."""
-        user = "" if self.user is None else f"{self.user}@"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{user}{host}" if self.port == DEFAULT_PORT else f"{user}{host}:{self.port}"
 
     def keys_of_profile(self) -> dict[str, Any]:
         """The keys of the machine that a profile shows; no secrets."""

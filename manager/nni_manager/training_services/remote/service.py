@@ -18,13 +18,14 @@ from nni_manager.support.task_set import TaskSet
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.remote import render
 from nni_manager.training_services.remote.client import MachineClient
-from nni_manager.training_services.remote.connection import MachineAway, RequestFailed
+from nni_manager.training_services.remote.connection import RequestFailed
 from nni_manager.training_services.remote.frames import Frame
 from nni_manager.training_services.remote.job_records import Job, JobRecord, end_of
 from nni_manager.training_services.remote.machine_jobs import JobState
 from nni_manager.training_services.remote.placement import MachineView, Placements
 from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
 from nni_manager.training_services.remote.section import RemoteSection
+from nni_manager.training_services.ssh.client import MachineAway
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 
@@ -224,7 +225,7 @@ class RemoteService(TrainingService):
         job = self._jobs.get(job_id)
         if job is None or job.pid is None:
             return "nnictl stop"
-        return render.ssh_command(self._client(job).machine, f"kill -9 {job.pid}")
+        return self._client(job).machine.command(f"kill -9 {job.pid}")
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While its machine is away, it counts as running."""

@@ -1,0 +1,63 @@
+"""The login to a host over SSH. Imports no SSH client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from nni_manager.errors import UserError
+
+DEFAULT_PORT = 22
+# Refused, as by OpenSSH: what a ProxyCommand could pass to a shell, or read as an option. A user may be DOMAIN\user.
+_REFUSED = r"""\s\x00-\x1f\x7f'"`;&<>|(){}$"""
+HOST = rf"^[^-\\{_REFUSED}][^\\{_REFUSED}]*$"
+USER = rf"^[^-\\{_REFUSED}]([^{_REFUSED}]*[^\\{_REFUSED}])?$"
+
+
+@dataclass(frozen=True, slots=True)
+class SshLogin:
+    """A host and its user. None: what `~/.ssh/config` says for the host, or the default of ssh.
+
+    Port 22 stands for that as well. With a password there is no key file.
+    """
+
+    host: Annotated[str, StringConstraints(pattern=HOST)]
+    port: int = DEFAULT_PORT
+    user: Annotated[str, StringConstraints(pattern=USER)] | None = None
+    password: str | None = field(default=None, repr=False)
+    ssh_key_file: str | None = None
+    ssh_passphrase: str | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """The host for messages: user, host, and a port that is not 22."""
+        user = "" if self.user is None else f"{self.user}@"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{user}{host}" if self.port == DEFAULT_PORT else f"{user}{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The host as a URL."""
+        return f"ssh://[{self.host}]" if ":" in self.host else f"ssh://{self.host}"
+
+    def command(self, command: str) -> str:
+        """The call of ssh with which a person runs a command on the host."""
+        port = "" if self.port == DEFAULT_PORT else f"-p {self.port} "
+        user = "" if self.user is None else f"{self.user}@"
+        return f"ssh {port}{user}{self.host} {command}"
+
+
+def require_client(user: str) -> None:
+    """Check that the SSH client is installed. `user`: what needs it, for the message.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        import asyncssh  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"cannot use {user}: the SSH client is not installed; run `pip install 'trial-keeper[remote]'`"
+        ) from error
