@@ -119,6 +119,7 @@ WITH_LONG_WAITS = (
     "faults/test_lost_lease.py",
     "contract/platform openpai",
     "contract/platform slurm",
+    "contract/platform slurm-over-ssh",
     "contract/platform installed",
 )
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
@@ -133,7 +134,7 @@ WITH_CONTAINERS = (
 
 # The contract of a platform takes minutes, most of them waits. One process for all platforms would end long after the others.
 PLATFORM_WITH_LONG_WAITS = re.compile(
-    r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm|installed)(?!-of-this-machine)\b"
+    r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm-over-ssh|slurm|installed)(?!-of-this-machine)\b"
 )
 
 

@@ -160,7 +160,7 @@ def test_a_key_that_may_not_log_in_is_refused(site, work, nnictl):
     write(work, remote(site, sshKeyFile=str(site.home / "other")))
     said = refused(nnictl)
     assert said.count("cannot log in to") == 2
-    assert "check user, sshKeyFile or password" in said
+    assert "check user, key and password" in said
 
 
 def test_a_machine_without_trial_keeper_is_refused_with_the_command_that_installs_it(site, work, nnictl):

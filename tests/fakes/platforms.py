@@ -32,6 +32,7 @@ from openpai_here import an_openpai_here
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until, wait_until
 from slurm_here import a_slurm_here
+from slurm_login_node import a_login_node
 from ssh_machines import ssh_machines_here
 
 from nni_manager.engine.shared_files import SharedFiles
@@ -296,7 +297,7 @@ class InstalledPlatform(Local):
         return make_and_keep
 
     def _processes(self, **settings):
-        """The pids of this experiment's processes with these settings of a keeper."""
+        """The pids of this experiment's processes whose environment contains these settings of a keeper."""
         variables = {f"TRIAL_KEEPER_{name.upper()}": value for name, value in settings.items()}
         return processes.pids_where(
             lambda environ: (
@@ -686,6 +687,7 @@ class OnSlurm(Platform):
     removed_message = "Slurm reports job 1 (nni-EXPT-trial1): CANCELLED, but not by this manager"
     adopted_failure = "FAILED, exit code 1"
     unreachable = "cannot reach Slurm"
+    login = None
 
     def __init__(self, name, folder, monkeypatch):
         super().__init__(name, folder)
@@ -704,7 +706,7 @@ class OnSlurm(Platform):
 
     def service(self, on_job_ended):
         places = SimpleNamespace(workspace=self.workspace, jobs=self._jobs)
-        return SlurmService(SlurmSection(), places, on_job_ended)
+        return SlurmService(SlurmSection(login=self.login), places, on_job_ended)
 
     def left(self):
         return self.slurm.live()
@@ -758,10 +760,26 @@ class OnSlurm(Platform):
         self.slurm.run("scancel", self._large)
 
     def config(self, reuse=False):
-        return self.slurm.experiment_keys(reuse=reuse)
+        return self.slurm.experiment_keys(reuse=reuse, **({"login": self.login} if self.login else {}))
 
     def close(self):
         self._open.close()
+
+
+class OnSlurmOverSsh(OnSlurm):
+    """The same cluster, whose commands only a login node with a real sshd has."""
+
+    def __init__(self, name, folder, monkeypatch):
+        outside = os.environ["PATH"]
+        super().__init__(name, folder, monkeypatch)
+        inside = self.slurm.variables | {"PATH": os.environ["PATH"]}
+        node = self._open.enter_context(a_login_node(folder / "site", inside))
+        self.login = node.address
+        # The manager has neither Slurm's configuration nor the cluster's sbatch.
+        for variable in self.slurm.variables:
+            monkeypatch.delenv(variable)
+        for variable, value in (node.variables | {"PATH": outside}).items():
+            monkeypatch.setenv(variable, value)
 
 
 class OnRemote(Platform):
@@ -840,6 +858,7 @@ PLATFORMS = {
     "openpai-of-this-machine": OpenPaiOfThisMachine,
     **dict.fromkeys(_OPERATORS, OnKubernetes),
     "slurm": OnSlurm,
+    "slurm-over-ssh": OnSlurmOverSsh,
     "remote": OnRemote,
 }
 

@@ -1,6 +1,7 @@
 """Slurm's daemons, nodes and jobs fail while trials run: no result is lost or stored twice, and no job is left."""
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -11,6 +12,7 @@ from deadlines import scaled_s
 from gated_trials import GatedExperiment, gated
 from real_experiment import wait_until
 from slurm_here import NODES, a_slurm_here
+from slurm_login_node import a_login_node
 
 from trial_keeper import processes
 
@@ -22,9 +24,9 @@ GATED = gated("SLURMD_NODENAME")
 class Place(GatedExperiment):
     """An experiment on a cluster."""
 
-    def __init__(self, folder, slurm, experiment):
+    def __init__(self, folder, slurm, experiment, node):
         super().__init__(folder, experiment)
-        self.slurm = slurm
+        self.slurm, self.node = slurm, node
 
     def has_started(self, count):
         wait_until(lambda: len(self.ran()) >= count, f"trials have started {count} times")
@@ -53,21 +55,28 @@ class Place(GatedExperiment):
 
 @pytest.fixture
 def place(tmp_path, a_real_experiment):
-    """Makes an experiment on a cluster of its own, whose manager runs; `section`: keys of slurmConfig."""
+    """Makes an experiment on a cluster of its own, whose manager runs; `section`: keys of slurmConfig. `is_over_ssh`: the manager
+    uses the commands of a login node.
+    """
     with contextlib.ExitStack() as stack:
 
-        def make(train=GATED, section=None, **config):
-            slurm = stack.enter_context(a_slurm_here())
+        def make(train=GATED, section=None, *, is_over_ssh=False, **config):
+            slurm, node = stack.enter_context(a_slurm_here()), None
+            section, environ = section or {}, slurm.variables
+            if is_over_ssh:
+                inside = slurm.variables | {"PATH": os.environ["PATH"]}
+                node = stack.enter_context(a_login_node(tmp_path / "site", inside))
+                section, environ = section | {"login": node.address}, node.variables
             (tmp_path / "ran").touch()
             experiment = a_real_experiment(
                 train.format(folder=tmp_path),
-                environ=slurm.variables,
-                **slurm.experiment_keys(**(section or {})),
+                environ=environ,
+                **slurm.experiment_keys(**section),
                 **config,
             )
             stack.callback(experiment.close)
             experiment.start()
-            return Place(tmp_path, slurm, experiment)
+            return Place(tmp_path, slurm, experiment, node)
 
         yield make
 
@@ -82,6 +91,21 @@ def test_trials_go_on_while_slurmctld_is_killed_and_later_ones_start_when_it_is_
     wait_until(lambda: place.statuses()[0] == "SUCCEEDED", "a trial ends meanwhile")
     assert place.statuses()[1] == "RUNNING"
     place.slurm.start_controller()
+    wait_until(lambda: not place.problem(), "the problem is over")
+    place.open(1, 2, 3)
+    place.is_done(*["SUCCEEDED"] * 4)
+    assert Counter(number for number, _ in place.ran()) == dict.fromkeys("0123", 1)
+
+
+def test_trials_continue_while_the_login_node_is_unreachable_and_later_trials_start_afterwards(place):
+    place = place(trialConcurrency=2, maxTrialNum=4, is_over_ssh=True)
+    place.has_started(2)
+    place.node.machine.stop()
+    wait_until(lambda: "cannot reach 127.0.0.1" in place.problem(), "the problem is shown")
+    place.open(0)
+    wait_until(lambda: place.statuses()[0] == "SUCCEEDED", "a trial ends meanwhile")
+    assert place.statuses()[1] == "RUNNING"
+    place.node.machine.start()
     wait_until(lambda: not place.problem(), "the problem is over")
     place.open(1, 2, 3)
     place.is_done(*["SUCCEEDED"] * 4)

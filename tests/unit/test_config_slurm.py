@@ -3,7 +3,9 @@
 import pytest
 
 from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import InternalError
 from nni_manager.experiment import ExperimentConfig, SlurmConfig
 from nni_manager.training_services.slurm.render import sbatch_options
 
@@ -50,6 +52,8 @@ def test_every_notation_of_a_time_limit_is_passed_on_in_quotes(tmp_path, limit):
         ("extraArgs: [exclusive]", '"exclusive" is not a long option; write e.g. --exclusive'),
         ("extraArgs: [--requeue]", "--requeue is set for each job by nnictl; remove it"),
         ("extraArgs: [--output=/tmp/x]", "--output is set for each job by nnictl; remove it"),
+        ("login: -oProxyCommand=x", '"-oProxyCommand=x" is not a host for ssh, or user@host:port'),
+        ("login: ada@login1:ssh", '"ada@login1:ssh" is not a host for ssh, or user@host:port'),
         ("time: 60", "the key of a time limit is timeLimit"),
     ],
 )
@@ -57,6 +61,27 @@ def test_an_invalid_slurm_option_is_refused_with_a_reason(tmp_path, key, words):
     with pytest.raises(ConfigInvalid) as raised:
         read(tmp_path, key)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("login", "command"),
+    [
+        ("login1", "ssh login1 true"),
+        ("ada@login1", "ssh ada@login1 true"),
+        ("ada@10.1.1.1:2222", "ssh -p 2222 ada@10.1.1.1 true"),
+    ],
+)
+def test_the_login_node_is_written_as_for_ssh(tmp_path, login, command):
+    section = read(tmp_path, f"login: {login}").cluster
+    assert section.ssh_login.command("true") == command
+    assert section.ssh_login.address == section.receiver_of_login == login
+
+
+def test_a_stored_login_node_is_checked_like_one_of_a_file(tmp_path):
+    stored = read(tmp_path, "login: login1").to_json()
+    assert ExperimentSpec.from_json(stored).cluster.login == "login1"
+    with pytest.raises(InternalError, match=r"slurm\.login"):
+        ExperimentSpec.from_json(stored.replace('"login1"', '"-oProxyCommand=x"'))
 
 
 def test_the_keys_are_fields_in_python():

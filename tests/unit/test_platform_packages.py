@@ -24,7 +24,12 @@ CHECK = Path(__file__).parents[1] / "prose" / "check_platforms.py"
 CORPUS = Path(__file__).parents[1] / "golden" / "config" / "files"
 SERVICES = "nni_manager.training_services"
 # An experiment on Kubeflow or FrameworkController also imports the package `kubernetes`.
-SHARED = {"kubeflow": {"kubernetes"}, "frameworkcontroller": {"kubernetes"}, "remote": {"ssh"}}
+SHARED = {
+    "kubeflow": {"kubernetes"},
+    "frameworkcontroller": {"kubernetes"},
+    "remote": {"ssh"},
+    "slurm": {"ssh"},
+}
 READ = """
 import json, sys
 from pathlib import Path

@@ -1,6 +1,8 @@
 """The call of sbatch, the batch script and the environment of a job on Slurm."""
 
+import json
 import subprocess
+import sys
 
 import pytest
 
@@ -63,7 +65,6 @@ def test_no_option_contains_the_token():
     command = render.sbatch_command(FULL, "nni-EXPT-trial1", "/home/ada", "/home/ada/trial1.log")
     assert "c0ffee" not in " ".join(command)
     assert "c0ffee" not in render.batch_script("/home/ada/run.sh", "/home/ada/started")
-    assert render.job_environ({}, SETTINGS)["TRIAL_KEEPER_TOKEN"] == "c0ffee"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,32 @@ def test_a_job_inherits_no_variables_of_the_slurm_job_that_runs_the_manager():
     }
     kept = {"PATH": "/bin", "SBATCH_ACCOUNT": "vision", "SLURM_CONF": "/etc/slurm.conf"}
     assert render.commands_environ(outside) == kept
-    assert render.job_environ(outside, SETTINGS) == kept | SETTINGS.to_environ()
+
+
+PRINTS = "import json, os, sys; print(json.dumps([sys.argv[1:], sys.stdin.read(), dict(os.environ)]))"
+
+
+def test_a_command_on_a_login_node_has_its_arguments_its_input_and_the_settings_of_a_job():
+    outside = {
+        "PATH": "/usr/bin:/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SQUEUE_STATES": "PD",
+        "SBATCH_ACCOUNT": "vision",
+        "MODULE": "loaded",
+    }
+    arguments, stdin = ["--job-name=it's $HOME", "`x`"], '#!/bin/bash\necho "$x" `y` \\\n'
+    token = "c0ff'ee $x \\\n`y` ü"
+    script = render.login_script(
+        [sys.executable, "-c", PRINTS, *arguments], stdin, {"TRIAL_KEEPER_TOKEN": token}
+    )
+    done = subprocess.run(["bash"], input=script, env=outside, capture_output=True, text=True, check=True)
+    found_arguments, found_stdin, environ = json.loads(done.stdout)
+    assert (found_arguments, found_stdin) == (arguments, stdin)
+    assert environ["TRIAL_KEEPER_TOKEN"] == token
+    assert {name: value for name, value in environ.items() if name in outside} == {
+        name: outside[name] for name in ("PATH", "SLURM_CONF", "SBATCH_ACCOUNT", "MODULE")
+    }
 
 
 def run(script):
@@ -121,7 +147,7 @@ def test_a_batch_script_runs_its_job_once_however_often_it_is_started(tmp_path):
     assert "does not run again" in second.stderr
 
 
-def test_a_job_whose_node_lacks_the_folder_ends_with_the_code_of_a_missing_workspace(tmp_path):
+def test_a_job_on_a_node_without_the_shared_folder_has_the_exit_code_of_a_missing_workspace(tmp_path):
     done = run(render.batch_script("run.sh", str(tmp_path / "absent" / "started")))
     assert done.returncode == KeeperExit.WORKSPACE
     assert "absent" in done.stderr

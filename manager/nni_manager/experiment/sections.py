@@ -426,6 +426,7 @@ class SlurmConfig(TrainingServiceConfig):
     nodes: The nodes of a job; the trial's command runs on the first one, and starts the others with `srun`.
     ntasks: The tasks that the trial's command may start with `srun`.
     extra_args: Other options of `sbatch`, each in the form `--name=value`.
+    login: The login node whose Slurm commands are used.
     """
 
     platform: str | None = "slurm"
@@ -462,6 +463,9 @@ class SlurmConfig(TrainingServiceConfig):
     extra_args: list[str] | None = None
     """Other options of `sbatch`, each in the form `--name=value`. Value: a list of options of sbatch. Since 0.7, not in
     NNI."""
+    login: str | None = None
+    """The login node whose Slurm commands are used. Value: a host for ssh, or user@host:port. Since 0.7, not in NNI.
+    Default: this machine."""
 
 
 @dataclass(kw_only=True)

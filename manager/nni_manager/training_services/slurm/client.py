@@ -1,34 +1,52 @@
-"""The commands of Slurm on this machine. Each call blocks until its command ends."""
+"""What is asked of Slurm, by its commands. Each call blocks until its command ends."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import threading
+import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.errors import ClusterUnavailable
 from nni_manager.training_services.slurm import states
-from nni_manager.training_services.slurm.render import commands_environ
+from nni_manager.training_services.slurm.commands import (
+    NOT_FOUND,
+    Commands,
+    CommandsHere,
+    CommandsOnLoginNode,
+)
 from nni_manager.training_services.slurm.states import JobRow, error_of
+from nni_manager.training_services.ssh.login import SshLogin
 
 # sbatch retries for a minute by itself while slurmctld is busy.
 _TIMEOUT_S = 120.0
+# A client of NFS may see a new folder a few seconds later.
+_SHARED_HOME = """\
+for _ in {1..30}; do [ -d "$2" ] && break; sleep 0.2; done
+id -u
+[ -x "$1" ] && echo yes || echo no
+[ -d "$2" ] && echo yes || echo no"""
 
 
 class SlurmMissing(UserError):
     """cannot find Slurm's commands; run nnictl on a login node, or load the module that has them"""
 
 
-def missing(command: str) -> str:
+def missing(command: str, login: SshLogin | None = None) -> str:
     """The message about a command of Slurm that is not on PATH."""
+    if login is not None:
+        return (
+            f"cannot find Slurm's {command} on PATH of {login.address}; name a login node of the cluster in slurmConfig.login, "
+            "and let your login shell there (~/.bash_profile) load the module that has Slurm's commands"
+        )
     return (
-        f"cannot find Slurm's {command} on PATH; run nnictl on a login node of the cluster, or load the module that has Slurm's "
-        "commands"
+        f"cannot find Slurm's {command} on PATH; run nnictl on a login node of the cluster, load the module that has Slurm's "
+        "commands, or name a login node in slurmConfig.login"
     )
 
 
@@ -41,21 +59,20 @@ class ClusterNames:
 
 
 class Slurm:
-    """Runs Slurm's commands. Methods may be called by several threads.
+    """Asks Slurm. Methods may be called by several threads. `login`: of the host that has Slurm's commands; None: this machine.
 
     Raises of all methods:
         SlurmMissing: there is no such command.
-        UserError: Slurm refuses the call permanently; has what it printed.
+        UserError: Slurm refuses the call permanently, or the login node the login; has what it printed.
         RetryableError: a later call may succeed.
     """
 
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
-        self._lock = threading.Lock()
-        self._is_closed = False
+    def __init__(self, login: SshLogin | None = None) -> None:
+        self._login = login
+        self._commands: Commands = CommandsHere() if login is None else CommandsOnLoginNode(login)
 
     def cluster(self) -> ClusterNames:
-        """The names of the cluster that this machine belongs to."""
+        """The names of the cluster."""
         printed = self._ask(["scontrol", "show", "config"])
         found = dict(re.findall(r"^(ClusterName|SlurmctldHost\[0\])\s*= (.*)$", printed, re.MULTILINE))
         host = found.get("SlurmctldHost[0]", "")
@@ -63,9 +80,9 @@ class Slurm:
         address = re.fullmatch(r"([^(]*)\((.*)\)", host)
         return ClusterNames(found.get("ClusterName", ""), host if address is None else address[2])
 
-    def submit(self, command: Sequence[str], script: str, environ: Mapping[str, str]) -> str:
-        """Submit a batch job; returns its id in Slurm."""
-        printed = self._ask(command, script, environ).strip()
+    def submit(self, command: Sequence[str], script: str, variables: Mapping[str, str]) -> str:
+        """Submit a batch job; returns its id in Slurm. `variables`: those of the job's environment, besides others."""
+        printed = self._ask(command, script, variables).strip()
         slurm_id = printed.partition(";")[0]  # followed by the cluster's name, in a federation
         if not slurm_id.isdigit():
             raise RetryableError(
@@ -76,6 +93,42 @@ class Slurm:
     def test(self, command: Sequence[str]) -> None:
         """Let Slurm check a job without submitting it."""
         self._ask([*command, "--test-only"], "#!/bin/bash\n")
+
+    def check_shared_home(self, folder: Path) -> None:
+        """Check that jobs of this user can use this machine's folders: the login node has the same user, Python and `folder`.
+
+        `folder` need not exist, but its first parent that does is the one that is checked.
+
+        Raises:
+            UserError: it has not.
+        """
+        assert self._login is not None
+        where = self._login.address
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        try:
+            with tempfile.TemporaryDirectory(dir=existing, prefix=".nni-check-") as seen:
+                found = self._ask(["bash", "-c", _SHARED_HOME, "-", sys.executable, seen]).split()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {existing}: {error.strerror}; set experimentWorkingDirectory to a folder of the shared home "
+                "that you may write to"
+            ) from error
+        user, has_python, has_folder = [*found, "", "", ""][:3]
+        if user != str(os.geteuid()):
+            raise UserError(
+                f"cannot use slurmConfig.login {where}: its user id is {user}, and nnictl's is {os.geteuid()}, so jobs could not "
+                "write to the experiment's folder; run nnictl as the user of the shared home"
+            )
+        if has_folder != "yes":
+            raise UserError(
+                f"cannot use slurmConfig.login {where}: it has no {seen}, so it does not share {existing}; set "
+                "experimentWorkingDirectory to a folder of the shared home, at the same path here and there"
+            )
+        if has_python != "yes":
+            raise UserError(
+                f"cannot use slurmConfig.login {where}: it has no {sys.executable}; install trial-keeper on the shared home, and "
+                "run that nnictl"
+            )
 
     def jobs(self, prefix: str) -> list[JobRow]:
         """All jobs of this user with such names that Slurm knows, of any state: ended ones for some minutes (MinJobAge)."""
@@ -119,10 +172,7 @@ class Slurm:
 
     def close(self) -> None:
         """End the commands that run. Later calls raise."""
-        with self._lock:
-            self._is_closed = True
-            for process in self._running:
-                process.kill()
+        self._commands.close()
 
     def _signal(self, arguments: Sequence[str]) -> set[str]:
         """Run scancel; returns the ids of the jobs that it could not signal: they have ended, or not started."""
@@ -134,49 +184,27 @@ class Slurm:
             raise error
         return ids
 
-    def _ask(self, command: Sequence[str], stdin: str = "", environ: Mapping[str, str] | None = None) -> str:
-        code, printed, errors = self._run(command, stdin, environ)
+    def _ask(
+        self, command: Sequence[str], stdin: str = "", variables: Mapping[str, str] | None = None
+    ) -> str:
+        code, printed, errors = self._run(command, stdin, variables)
         if code != 0:
             raise error_of(command[0], errors or printed)
         return printed
 
     def _run(
-        self, command: Sequence[str], stdin: str = "", environ: Mapping[str, str] | None = None
+        self, command: Sequence[str], stdin: str = "", variables: Mapping[str, str] | None = None
     ) -> tuple[int, str, str]:
         """Run a command; returns its exit code, its stdout and its stderr."""
         try:
-            with self._lock:
-                if self._is_closed:
-                    raise RetryableError(f"cannot run {command[0]}: the manager is closing")
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    env=commands_environ(os.environ) if environ is None else environ,
-                    start_new_session=True,
-                )
-                self._running.add(process)
-        except FileNotFoundError as error:
-            raise SlurmMissing(missing(command[0])) from error
-        except OSError as error:
-            why = f"{error.strerror}; free memory or processes on this machine"
-            raise RetryableError(f"cannot run {command[0]}: {why}") from error
-        try:
-            printed, errors = process.communicate(stdin, _TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
+            code, printed, errors = self._commands.run(command, stdin, variables or {}, _TIMEOUT_S)
+        except TimeoutError as error:
             raise ClusterUnavailable(
                 f"cannot get an answer of `{command[0]}` within {_TIMEOUT_S:.0f} s; check slurmctld with `scontrol ping`"
             ) from error
-        finally:
-            with self._lock:
-                self._running.discard(process)
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        return process.returncode, printed, errors
+        if code == NOT_FOUND:
+            raise SlurmMissing(missing(command[0], self._login))
+        return code, printed, errors
 
 
 def _parsed(parse: Callable[[str], list[JobRow]], command: str, printed: str) -> list[JobRow]:

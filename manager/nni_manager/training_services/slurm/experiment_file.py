@@ -12,6 +12,7 @@ from nni_manager.config.platform_file import PlatformFile
 from nni_manager.config.schema import line, mapping, must_be, refusal, text, whole
 from nni_manager.training_services.slurm.render import OWN_OPTIONS, TIME_LIMIT
 from nni_manager.training_services.slurm.section import SlurmSection
+from nni_manager.training_services.ssh.login import ADDRESS
 
 _SINCE = "0.7"
 
@@ -44,6 +45,8 @@ class SlurmServiceKeys(ServiceKeys):
         about="the tasks that the trial's command may start with `srun`")
     extra_args: list[str] = must_be("a list of options of sbatch", '["--exclusive"]', [], since=_SINCE,
         about="other options of `sbatch`, each in the form `--name=value`")
+    login: str | None = must_be("a host for ssh, or user@host:port", "ada@login1", None, since=_SINCE, pattern=ADDRESS,
+        unset="this machine", about="the [login node](slurm.md#a-manager-elsewhere) whose Slurm commands are used")
     # fmt: on
 
     @field_validator("extra_args")

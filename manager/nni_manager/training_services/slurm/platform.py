@@ -1,7 +1,8 @@
-"""Slurm as a platform. The manager runs on a login node, where Slurm's commands and the shared home are."""
+"""Slurm as a platform. The manager runs where the shared home is; Slurm's commands are there, or on a login node."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from functools import partial
 
@@ -12,6 +13,7 @@ from nni_manager.training_services.platform import Platform, PlatformCheck, Serv
 from nni_manager.training_services.slurm.client import Slurm, SlurmMissing, missing
 from nni_manager.training_services.slurm.render import sbatch_command
 from nni_manager.training_services.slurm.section import SlurmSection
+from nni_manager.training_services.ssh.login import require_client
 
 
 class SlurmPlatform(Platform):
@@ -31,37 +33,46 @@ class SlurmPlatform(Platform):
         return partial(SlurmService, self.section, folder)
 
     def check_offline(self) -> None:
-        """Check that Slurm's commands are here.
+        """Check that Slurm's commands are here, or the SSH client for those of a login node.
 
         Raises:
-            SlurmMissing: they are not.
+            UserError: they are not.
         """
-        if shutil.which("sbatch") is None:
+        if self.section.login is not None:
+            require_client("slurmConfig.login")
+        elif shutil.which("sbatch") is None:
             raise SlurmMissing(missing("sbatch"))
 
     def check(self) -> PlatformCheck:
         """Let Slurm check the options of the jobs, without submitting one. A limit that is reached now is a warning.
 
         Raises:
-            UserError: Slurm refuses them.
-            RetryableError: slurmctld does not answer.
+            UserError: Slurm refuses them, or the login node does not share this machine's folders.
+            RetryableError: slurmctld or the login node does not answer.
         """
         self.check_offline()
-        slurm = Slurm()
-        names = slurm.cluster()
         warnings: tuple[str, ...] = ()
-        try:
-            slurm.test(sbatch_command(self.section, "nni-check", "/", "/dev/null"))
-        except QuotaExceeded as error:
-            warnings = (str(error),)
+        with contextlib.closing(Slurm(self.section.ssh_login)) as slurm:
+            names = slurm.cluster()
+            try:
+                slurm.test(sbatch_command(self.section, "nni-check", "/", "/dev/null"))
+            except QuotaExceeded as error:
+                warnings = (str(error),)
+            if self.section.login is not None:
+                slurm.check_shared_home(self.config.log_dir)
         where = f"Slurm cluster {names.name}"
         if self.section.partition:
             where = f"{where}, partition {self.section.partition}"
+        if self.section.login is not None:
+            where = f"{where}, by {self.section.login}"
         return PlatformCheck(where, warnings)
 
     def api(self) -> tuple[str, str]:
-        """The controller: the route to it is usually that to the compute nodes."""
-        return "Slurm's controller", f"slurm://{Slurm().cluster().controller}"
+        """The controller, or the login node: the route to it is usually that to the compute nodes."""
+        if self.section.ssh_login is not None:
+            return "the login node", self.section.ssh_login.url
+        with contextlib.closing(Slurm()) as slurm:
+            return "Slurm's controller", f"slurm://{slurm.cluster().controller}"
 
 
 platform = SlurmPlatform

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from nni_manager.training_services.slurm.section import SlurmSection
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.settings import without_settings
 
 # Source: sbatch(1), --time. Days come with hours, hours with minutes and seconds.
 TIME_LIMIT = r"^([0-9]{1,6}|[0-9]{1,6}:[0-5]?[0-9]|[0-9]{1,5}:[0-5]?[0-9]:[0-5]?[0-9]|[0-9]{1,4}-[0-9]{1,2}(:[0-5]?[0-9]){0,2})$"
@@ -151,6 +151,20 @@ def commands_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return without_settings(passed) | kept
 
 
-def job_environ(environ: Mapping[str, str], settings: KeeperSettings) -> dict[str, str]:
-    """The environment of sbatch, which passes it to the job. Other users cannot read the token there."""
-    return commands_environ(environ) | settings.to_environ()
+_END = "END_OF_TRIAL_KEEPERS_INPUT"
+
+
+def login_script(command: Sequence[str], stdin: str, variables: Mapping[str, str]) -> str:
+    """The script with which bash on a login node runs a command of Slurm.
+
+    `variables`: those of the command's environment, besides those of the login shell. Other users cannot read them.
+    """
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    dropped = " ".join(f"${{!{prefix}@}}" for prefix in _NOT_PASSED)
+    return f"""\
+conf=${{SLURM_CONF-}}
+unset {dropped}
+[ -z "$conf" ] || export SLURM_CONF="$conf"
+{exports}exec {shlex.join(command)} << '{_END}'
+{stdin}{_END}
+"""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import StringConstraints
 
 from nni_manager.config.cluster import ClusterConfig
+from nni_manager.training_services.ssh.login import ADDRESS, SshLogin
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmSection(ClusterConfig):
-    """The options of the experiment's jobs. None: Slurm's own default. `gpus` is the number for a whole job."""
+    """The options of the experiment's jobs. None: Slurm's own default. `gpus` is the number for a whole job.
+
+    `login`: the login node whose commands are used, `user@host:port`; None: this machine's.
+    """
 
     partition: str | None = None
     account: str | None = None
@@ -24,6 +30,17 @@ class SlurmSection(ClusterConfig):
     nodes: int | None = None
     ntasks: int | None = None
     extra_args: tuple[str, ...] = ()
+    login: Annotated[str, StringConstraints(pattern=ADDRESS)] | None = None
+
+    @property
+    def ssh_login(self) -> SshLogin | None:
+        """The login node; None: this machine."""
+        return None if self.login is None else SshLogin.of(self.login)
+
+    @property
+    def receiver_of_login(self) -> str:
+        """The login node."""
+        return self.login or ""
 
     def trial_gpu_number(self, written: int | None) -> int | None:
         """The number of GPUs; None if `gres` or the partition decides."""
@@ -44,6 +61,7 @@ class SlurmSection(ClusterConfig):
             "nodes": self.nodes,
             "ntasks": self.ntasks,
             "extraArgs": list(self.extra_args),
+            "login": self.login,
         }
 
 

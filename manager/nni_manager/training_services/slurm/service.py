@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +56,7 @@ class SlurmService(TrainingService):
     ) -> None:
         super().__init__(on_job_ended)
         self.run_script = render.run_script(sys.executable)
-        self._slurm, self._section = Slurm(), section
+        self._slurm, self._section = Slurm(section.ssh_login), section
         self._workspace, self._files = folder.workspace, JobFiles(folder.jobs)
         self._experiment_id = folder.workspace.root.name
         self._jobs: dict[str, Job] = {}
@@ -116,8 +115,8 @@ class SlurmService(TrainingService):
         log, started = str(self._files.log(job.job_id)), str(self._files.started(job.job_id))
         command = render.sbatch_command(self._section, job.name, str(self._workspace.root), log)
         script = render.batch_script(str(self._workspace.run_sh), started)
-        environ = render.job_environ(os.environ, settings)
-        job.slurm_id = await self._call(self._slurm.submit, command, script, environ)
+        # sbatch passes its environment to the job.
+        job.slurm_id = await self._call(self._slurm.submit, command, script, settings.to_environ())
         job.missing_polls = 0
         logger.info("job %s is job %s of Slurm", job.job_id, job.slurm_id)
 
@@ -141,7 +140,9 @@ class SlurmService(TrainingService):
 
     def removal_command(self, job_id: str) -> str:
         """A scancel command; names of jobs are unique."""
-        return f"scancel --name={render.job_name(self._experiment_id, job_id)}"
+        command = f"scancel --name={render.job_name(self._experiment_id, job_id)}"
+        login = self._section.ssh_login
+        return command if login is None else login.command(command)
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While slurmctld is unreachable, jobs count as running and are polled later.

@@ -79,7 +79,7 @@ def error_of(login: SshLogin, error: Exception) -> NniManagerError:
         )
     if isinstance(error, asyncssh.PermissionDenied):
         return Unauthenticated(
-            f"cannot log in to {where}: {error.reason}; check user, sshKeyFile or password, and that `{log_in}` works"
+            f"cannot log in to {where}: {error.reason}; check user, key and password, and that `{log_in}` works"
         )
     if isinstance(error, asyncssh.KeyEncryptionError):
         return UserError(

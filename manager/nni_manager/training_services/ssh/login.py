@@ -14,6 +14,8 @@ DEFAULT_PORT = 22
 _REFUSED = r"""\s\x00-\x1f\x7f'"`;&<>|(){}$"""
 HOST = rf"^[^-\\{_REFUSED}][^\\{_REFUSED}]*$"
 USER = rf"^[^-\\{_REFUSED}]([^{_REFUSED}]*[^\\{_REFUSED}])?$"
+ADDRESS = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(:[0-9]{1,5})?$"
+"""The form `user@host:port`, of which user and port may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,13 @@ class SshLogin:
     password: str | None = field(default=None, repr=False)
     ssh_key_file: str | None = None
     ssh_passphrase: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, address: str) -> SshLogin:
+        """The login to an address `user@host:port`, of which user and port may be missing."""
+        user, _, host = address.rpartition("@")
+        name, colon, port = host.rpartition(":")
+        return cls(name, int(port), user or None) if colon else cls(host, user=user or None)
 
     @property
     def address(self) -> str:
