@@ -104,8 +104,8 @@ def should_stop_cost() -> list[Row]:
 def import_cost() -> list[Row]:
     """Median wall time and peak memory of an interpreter that imports the SDK, compared with an idle one.
 
-    The interpreter finds the SDK by PYTHONPATH, like a trial, and runs without site-packages: modules that
-    .pth files load at startup would not count. `os` is in every interpreter that runs with them.
+    The interpreter finds the SDK by PYTHONPATH, like a trial, and runs without site-packages, because .pth files could import
+    modules at startup. Both programs import `os`, because an interpreter with site-packages always imports it.
     """
     own = Path(nni_sdk.__file__).parent
     path = os.pathsep.join(map(str, (own.parent, own / "fallback")))

@@ -115,9 +115,7 @@ class KeeperDouble:
             await asyncio.sleep(INTERVAL_S)
 
     async def deliver(self, content: bytes) -> None:
-        """Deliver a metrics file as fast as the manager acknowledges it, with a keeper's chunks and
-        window.
-        """
+        """Send a metrics file as fast as the manager acknowledges it. Chunks and unacknowledged bytes have a keeper's limits."""
         sent = durable = 0
         heard = self.heard()
         while durable < len(content):

@@ -27,7 +27,7 @@ class ResultsInvalid(Exception):
 
 @dataclass(frozen=True)
 class Results:
-    """The rows of each round, and the machine."""
+    """The result rows of each round, and a description of the machine."""
 
     machine: dict[str, Any]
     rounds: list[list[Row]]

@@ -103,7 +103,7 @@ def test_a_trial_starts_on_an_idle_gpu_rather_than_on_a_gpu_in_use(machine):
     assert machine.succeeded() == "GPU 1 by PCI_BUS_ID"
 
 
-def test_the_list_of_gpus_shows_the_trial_of_each_gpu_and_its_use(machine):
+def test_the_list_of_gpus_shows_the_trials_and_the_load_of_each_gpu(machine):
     machine.computing.write_text("1 0")
     os.mkfifo(machine.folder / "gate")
     (machine.folder / "train.py").write_text(f"open('gate').read()\n{TRAIN}")

@@ -153,7 +153,7 @@ def test_tasks_of_a_plain_job_have_an_index_and_the_trial_ends_after_all_tasks(p
 
 
 def test_a_restarted_replica_starts_a_new_attempt_that_continues_from_the_checkpoint(place):
-    """trial-keeper requests no such restart, but a cluster's policy may."""
+    """trial-keeper never requests the restart of a replica, but the restart policy of a cluster may cause one."""
     store, ready = place.cluster.store, place.folder / "ready"
     (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))
     place.config |= {"maxTrialNum": 1, "trialConcurrency": 1}

@@ -26,7 +26,7 @@ SPACE = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """The current directory, with a separate home."""
+    """An empty working directory, below a home folder of its own."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

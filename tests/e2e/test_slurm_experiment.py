@@ -143,7 +143,7 @@ def test_create_without_slurm_names_the_login_node(work, nnictl, tmp_path):
     )
 
 
-def test_create_names_a_controller_that_does_not_answer(slurm, nnictl):
+def test_nnictl_create_reports_an_unreachable_slurm_controller(slurm, nnictl):
     slurm.stop_controller()
     refused = create(nnictl)
     assert refused.returncode == 1

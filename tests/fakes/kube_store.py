@@ -1,8 +1,7 @@
-"""The state of a fake Kubernetes API server: objects of all kinds under one counter, and their complete
-history.
+"""The state of a fake Kubernetes API server: objects of all kinds with one counter of resource versions, and their history.
 
 The HTTP server, the controllers and the kubelet use it through the same few calls, each of which is one
-transaction. Objects are copied in both directions.
+transaction. Each call copies the objects that it stores and returns.
 """
 
 import base64

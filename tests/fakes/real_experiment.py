@@ -42,9 +42,7 @@ _RETRY_DELAY_S = 0.05
 def wait_until(
     is_true: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S, every_s: float = _RETRY_DELAY_S
 ) -> Any:
-    """Poll until it is true and return its value. The progress of other processes has no event to wait
-    for.
-    """
+    """Poll `is_true` until it returns a true value, and return that value. Other processes send no event to wait for."""
     deadline_s = time.monotonic() + timeout_s
     never = threading.Event()
     while not (result := is_true()):
@@ -68,9 +66,9 @@ async def a_manager_here(
     make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
     told: str | None = None,
 ) -> AsyncIterator[Engine]:
-    """The parts of a manager process, from start to end, with any training service.
+    """Run the parts of a manager process in this process, with the given training service.
 
-    `told`: the address in manager.json instead of the manager's own.
+    `told`: the address in manager.json, if it is not the manager's own.
     """
     port = experiment.port = free_port_pair()
     engine = Engine(

@@ -69,7 +69,7 @@ def state_files(root):
     """One file of each kind below a folder. Files whose paths differ only in ids have the same kind, because the same code
     reads them.
 
-    Attempts of ended and of running trials are two kinds.
+    The files of an ended attempt and those of a running attempt have different kinds.
     """
     kinds = {}
     for path in sorted(root.rglob("*")):

@@ -115,7 +115,7 @@ def answer_of(here, name, path):
     return session.request(verb, url, **({"json": BODIES[name]} if name in BODIES else {}))
 
 
-def test_every_described_operation_responds_as_described_or_is_documented_as_absent(here):
+def test_every_operation_of_the_api_description_matches_its_schema_or_is_documented_as_absent(here):
     document = as_json_schema(yaml.safe_load(DESCRIPTION.read_text()))
     operations = {
         f"{verb.upper()} {path}": operation

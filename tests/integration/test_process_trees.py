@@ -518,7 +518,9 @@ def entering(group):
 @pytest.mark.parametrize(
     "command", [f"exec {PYTHON} greedy.py", f"{PYTHON} greedy.py; true", f"{PYTHON} greedy.py || exit 3"]
 )
-def test_a_trial_killed_for_memory_fails_with_the_limit_and_the_remedy(programs, memory_limit, command):
+def test_the_message_of_an_oom_killed_trial_contains_the_memory_limit_and_the_remedy(
+    programs, memory_limit, command
+):
     keeper = start(programs, f"echo before >&2; {command}", prefix=memory_limit)
     code, reason = finish(programs, keeper)
     assert (code, reason) == (3 if "exit 3" in command else 128 + KILL, ExitReason.OUT_OF_MEMORY)

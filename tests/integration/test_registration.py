@@ -203,7 +203,7 @@ def test_reap_orphans_finds_processes_by_environment_ancestry_and_session(tmp_pa
 def test_a_daemon_outside_the_trial_survives_the_kill_of_its_child_inside_the_trial(tmp_path):
     daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
     assert daemon.stdout.readline() == "go\n"
-    # The child has the marker in its environment as soon as it has replaced the fork of bash.
+    # bash forks the child without the marker. The child's environment contains the marker once it executes sleep.
     is_ours = is_marked(tmp_path)
     wait_until(
         lambda: any(is_ours(psutil.Process(pid).environ()) for pid in living_children()),

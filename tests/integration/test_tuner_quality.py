@@ -130,7 +130,7 @@ def test_an_interrupted_peer_comparison_continues_and_reports_failing_peers(besi
     assert "Auto: 2 seeds of each problem" in out
 
 
-def test_every_peer_has_an_adapter_and_an_environment(beside):
+def test_every_peer_library_has_an_adapter_and_a_virtual_environment(beside):
     adapters = importlib.import_module("peer_tuners").PEERS
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     assert {*beside.PEERS.values()} == adapters.keys()

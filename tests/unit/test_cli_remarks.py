@@ -193,7 +193,7 @@ def test_the_python_api_changes_tags_and_notes_of_an_ended_experiment(ended):
     assert list(frame["note"]) == ["", "late", ""]
 
 
-def test_the_row_writes_of_a_later_manager_do_not_change_stored_tags(nnictl, ended):
+def test_a_later_manager_that_saves_a_trial_does_not_change_stored_tags(nnictl, ended):
     nnictl("trial", "tag", "TEST", "-T", "00001", "--add", "keep")
     # A manager often saves a trial's row, and these writes must not change tags and notes.
     with (

@@ -1,4 +1,4 @@
-"""The selection of a command's experiment, and the list of experiments."""
+"""How nnictl selects the experiment of a command, and how it lists experiments."""
 
 import json
 import os

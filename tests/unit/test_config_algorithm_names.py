@@ -1,4 +1,4 @@
-"""Names and arguments of NNI 2.10's algorithms: any case, its shorter names, GP and `tpe_args`."""
+"""Names and arguments of NNI 2.10's algorithms: upper and lower case, NNI's short names, GP, and `tpe_args`."""
 
 import json
 

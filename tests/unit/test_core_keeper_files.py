@@ -134,7 +134,7 @@ def test_the_end_report_contains_the_metrics_size_before_the_stop(
     assert (end.metrics_size_at_stop, end.exit_code) == (100, code)
 
 
-def test_a_trial_that_was_not_stopped_has_no_metrics_size_at_the_stop(simulated: SimulatedKeeper) -> None:
+def test_a_trial_that_ends_by_itself_reports_no_metrics_size_at_a_stop(simulated: SimulatedKeeper) -> None:
     simulated.running()
     end = end_in(simulated.at(1, exited(0, size=100)))
     assert end.metrics_size_at_stop is None
