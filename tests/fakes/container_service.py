@@ -42,7 +42,7 @@ class ContainerService(TrainingService):
         """The name of a job's container."""
         return self._prefix + job_id
 
-    async def reserve(self, job_id):
+    async def reserve(self, job_id, trial_id=None):
         pass
 
     def placement(self, job_id):

@@ -25,7 +25,7 @@ class TeamService(TrainingService):
         self._environs: dict[tuple[str, str], dict[str, str]] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
-    async def reserve(self, job_id):
+    async def reserve(self, job_id, trial_id=None):
         pass
 
     def placement(self, job_id):

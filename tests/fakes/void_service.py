@@ -19,7 +19,7 @@ class Void(TrainingService):
         self.state = state
         self.released = []
 
-    async def reserve(self, job_id):
+    async def reserve(self, job_id, trial_id=None):
         pass
 
     def placement(self, job_id):

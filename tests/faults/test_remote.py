@@ -18,6 +18,24 @@ from trial_keeper import processes
 pytestmark = pytest.mark.timeout(400)
 
 GATED = gated("MACHINE")
+# Saves a checkpoint after its first result.
+CHECKPOINTED = """
+import os, pathlib, time
+import nni_sdk as nni
+folder, number = pathlib.Path("{folder}"), nni.get_sequence_id()
+x = nni.get_next_parameter()["x"]
+with (folder / "ran").open("a") as ran:
+    ran.write(f"{{number}} {{os.environ['MACHINE']}}\\n")
+found = nni.load_checkpoint()
+if found is None:
+    nni.report_intermediate_result(x / 2)
+    pathlib.Path("state").write_text("saved")
+    nni.save_checkpoint("state")
+while not (folder / str(number)).exists():
+    time.sleep(0.02)
+(folder / f"found-{{number}}").write_text(found and pathlib.Path(found).read_text() or "")
+nni.report_final_result(x)
+"""
 
 
 class Place(GatedExperiment):
@@ -174,6 +192,21 @@ def test_jobs_of_a_machine_that_was_restarted_are_lost_and_tried_again(place):
     assert (
         "has been restarted" in place.trials()[0]["warning"] + place.experiment.folder.manager_log.read_text()
     )
+
+
+def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
+    place = place(train=CHECKPOINTED, trialConcurrency=2, maxTrialNum=2, maxTrialRetry=1)
+    place.has_started(0, 1)
+    number = next(int(number) for number, machine in place.ran() if machine == "two")
+    place.open(1 - number)
+    place.has(1 - number, "SUCCEEDED")
+    # Both machines are free now, and the other one comes first in the file.
+    processes.end_all(place.site.machines["two"].processes)
+    wait_until(lambda: len(place.ran()) == 3, "the trial runs again")
+    place.open(number)
+    place.is_done("SUCCEEDED", "SUCCEEDED")
+    assert place.ran()[2] == (str(number), "two")
+    assert (place.folder / f"found-{number}").read_text() == "saved"
 
 
 def test_a_killed_keeper_leaves_nothing(place):

@@ -116,12 +116,12 @@ class OnePlace(Void):
         self.holder = None
         self.place_is_free = asyncio.Event()
 
-    async def reserve(self, job_id):
+    async def reserve(self, job_id, trial_id=None):
         while self.holder is not None:
             self.place_is_free.clear()
             await self.place_is_free.wait()
         self.holder = job_id
-        return await super().reserve(job_id)
+        return await super().reserve(job_id, trial_id)
 
     def release(self, job_id):
         super().release(job_id)
@@ -282,7 +282,7 @@ def test_no_trial_is_submitted_after_the_manager_closes(a_real_experiment):
         engine, service = an_engine(experiment, kind=SlowSubmit)
         blocked = asyncio.Event()
 
-        async def reserve(job_id):
+        async def reserve(job_id, trial_id):
             blocked.set()
             await asyncio.Event().wait()
 

@@ -10,7 +10,7 @@ from platforms import a_platform
 from real_experiment import until
 
 from nni_manager.errors import RetryableError
-from nni_manager.training_services.remote import connection
+from nni_manager.training_services.ssh import client
 
 EXITS_AS_WRITTEN = """\
 STARTED
@@ -22,7 +22,7 @@ exit "$(cat "$TRIAL_KEEPER_WORKSPACE/code")"
 
 @pytest.fixture
 def platform(tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "_KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0.3)
     with a_platform("remote", tmp_path, monkeypatch) as platform:
         platform.runs(EXITS_AS_WRITTEN)
         yield platform

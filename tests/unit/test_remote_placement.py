@@ -26,6 +26,15 @@ def test_jobs_go_to_the_machine_with_the_fewest_in_the_order_of_the_file():
     assert some.machine_of("job1") is None
 
 
+def test_a_retried_trial_returns_to_the_machine_with_its_checkpoints_if_that_machine_has_room():
+    some = placements(gpus_per_job=2)
+    assert some.take("job0", [A, B], {"b"}) == "b"
+    assert some.take("job1", [A, B], {"b"}) == "a"
+    some.release("job0")
+    some.release("job1")
+    assert some.take("job2", [A], {"b"}) == "a"
+
+
 def test_without_a_machine_that_answers_there_is_no_place():
     some = placements()
     assert some.take("job", []) is None

@@ -181,7 +181,7 @@ class JobSubmission:
         if (saved := self.runtime.last_save) is not None:
             await asyncio.shield(saved)  # a job must not exist before it is stored
         is_submitted = False
-        await self.service.reserve(job.job_id)
+        await self.service.reserve(job.job_id, job.trial_id)
         try:
             trial = self._trial_of(job)
             if trial is not None:

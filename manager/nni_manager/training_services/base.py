@@ -121,8 +121,10 @@ class TrainingService(ABC):
         """Returns the GPUs that the service assigns to jobs; empty if a cluster does, or no trial has any."""
         return ()
 
-    async def reserve(self, job_id: str) -> None:  # noqa: B027 - clusters with their own queue accept any job
-        """Wait until the job can be allocated, and reserve the allocation."""
+    async def reserve(  # noqa: B027 - clusters with their own queue accept any job
+        self, job_id: str, trial_id: str | None = None
+    ) -> None:
+        """Wait until the job can be allocated, and reserve the allocation. `trial_id`: that of a job that runs one trial."""
 
     def placement(self, job_id: str) -> Placement:
         """Returns the allocation of a job that has a reservation or was adopted.

@@ -94,7 +94,7 @@ class LocalTrainingService(TrainingService):
         if self.forks_keepers:
             self._fork_server.open()
 
-    async def reserve(self, job_id: str) -> None:
+    async def reserve(self, job_id: str, trial_id: str | None = None) -> None:
         """Wait for free GPUs, if trials need any."""
         count = self._config.trial_gpu_number
         try:

@@ -28,10 +28,15 @@ class Placements:
         }
         self._machine_of: dict[str, str] = {}
 
-    def take(self, job_id: str, candidates: Sequence[MachineView]) -> str | None:
-        """Allocate the least busy machine that has room; None if no machine has. The order of machines decides between equals."""
+    def take(
+        self, job_id: str, candidates: Sequence[MachineView], preferred: Collection[str] = ()
+    ) -> str | None:
+        """Allocate the least busy machine that has room, if possible one of the `preferred`; None if no machine has room.
+
+        The order of machines decides between equals.
+        """
         held = list(self._machine_of.values())
-        for view in sorted(candidates, key=lambda view: held.count(view.key)):
+        for view in sorted(candidates, key=lambda view: (view.key not in preferred, held.count(view.key))):
             if self._take_gpus(job_id, view):
                 self._machine_of[job_id] = view.key
                 return view.key

@@ -32,6 +32,8 @@ class MachinePool:
         self.clients = {key_of(each): MachineClient(each, workspace, on_event, on_up) for each in machines}
         self.machines_of_trials: dict[str, set[str]] = {}
         """The machines that have files of a trial, as far as known."""
+        self.machine_of_trial: dict[str, str] = {}
+        """The machine of a trial's latest job, if this manager has started the job."""
         self._connecting = [
             asyncio.run_coroutine_threadsafe(client.keep_connected(), self.thread.loop)
             for client in self.clients.values()
@@ -44,14 +46,20 @@ class MachinePool:
         self.thread.close()
 
     def note_trial(self, trial_id: str, key: str) -> None:
-        """Record that a trial runs on a machine. Thread-safe."""
+        """Record that a trial runs on a machine."""
+        self.machine_of_trial[trial_id] = key
+        self.note_files(trial_id, key)
+
+    def note_files(self, trial_id: str, key: str) -> None:
+        """Record that a machine has files of a trial. Thread-safe."""
         self.machines_of_trials.setdefault(trial_id, set()).add(key)
 
 
 class RemoteShare(Share):
     """The experiment's folders on its machines: written to those that need a file, read from those that have it.
 
-    Files of a trial go to its machine, and all others to each machine: at the latest once it answers.
+    Files of a trial go to its machine at once. All other files go to each machine, at the latest once it answers, and so do those
+    of a trial to the machines where it ran before.
 
     A manager that resumes does not wait for a machine that is away: it takes files there for absent, and the jobs for running.
     `owns_pool`: for a program that reads files, and closes the connections with the share; it reports such a machine.
@@ -68,11 +76,19 @@ class RemoteShare(Share):
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
         """See `Share`."""
         clients = self.pool.clients.values()
-        known = self.pool.machines_of_trials.get(self._trial_of(path), set())
+        trial_id = self._trial_of(path)
+        known = self.pool.machines_of_trials.get(trial_id, set())
+        current = self.pool.machine_of_trial.get(trial_id)
 
         async def send_all() -> None:
             if known:
-                await asyncio.gather(*(client.send(path) for client in clients if client.key in known))
+                await asyncio.gather(
+                    *(
+                        client.send(path) if current in (None, client.key) else client.send_later(path)
+                        for client in clients
+                        if client.key in known
+                    )
+                )
             else:
                 await asyncio.gather(*(client.send_later(path, is_fixed=is_fixed) for client in clients))
 
@@ -100,7 +116,7 @@ class RemoteShare(Share):
             if names:
                 found.update(dict.fromkeys(names))
                 if trial_id := self._trial_of(path):
-                    self.pool.note_trial(trial_id, client.key)
+                    self.pool.note_files(trial_id, client.key)
 
         self._first(path, list_folders)
         return list(found)

@@ -104,15 +104,19 @@ class RemoteService(TrainingService):
 
     # ---- placement
 
-    async def reserve(self, job_id: str) -> None:
-        """Wait for a machine with room. A job whose start was not answered keeps its machine."""
+    async def reserve(self, job_id: str, trial_id: str | None = None) -> None:
+        """Wait for a machine with room. A job whose start was not answered keeps its machine.
+
+        A trial that is retried returns to a machine that has its checkpoints, if that one has room.
+        """
         if job_id in self._jobs:
             return
         try:
             while True:
                 self._changed.clear()
                 views, away = await self._views()
-                if self._placements.take(job_id, views) is not None:
+                preferred = self._pool.machines_of_trials.get(trial_id or "", ())
+                if self._placements.take(job_id, views, preferred) is not None:
                     return
                 self._why_pending[job_id] = self._placements.why_pending(views, away)
                 with contextlib.suppress(TimeoutError, asyncio.TimeoutError):

@@ -1,0 +1,55 @@
+"""The files of an experiment on its machines, which are real SSH servers."""
+
+import pytest
+from real_experiment import wait_until
+from ssh_machines import ssh_machines_here
+
+from nni_manager.training_services.remote.pool import MachinePool, RemoteShare
+from nni_manager.training_services.remote.render import key_of
+from nni_manager.training_services.remote.section import RemoteMachine
+from nni_manager.training_services.share import StorageUnavailable
+from trial_keeper.wire.workspace import Workspace
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with ssh_machines_here(tmp_path / "site", "one", "two") as site:
+        for name, value in site.variables.items():
+            monkeypatch.setenv(name, value)
+        yield site
+
+
+@pytest.fixture
+def pool(site, tmp_path):
+    workspace = Workspace(tmp_path / "EXPT")
+    workspace.trial("trial1").path.mkdir(parents=True)
+    pool = MachinePool([RemoteMachine("127.0.0.1", each.port) for each in site.machines.values()], workspace)
+    wait_until(lambda: all(each.is_up for each in pool.clients.values()), "the machines answer")
+    yield pool
+    pool.close()
+
+
+def key(site, name):
+    return key_of(RemoteMachine("127.0.0.1", site.machines[name].port))
+
+
+def has(site, name, path):
+    """True if the machine has the file, below its folder of the experiment."""
+    return (site.machines[name].home / ".cache/trial-keeper" / key(site, name) / "EXPT" / path).exists()
+
+
+def test_a_trial_that_has_moved_gets_its_files_while_its_earlier_machine_is_unreachable(site, pool):
+    path = pool.workspace.trial("trial1").trial_json
+    path.write_text("{}")
+    name = path.relative_to(pool.workspace.root)
+    pool.note_trial("trial1", key(site, "one"))
+    site.machines["one"].stop()
+    wait_until(lambda: not pool.clients[key(site, "one")].is_up, "the first machine is away")
+    share = RemoteShare(pool)
+    with pytest.raises(StorageUnavailable):
+        share.send(path)
+    pool.note_trial("trial1", key(site, "two"))
+    share.send(path)
+    assert has(site, "two", name)
+    site.machines["one"].start()
+    wait_until(lambda: has(site, "one", name), "the earlier machine gets the file as well")
