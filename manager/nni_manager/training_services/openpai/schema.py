@@ -25,7 +25,9 @@ _PREFIX = re.escape(RUNTIME_PLUGINS)
 
 # Python's $ also matches before a trailing line feed, JavaScript's does not.
 _END = r"$(?!\n)"
-_IDENTIFIER = f"^[a-zA-Z_][a-zA-Z0-9_]*{_END}"
+PROTOTYPE = "__proto__"
+"""A name that the server loses: for js-yaml 3, it is the prototype of the mapping."""
+_IDENTIFIER = f"^(?!{PROTOTYPE}{_END})[a-zA-Z_][a-zA-Z0-9_]*{_END}"
 
 
 def _must_be(what: str, example: Any, **rules: Any) -> dict[str, Any]:

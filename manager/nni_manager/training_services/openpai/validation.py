@@ -19,6 +19,7 @@ from nni_manager.training_services.openpai.schema import (
     JOB_SCHEMA,
     PLUGIN_KEYS,
     PREREQUISITE_TYPES,
+    PROTOTYPE,
     RUNTIME_PLUGINS,
 )
 
@@ -118,8 +119,8 @@ def _missing(path: Path, schema: Mapping[str, Any]) -> str:
 def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
     key, name = key_of(path), str(path[-1])
     if "patternProperties" in schema:
-        rule = "letters, digits and _ with no digit first"
-        better = re.sub(r"\W", "_", name, flags=re.ASCII) or "a"
+        rule = f"letters, digits and _ with no digit first, not {PROTOTYPE}"
+        better = "proto" if name == PROTOTYPE else re.sub(r"\W", "_", name, flags=re.ASCII) or "a"
         better = f"_{better}" if better[0].isdigit() else better
         return f"cannot use {key}: {shown(name)} is not a valid name ({rule}); rename it, e.g. {better}"
     remedy = remedy_for_unknown(name, schema["properties"], verb="remove it or use")

@@ -1,0 +1,160 @@
+"""Mutated jobs are checked here and by the rules of OpenPAI's server: a job that is accepted here is accepted there."""
+
+import copy
+import json
+import math
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from amounts import amount
+from deadlines import scaled_s
+
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
+from nni_manager.training_services.openpai.protocol import parse
+
+pytestmark = pytest.mark.timeout(amount(120, 1200))
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = amount(600, 8000)
+# Has every key that the server checks.
+JOB = yaml.safe_load("""
+protocolVersion: 2
+name: a_job-1
+type: job
+version: 1.0
+contributor: ada
+description: all keys
+prerequisites:
+- {protocolVersion: 2, name: img, type: dockerimage, version: "1", contributor: ada, description: an image, uri: "ubuntu:22.04",
+   auth: {username: ada, password: <% $secrets.password %>, registryuri: registry}}
+- {name: out, type: output, uri: "hdfs://out"}
+- {name: scr, type: script, uri: "http://script", plugin: com.example, require: [img]}
+- {name: dat, type: data, uri: ["http://a", "http://b"]}
+parameters: {lr: 0.1, sizes: [1, 2]}
+secrets: {password: hidden}
+jobRetryCount: 1
+taskRoles:
+  worker:
+    protocolVersion: 2
+    instances: 2
+    completion: {minFailedInstances: 1, minSucceededInstances: -1}
+    taskRetryCount: 0
+    prerequisites: [scr]
+    dockerImage: img
+    data: dat
+    output: out
+    script: scr
+    extraContainerOptions: {shmMB: 64}
+    resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0, ports: {ssh: 1, http: 2}}
+    commands: [echo <% $parameters.lr %>]
+  ps: {dockerImage: img, resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0}, commands: ["true"]}
+deployments:
+- {name: prod, taskRoles: {worker: {preCommands: [a], postCommands: [b]}}}
+defaults: {deployment: prod, virtualCluster: default}
+extras: {submitFrom: here, hivedScheduler: {jobPriorityClass: prod, taskRoles: {worker: {skuType: null}}}}
+""")
+VALUES = (
+    *(None, True, False, 0, 1, -1, 2, 2.0, 1.5, 1e300, 10**20, math.nan, math.inf, [], {}, [None], [1], ["a"], {"a": 1}),
+    *("", " ", "2", "2.0", "null", "a b", "ä", "a" * 300, "constructor", "__proto__", "toString", "<% $parameters.lr %>", "<% x"),
+)  # fmt: skip
+NAMES = ("", "constructor", "__proto__", "toString", "1a", "a-b", "é", "name", "type", "uri", "auth", "gpu")
+
+
+def paths(value, path=()):
+    """The paths of all parts of a value."""
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, each in entries:
+        yield (*path, key)
+        yield from paths(each, (*path, key))
+
+
+def part(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def mutate(job, choices):
+    """Change one part of a job: its value, its name, its presence, its number, or its place."""
+    everywhere = list(paths(job))
+    path = choices.choice(everywhere)
+    parent, key = part(job, path[:-1]), path[-1]
+    value = choices.choice([*VALUES, part(job, choices.choice(everywhere))])
+    match choices.randrange(5):
+        case 0:
+            del parent[key]
+        case 1 if isinstance(parent, dict):
+            parent[choices.choice([f"{key}x", str(key).upper(), *NAMES])] = parent.pop(key)
+        case 2 if isinstance(parent, dict):
+            parent[choices.choice(NAMES)] = copy.deepcopy(value)
+        case 3 if isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[key]))
+        case _:
+            parent[key] = copy.deepcopy(value)
+
+
+def mutated_text(choices):
+    """The text of a job with one to three changes. Errors of the text itself are compared in test_openpai_beside_js_yaml.py."""
+    job = copy.deepcopy(JOB)
+    for _ in range(choices.choice((1, 1, 1, 2, 3))):
+        mutate(job, choices)
+    return yaml.safe_dump(job, allow_unicode=True, sort_keys=False)
+
+
+def refusals_there(texts):
+    node = shutil.which("node")
+    if node is None or not (ROOT / "node_modules/ajv").is_dir():
+        pytest.skip("ajv is not installed; run npm ci")
+    done = subprocess.run(
+        [node, Path(__file__).with_name("job_rules.js")],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=scaled_s(120),
+    )
+    return json.loads(done.stdout)
+
+
+def refusal_here(text):
+    try:
+        parse(text)
+    except ProtocolInvalid as error:
+        return str(error)
+    return ""
+
+
+def test_no_mutated_job_is_accepted_that_the_server_refuses():
+    choices = random.Random(amount(1, None))
+    texts = [yaml.safe_dump(JOB), *(mutated_text(choices) for _ in range(JOBS))]
+    verdicts = [
+        (text, refusal_here(text), there) for text, there in zip(texts, refusals_there(texts), strict=True)
+    ]
+    assert verdicts[0][1:] == ("", "")
+    assert [(text, there) for text, here, there in verdicts if there and not here] == []
+    accepted = sum(not here for _, here, _ in verdicts)
+    assert JOBS / 10 < accepted < JOBS / 2, "both verdicts occur"
+
+
+@pytest.mark.parametrize("where", ["taskRoles", "ports", "deployments"])
+def test_a_name_that_javascript_takes_for_an_objects_prototype_is_refused_as_by_the_server(where):
+    job = copy.deepcopy(JOB)
+    named = {
+        "taskRoles": job["taskRoles"],
+        "ports": job["taskRoles"]["worker"]["resourcePerInstance"]["ports"],
+        "deployments": job["deployments"][0]["taskRoles"],
+    }[where]
+    value = named.popitem()[1]
+    named.clear()
+    named["__proto__"] = value
+    text = yaml.safe_dump(job)
+    (there,) = refusals_there([text])
+    assert there
+    assert "__proto__" in refusal_here(text)
+    assert "rename it, e.g. proto" in refusal_here(text)
