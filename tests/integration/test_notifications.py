@@ -66,6 +66,15 @@ def test_a_webhook_receives_a_notification_of_consecutive_failures_and_of_the_en
     assert (end["experiment"]["id"], end["experiment"]["bestValue"]) == ("TESTEXPT", 0.75)
 
 
+def test_a_notification_that_is_tried_again_arrives_before_later_notifications(a_real_experiment):
+    with a_webhook(503) as webhook:
+        experiment = an_experiment(a_real_experiment, [2, 3, 0.5], [{"webhook": webhook.url, "failures": 2}])
+        experiment.start()
+        events = [webhook.next()["event"], webhook.next()["event"]]
+        experiment.close()
+    assert events == ["failures", "end"]
+
+
 def test_a_recipient_of_error_events_receives_only_the_error_of_the_experiment(a_real_experiment):
     with a_webhook() as errors, a_webhook() as ends:
         experiment = an_experiment(

@@ -1,6 +1,7 @@
 """Delivers the notifications of an experiment: runs commands, posts to webhooks and sends e-mails. docs/notifications.md.
 
-Each recipient is notified independently. Delivery is tried again for an hour while a recipient cannot be reached.
+Each recipient is notified independently, and in the order of the events. Delivery is tried again for an hour while a recipient
+cannot be reached.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Notifier:
         )
         self._spawn = spawn
         self._deliveries: set[asyncio.Task[None]] = set()
+        self._turns = {id(each): asyncio.Lock() for each in config.notify}
+        """By the `id` of a recipient: held by the delivery of its earliest notification. The others wait in their order."""
         self._is_closing = asyncio.Event()
 
     @property
@@ -114,13 +117,21 @@ class Notifier:
             task.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, recipient: NotificationKeys, subject: str, message: dict[str, Any]) -> None:
-        deadline_s, waits_s = time.monotonic() + _MAX_RETRY_S, delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
+        deadline_s = time.monotonic() + _MAX_RETRY_S
+        try:
+            async with self._turns[id(recipient)]:
+                await self._deliver_in_turn(recipient, subject, message, deadline_s)
+        except asyncio.CancelledError:
+            log.warning(_DROPPED, recipient.recipient, message["text"])
+            raise
+
+    async def _deliver_in_turn(
+        self, recipient: NotificationKeys, subject: str, message: dict[str, Any], deadline_s: float
+    ) -> None:
+        waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
         while True:
             try:
                 await self._send(recipient, subject, message)
-            except asyncio.CancelledError:
-                log.warning(_DROPPED, recipient.recipient, message["text"])
-                raise
             except _Undelivered as error:
                 self._problems[id(recipient)] = f"cannot notify {recipient.recipient}: {error}"
                 log.warning("%s", self._problems[id(recipient)])
