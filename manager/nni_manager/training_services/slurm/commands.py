@@ -10,7 +10,7 @@ from typing import Protocol
 
 from nni_manager.errors import RetryableError
 from nni_manager.training_services.slurm.render import commands_environ, login_script
-from nni_manager.training_services.ssh.login import SshLogin
+from nni_manager.training_services.ssh.login import SshLogin, require_client
 
 NOT_FOUND = 127
 """The exit code of a command that is not on PATH. Source: bash(1)."""
@@ -89,6 +89,7 @@ class CommandsOnLoginNode:
     """The commands of a login node, in the environment of the user's login shell there."""
 
     def __init__(self, login: SshLogin) -> None:
+        require_client("slurmConfig.login")
         from nni_manager.training_services.ssh.remote_shell import RemoteShell
 
         self._shell = RemoteShell(login)
