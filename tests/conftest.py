@@ -117,10 +117,6 @@ WITH_LONG_WAITS = (
     "faults/test_slurm.py",
     "faults/test_stop_converges.py",
     "faults/test_lost_lease.py",
-    "contract/platform openpai",
-    "contract/platform slurm",
-    "contract/platform slurm-over-ssh",
-    "contract/platform installed",
 )
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITH_CONTAINERS = (
@@ -133,6 +129,7 @@ WITH_CONTAINERS = (
 
 
 # The contract of a platform takes minutes, most of them waits. One process for all platforms would end long after the others.
+OF_PLATFORM = "tests/contract/platform "
 PLATFORM_WITH_LONG_WAITS = re.compile(
     r"^tests/contract/test_platform(?:s|_jobs)\.py::.*[\[-](openpai|slurm-over-ssh|slurm|installed)(?!-of-this-machine)\b"
 )
@@ -145,7 +142,7 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         if platform := PLATFORM_WITH_LONG_WAITS.match(nodeid):
-            return f"tests/contract/platform {platform[1]}"
+            return OF_PLATFORM + platform[1]
         file = nodeid.partition("::")[0]
         return "tests/e2e" if file.endswith(WITH_CONTAINERS) else file
 
@@ -157,7 +154,7 @@ class ByFile(LoadScopeScheduling):
 
 
 def _place(scope: str) -> int:
-    if scope.endswith(WITH_LONG_WAITS):
+    if scope.endswith(WITH_LONG_WAITS) or scope.startswith(OF_PLATFORM):
         return -1
     return next((place for place, folder in enumerate(FOLDERS) if f"tests/{folder}" in scope), len(FOLDERS))
 

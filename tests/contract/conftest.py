@@ -166,7 +166,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def litter_metrics(self, litter: bytes, is_seen: bool) -> None:
         """Write bytes that are not a record, such as those of a writer that is killed while it writes a record."""
         if self.files.rest_of_torn and litter.startswith(self.files.rest_of_torn):
-            self._add_record()  # The litter completes the torn record, which lacked only its newline.
+            self._add_record()  # These bytes complete the torn record, which lacked only its newline.
         self.files.rest_of_torn = b""
         self.files.content[Stream.METRICS] += litter
         self._look(is_seen)

@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.any_machine, needs_chromium]
 PAGE = """<!doctype html><meta charset="utf-8"><iframe name="target"></iframe><script>
 const at = "ORIGIN/api/v1/nni", jobs = "JOBS", removed = "REMOVED", body = 'BODY';
 const done = (element, ...names) => new Promise((resolve) => names.forEach((name) => element[name] = resolve));
-const tried = async (path, options) => { try { await fetch(at + path, options); } catch {} };
+const tried = async (path, options) => { try { await fetch(at + path, { credentials: "include", ...options }); } catch {} };
 async function attack() {
   await tried(jobs, { mode: "no-cors" });
-  await tried(jobs, { mode: "no-cors", credentials: "include", referrerPolicy: "no-referrer" });
+  await tried(jobs, { mode: "no-cors", referrerPolicy: "no-referrer" });
   await tried(jobs, { mode: "no-cors", method: "POST", body, headers: { "Content-Type": "text/plain" } });
   await tried(jobs, { method: "POST", body, headers: { "Content-Type": "application/json" } });
   await tried(removed, { method: "DELETE" });

@@ -3,17 +3,14 @@
 Only texts whose value is a mapping are compared, because a job is a mapping. `docs/openpai-jobs.md` lists the differences.
 """
 
-import json
 import math
 import random
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from amounts import amount
-from deadlines import scaled_s
+from node_program import output_of
 
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
@@ -61,7 +58,6 @@ READ_DIFFERENTLY = {
     "a blank before a line feed in quotes": r"[\"'][^\n]*[ ]\n",
 }
 
-ROOT = Path(__file__).resolve().parents[2]
 SCALARS = (
     *(
         "a",
@@ -245,18 +241,7 @@ def encoded(value):
 
 
 def theirs(texts):
-    node = shutil.which("node")
-    if node is None or not (ROOT / "node_modules/js-yaml").is_dir():
-        pytest.skip("js-yaml is not installed; run npm ci")
-    done = subprocess.run(
-        [node, Path(__file__).with_name("js_yaml.js")],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=scaled_s(120),
-    )
-    return json.loads(done.stdout, object_hook=_with_keys)
+    return output_of(Path(__file__).with_name("js_yaml.js"), "js-yaml", texts, object_hook=_with_keys)
 
 
 def _with_keys(found):

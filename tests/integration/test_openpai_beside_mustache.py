@@ -3,19 +3,14 @@
 `docs/openpai-jobs.md` lists the differences.
 """
 
-import json
 import random
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
 from amounts import amount
-from deadlines import scaled_s
+from node_program import output_of
 
 from nni_manager.training_services.openpai.templates import TemplateInvalid, fill_at_submission
 
-ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {
     "$parameters": {
         "text": "a&b<c>", "empty": "", "number": 1.5, "large": 1e21, "zero": 0, "false": False, "nothing": None,
@@ -65,17 +60,11 @@ def as_stored(text):
 
 
 def test_random_templates_are_rendered_to_the_same_text_as_by_mustache_js():
-    node = shutil.which("node")
-    if node is None or not (ROOT / "node_modules/mustache").is_dir():
-        pytest.skip("mustache is not installed: make node_modules/.installed")
     rng = random.Random(1)
     templates = [template(rng) for _ in range(amount(3_000, 100_000))]
-    done = subprocess.run(
-        [node, Path(__file__).with_name("mustache.js")],
-        input=json.dumps({"variables": VARIABLES, "templates": templates}),
-        capture_output=True, text=True, check=True, timeout=scaled_s(100),
-    )  # fmt: skip
-    theirs = [each if each is None else as_stored(each) for each in json.loads(done.stdout)]
+    document = {"variables": VARIABLES, "templates": templates}
+    found = output_of(Path(__file__).with_name("mustache.js"), "mustache", document)
+    theirs = [each if each is None else as_stored(each) for each in found]
     assert sum(each is not None for each in theirs) > len(theirs) / 2
     different = [
         (text, here, there)

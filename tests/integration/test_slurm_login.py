@@ -9,12 +9,15 @@ from real_experiment import wait_until
 from slurm_login_node import a_login_node
 
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.training_services.errors import Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, Unauthenticated
+from nni_manager.training_services.slurm import client
 from nni_manager.training_services.slurm.client import Slurm, SlurmMissing
 from nni_manager.training_services.slurm.platform import SlurmPlatform
 from nni_manager.training_services.slurm.section import SlurmSection
 from nni_manager.training_services.ssh.client import MachineAway
 
+# Source: sshd_config(5), MaxSessions.
+MAX_SESSIONS = 10
 COMMANDS = {
     "scontrol": "echo 'ClusterName = there'; echo 'SlurmctldHost[0] = ctl(10.0.0.1)'",
     "sbatch": 'cat /proc/[0-9]*/cmdline > "$HOME"/processes; env > "$HOME"/environ; echo 7',
@@ -135,6 +138,16 @@ def test_a_lost_connection_is_opened_again(node, slurm):
             return False
 
     wait_until(answers, "the login node answers again")
+
+
+def test_commands_that_do_not_end_in_time_leave_room_for_later_ones(node, slurm, monkeypatch):
+    with monkeypatch.context() as short:
+        short.setattr(client, "_TIMEOUT_S", 0.3)
+        add(node, "squeue", "exec sleep 600")
+        for _ in range(MAX_SESSIONS + 2):
+            with pytest.raises(ClusterUnavailable, match="cannot get an answer of `squeue`"):
+                slurm.jobs("nni-EXPT-")
+    assert slurm.cluster().name == "there"
 
 
 def test_a_call_after_the_end_raises(slurm):

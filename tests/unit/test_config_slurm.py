@@ -53,6 +53,7 @@ def test_every_notation_of_a_time_limit_is_passed_on_in_quotes(tmp_path, limit):
         ("extraArgs: [--requeue]", "--requeue is set for each job by nnictl; remove it"),
         ("extraArgs: [--output=/tmp/x]", "--output is set for each job by nnictl; remove it"),
         ("login: -oProxyCommand=x", '"-oProxyCommand=x" is not a host for ssh, or user@host:port'),
+        ("login: login1:65536", '"login1:65536" is not a host for ssh, or user@host:port'),
         ("login: ada@login1:ssh", '"ada@login1:ssh" is not a host for ssh, or user@host:port'),
         ("time: 60", "the key of a time limit is timeLimit"),
     ],

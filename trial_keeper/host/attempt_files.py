@@ -241,6 +241,7 @@ class Tail:
         self._read: dict[Stream, tuple[int, bytes]] = {}
         """Per stream, the end of the last read, and the bytes before that end."""
         self._missing_since_s: dict[Stream, float] = {}
+        """Per stream without a file to open, the time of the first try. Monotonic."""
         self.changes: dict[Stream, FileChange] = {}
 
     def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:

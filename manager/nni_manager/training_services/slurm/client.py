@@ -97,10 +97,10 @@ class Slurm:
     def check_shared_home(self, folder: Path) -> None:
         """Check that jobs of this user can use this machine's folders: the login node has the same user, Python and `folder`.
 
-        `folder` need not exist, but its first parent that does is the one that is checked.
+        If `folder` does not exist, its nearest parent is checked.
 
         Raises:
-            UserError: it has not.
+            UserError: one of them is different there.
         """
         assert self._login is not None
         where = self._login.address
@@ -127,7 +127,7 @@ class Slurm:
         if has_python != "yes":
             raise UserError(
                 f"cannot use slurmConfig.login {where}: it has no {sys.executable}; install trial-keeper on the shared home, and "
-                "run that nnictl"
+                "run the nnictl of that installation"
             )
 
     def jobs(self, prefix: str) -> list[JobRow]:

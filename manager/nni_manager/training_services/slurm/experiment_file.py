@@ -1,4 +1,4 @@
-"""The experiment file for Slurm: the options of its jobs, by the names of sbatch's long options."""
+"""The experiment file for Slurm: the login node, and the options of its jobs by the names of sbatch's long options."""
 
 from __future__ import annotations
 

@@ -82,16 +82,19 @@ def error_of(login: SshLogin, error: Exception) -> NniManagerError:
             f"cannot log in to {where}: {error.reason}; check user, key and password, and that `{log_in}` works"
         )
     if isinstance(error, asyncssh.KeyEncryptionError):
+        if login.ssh_key_file is None:
+            return UserError(f"cannot use a key of ~/.ssh for {where}: {error}; add the key to ssh-agent")
         return UserError(
             f"cannot use sshKeyFile {login.ssh_key_file} for {where}: {error}; correct sshPassphrase, or use ssh-agent"
         )
     if isinstance(error, asyncssh.KeyImportError | asyncssh.ConfigParseError | FileNotFoundError):
-        return UserError(f"cannot log in to {where}: {words(error)}; correct sshKeyFile, or ~/.ssh/config")
+        key = "" if login.ssh_key_file is None else "sshKeyFile, or "
+        return UserError(f"cannot log in to {where}: {words(error)}; correct {key}~/.ssh/config")
     return MachineAway(f"cannot reach {where} over SSH: {words(error)}; check that `{log_in}` works")
 
 
 def words(error: BaseException) -> str:
-    """What happened."""
+    """Describe an error on one line."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError) and not str(error):
         return "it does not answer in time"
     if isinstance(error, asyncssh.DisconnectError):

@@ -14,7 +14,8 @@ DEFAULT_PORT = 22
 _REFUSED = r"""\s\x00-\x1f\x7f'"`;&<>|(){}$"""
 HOST = rf"^[^-\\{_REFUSED}][^\\{_REFUSED}]*$"
 USER = rf"^[^-\\{_REFUSED}]([^{_REFUSED}]*[^\\{_REFUSED}])?$"
-ADDRESS = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(:[0-9]{1,5})?$"
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+ADDRESS = rf"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(:{_PORT})?$"
 """The form `user@host:port`, of which user and port may be missing."""
 
 

@@ -14,6 +14,9 @@ from nni_manager.training_services.ssh.ssh_thread import SshThread
 
 # The output of a login shell before this line is not that of the script.
 _START = "trial-keeper: the output of the script follows"
+# The exit codes of `timeout` for a script that SIGTERM or SIGKILL has ended. Source: timeout(1).
+_TIMED_OUT = (124, 137)
+_KILL_AFTER_S = 5
 
 
 class Finished(NamedTuple):
@@ -42,7 +45,7 @@ class RemoteShell:
         Raises:
             UserError: the host is not trusted, refuses the login, or has no usable shell.
             MachineAway: the host cannot be reached now. The script may have run.
-            TimeoutError: the script does not end in time. It may continue.
+            TimeoutError: the script did not end in time.
         """
         try:
             return self._thread.run(self._run(script, timeout_s))
@@ -51,14 +54,18 @@ class RemoteShell:
 
     async def _run(self, script: str, timeout_s: float) -> Finished:
         ssh = await self._connection()
+        # The host itself ends the script: a script that continues would count towards the server's MaxSessions.
         # A login shell of any kind has the PATH and the modules of a user who logs in.
-        running = ssh.run("exec bash -l", input=f"echo '{_START}'\n{script}", errors="replace")
+        command = f"exec timeout -k {_KILL_AFTER_S} {timeout_s} bash -l"
+        running = ssh.run(command, input=f"echo '{_START}'\n{script}", errors="replace")
         try:
-            done = await asyncio.wait_for(running, timeout_s)
+            done = await asyncio.wait_for(running, timeout_s + 2 * _KILL_AFTER_S)
         except (TimeoutError, asyncio.TimeoutError):
             raise
         except (asyncssh.Error, OSError) as error:
             raise error_of(self._login, error) from error
+        if done.exit_status in _TIMED_OUT:
+            raise TimeoutError
         if done.exit_status is None:
             raise MachineAway(f"cannot get an answer of {self._login.address}: the connection has ended")
         _, start, stdout = str(done.stdout).partition(f"{_START}\n")
