@@ -73,9 +73,11 @@ test: .venv/.installed-test ## the tests of single parts, and of parts together;
 	  pytest -n 8 --dist loadscope --durations 40 tests/contract tests/integration tests/unit; fi
 
 e2e: .venv/.installed-test ## whole experiments as users run them, also under faults: nnictl, the page in Chromium, images in podman, and real packages of others
-	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else \
+	  $(MAKE) test-images || true; pytest -n 8 --dist loadscope --durations 40 tests/e2e tests/faults; fi
 
-test-images: .venv/.installed-test ## build the images that tests run in podman, instead of in the first test that needs them
+# A test that builds an image takes longer than its timeout on a busy machine. Where a build fails, the tests that need it report why.
+test-images: .venv/.installed-test ## build the images that tests run in podman
 	python tests/fakes/real_containers.py
 
 # The programs of the PATH without the optional ones, and no libfuse.

@@ -18,7 +18,7 @@ from trial_keeper import processes
 pytestmark = pytest.mark.timeout(400)
 
 GATED = gated("MACHINE")
-# Saves a checkpoint after its first result.
+# Saves a checkpoint after its first result, and waits until the keeper has signed the checkpoint.
 CHECKPOINTED = """
 import os, pathlib, time
 import nni_sdk as nni
@@ -31,6 +31,9 @@ if found is None:
     nni.report_intermediate_result(x / 2)
     pathlib.Path("state").write_text("saved")
     nni.save_checkpoint("state")
+    while not pathlib.Path(os.environ["NNI_SYS_DIR"], "checkpoints.json").exists():
+        time.sleep(0.02)
+    (folder / f"saved-{{number}}").touch()
 while not (folder / str(number)).exists():
     time.sleep(0.02)
 (folder / f"found-{{number}}").write_text(found and pathlib.Path(found).read_text() or "")
@@ -200,6 +203,7 @@ def test_a_retried_trial_returns_to_the_machine_that_has_its_checkpoint(place):
     number = next(int(number) for number, machine in place.ran() if machine == "two")
     place.open(1 - number)
     place.has(1 - number, "SUCCEEDED")
+    wait_until((place.folder / f"saved-{number}").exists, "the checkpoint is saved")
     # Both machines are free now, and the other one comes first in the file.
     processes.end_all(place.site.machines["two"].processes)
     wait_until(lambda: len(place.ran()) == 3, "the trial runs again")
