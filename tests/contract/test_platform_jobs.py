@@ -3,6 +3,8 @@
 The keepers are shell scripts. Experiments with real keepers are in test_platforms.py.
 """
 
+import asyncio
+
 import pytest
 from deadlines import DEADLINE_S
 
@@ -92,6 +94,18 @@ async def test_the_platform_reports_the_end_of_a_stopped_job_after_the_job_has_e
         assert platform.file("exited").exists()
         assert (end.exit_code, end.reason) == platform.stopped
         assert end.message == platform.stopped_message
+        await platform.is_clean()
+    assert len(platform.ends) == 1
+
+
+async def test_a_job_that_is_stopped_during_its_submission_ends_once(platform):
+    async with platform.manager() as service:
+        await service.reserve("trial1")
+        submission = asyncio.create_task(service.submit(platform.settings()))
+        await asyncio.sleep(0)
+        assert await service.stop("trial1")
+        await submission
+        await platform.has_ended()
         await platform.is_clean()
     assert len(platform.ends) == 1
 

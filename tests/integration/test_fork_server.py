@@ -11,12 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 from deadlines import DEADLINE_S
-from real_experiment import wait_until
+from real_experiment import until, wait_until
 
 from nni_manager.training_services.local.fork_server import KeeperForkServer
 from nni_manager.training_services.platform import platform_of
 from trial_keeper import processes
 from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.fork_requests import FORK_SERVER
 
 # The first trial waits for the file `go`. Each trial reports the pid of its parent, which is its keeper.
@@ -82,6 +83,27 @@ async def test_the_fork_server_starts_with_the_training_service_before_any_job(a
     finally:
         await service.close()
     assert fork_servers(os.getpid()) == []
+
+
+async def test_a_job_that_is_stopped_while_its_keeper_is_forked_ends_without_a_trial(a_real_experiment):
+    experiment = a_real_experiment(WAITS, trialConcurrency=1, maxTrialNum=1)
+    ends = []
+    service = platform_of(experiment.config).make_service(experiment.folder)(ends.append)
+    workspace = str(experiment.folder.workspace.root)
+    try:
+        submission = asyncio.create_task(
+            service.submit(KeeperSettings("TESTEXPT", "JOB1", workspace, "c0ffee", trial_id="JOB1"))
+        )
+        await asyncio.sleep(0)
+        assert not submission.done()
+        assert await service.stop("JOB1")
+        await service.kill("JOB1")
+        await submission
+        await until(lambda: ends, "the job has ended")
+        assert [end.job_id for end in ends] == ["JOB1"]
+        assert "cannot find" not in ends[0].message, "the keeper has looked for its trial"
+    finally:
+        await service.close()
 
 
 async def test_an_already_running_fork_server_forks_the_keepers(tmp_path):

@@ -79,6 +79,8 @@ class LocalTrainingService(TrainingService):
         self._gpus_were_freed = asyncio.Event()
         self._why_pending: dict[str, str] = {}
         """Of each job that waits for GPUs."""
+        self._starting: dict[str, bool] = {}
+        """The jobs whose processes are being started; True for a job that is to stop."""
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
         self._fork_server = KeeperForkServer(jobs)
@@ -133,6 +135,7 @@ class LocalTrainingService(TrainingService):
         """
         job_id = settings.job_id
         environ = without_settings(os.environ) | settings.to_environ()
+        self._starting[job_id] = False
         try:
             with open(self._log(job_id), "ab") as log:
                 is_forked = self.forks_keepers and await self._fork_server.start(
@@ -144,6 +147,10 @@ class LocalTrainingService(TrainingService):
             raise RetryableError(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk space or processes on this machine"
             ) from error
+        finally:
+            is_to_stop = self._starting.pop(job_id)
+        if is_to_stop:
+            await self.stop(job_id)
         identity = processes.ProcessIdentity.of(self._pids[job_id]) if job_id in self._pids else None
         if identity is not None:  # otherwise the process has ended, and `_watch` reports the end
             self._write_identity(job_id, identity)
@@ -169,7 +176,10 @@ class LocalTrainingService(TrainingService):
         self._exit_codes[job_id] = exit_code
 
     async def stop(self, job_id: str) -> bool:
-        """Send SIGTERM to the keeper, which ends its trial with grace."""
+        """Send SIGTERM to the keeper, which ends its trial with grace. A keeper that is being started gets it from `submit`."""
+        if job_id in self._starting:
+            self._starting[job_id] = True
+            return True
         descriptor = self._running.get(job_id)
         if descriptor is None:
             return False
@@ -186,7 +196,7 @@ class LocalTrainingService(TrainingService):
 
     async def kill(self, job_id: str) -> None:
         """Send SIGTERM once more, then SIGKILL to the keeper and everything it started."""
-        if await self.stop(job_id):
+        if await self.stop(job_id) and job_id in self._pids:
             await asyncio.to_thread(kill_keeper, self._pids[job_id], self._workspace, job_id)
 
     def removal_command(self, job_id: str) -> str:
