@@ -152,6 +152,18 @@ def test_every_accepted_file_is_convertible_and_valid_by_the_json_schema(copy, d
         assert comparable_fields(converted) == comparable_fields(config)
 
 
+@pytest.mark.parametrize(
+    ("version", "name", "key"),
+    [("v1", "v1_local_own_tuner", "searchSpacePath"), ("v2", "v2_local_own_tuner", "searchSpaceFile")],
+)
+def test_a_tuner_class_of_the_user_needs_no_search_space(copy, version, name, key):
+    value = yaml.safe_load((config_corpus.CORPUS / "files" / f"{name}.yml").read_text())
+    for absent in (value | {key: None}, {other: value[other] for other in value.keys() - {key}}):
+        (copy / "without_space.yml").write_text(yaml.safe_dump(absent))
+        assert read_experiment_file(copy / "without_space.yml").search_space.parameters == {}
+        assert list(config_corpus.validator(version).iter_errors(absent)) == []
+
+
 STORED = json.loads((config_corpus.CORPUS / "stored_in_0.7.json").read_text())
 
 

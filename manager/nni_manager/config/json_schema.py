@@ -166,7 +166,14 @@ def _root(version: Version, definitions: dict[str, Json]) -> Json:
         "additionalProperties": False,
         "allOf": [
             _is_on(version, is_known),
-            {"anyOf": [_has("useAnnotation", {"const": True}), *(_has(space, not_null) for space in spaces)]},
+            {
+                "anyOf": [
+                    _has("useAnnotation", {"const": True}),
+                    *(_has(space, not_null) for space in spaces),
+                    # A class of the user may have its own parameters.
+                    *(_has(section, _has("className", not_null)) for section in ("tuner", "advisor")),
+                ]
+            },
             *branches,
         ],
     }
