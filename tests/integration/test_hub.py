@@ -128,6 +128,18 @@ def test_the_hub_serves_the_store_of_a_killed_manager_and_forwards_again_after_a
     assert not hub.ask("GET", of(running, "/summary")).json()["readOnly"]
 
 
+def test_an_event_stream_that_ends_with_its_manager_or_its_view_is_no_error_of_the_hub(hub, running, caplog):
+    for end_source in (running.kill_manager, running.start):
+        with hub.ask("GET", of(running, "/events"), stream=True) as response:
+            documents = events_of(response)
+            next(documents)
+            end_source()
+            hub.ask("GET", of(running, "/summary"))
+            with pytest.raises(requests.RequestException):
+                list(documents)
+    assert "Traceback" not in caplog.text
+
+
 def test_the_error_of_an_unresponsive_manager_contains_its_address(hub, running, monkeypatch):
     monkeypatch.setattr(forward, "TIMEOUT_S", 0.5)
     running.manager.send_signal(signal.SIGSTOP)

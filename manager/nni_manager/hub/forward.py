@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import requests
+import urllib3
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.store.folders import ManagerProcess
-from nni_manager.support.http_server import mark_streaming
+from nni_manager.support.http_server import ResponseTruncated, mark_streaming
 from nni_manager.web.change_feed import MAX_FOLLOWERS
 
 # An event stream has a comment every 15 s.
@@ -79,6 +80,8 @@ class Forwarding:
         try:
             while piece := await loop.run_in_executor(self._threads, next, pieces, b""):
                 yield piece
+        except urllib3.exceptions.HTTPError as error:
+            raise ResponseTruncated(f"the manager has ended: {error}") from error
         finally:
             # A thread may still read: the manager's next comment, or its end, ends that.
             loop.run_in_executor(self._threads, _close, session, answer)

@@ -208,9 +208,17 @@ class _Connection(H11Protocol):
             self._deadline = None
 
 
+class ResponseTruncated(Exception):
+    """The source of a response has ended before the response. The server closes the connection, and the client tries again."""
+
+
 def _is_failure(record: logging.LogRecord) -> bool:
-    """False for a request that `HttpServer.shutdown` cancelled, which uvicorn logs as a failure of the application."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+    """False for responses that end early by design, which uvicorn logs as failures of the application.
+
+    These are truncated responses, and requests that `HttpServer.shutdown` cancelled.
+    """
+    ends_early = (asyncio.CancelledError, ResponseTruncated)
+    return record.exc_info is None or not isinstance(record.exc_info[1], ends_early)
 
 
 class HttpServer(uvicorn.Server):

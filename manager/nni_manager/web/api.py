@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 from nni_manager.engine.experiment_commands import FailedPrecondition
 from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.support.http_server import LingeringCloseMiddleware, mark_streaming
+from nni_manager.store.errors import StoreUnusable
+from nni_manager.support.http_server import LingeringCloseMiddleware, ResponseTruncated, mark_streaming
 from nni_manager.support.web_server_options import WebServerOptions
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.backend_reads import BackendReads, ExperimentBackend
@@ -203,6 +204,9 @@ class _Follower(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._stream(scope, receive, send)
+        except StoreUnusable as error:
+            # The view is closed, because a manager runs now, or its store is damaged, which the client's next request reports.
+            raise ResponseTruncated(str(error)) from error
         finally:
             self._live.followers -= 1
 

@@ -137,9 +137,10 @@ async function act(id, action) {
   const isDone = await attempt(async () => {
     ({ message } = await action());
   });
-  busy.delete(id);
   if (isDone) notify(message || "Done.");
+  // The row shows the buttons of the new state, never again those of the old one.
   await look();
+  busy.delete(id);
   draw();
 }
 
